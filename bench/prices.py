@@ -2,7 +2,7 @@
 
 Each program is one call, on inputs of several sizes, layouts and dtypes; eager and kernels take
 turns (bench/ops.py). A row of the table is an operator with what its operands are like, as a graph
-tells it to `fusee.autodiff.min_cut.bill`: by how much either takes longer than the bytes that it
+tells it to `fusee.autodiff.bill`: by how much either takes longer than the bytes that it
 reads and writes, the median over its programs. Rows of a layout alone are the medians over all
 operators, those with "once" what a call by itself takes. --write puts the table where the prices of
 processors of this one's vendor are read from, and a plot beside it.
@@ -28,7 +28,7 @@ from bench.ops import turns
 from bench.ops_cases import Case, Family
 from fusee.aten.graph import WHOLE
 from fusee.aten.trace import trace
-from fusee.autodiff.min_cut import Charge, bill
+from fusee.autodiff.bill import Charge, bill
 from fusee.errors import FuseeError
 from fusee.loops.lower.graph import supported
 from fusee.targets import cpu

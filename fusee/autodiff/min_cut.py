@@ -17,8 +17,7 @@ import enum
 import functools
 import math
 import operator
-from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +38,6 @@ from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS
 from fusee.sym.expr import hint
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- costs
 # What it costs to keep a value for the backward, and what to compute it there once more.
@@ -114,24 +112,16 @@ _MOVING = frozenset(
     " replication_pad1d replication_pad2d replication_pad3d roll select_scatter slice_scatter stack"
     " upsample_nearest1d upsample_nearest2d upsample_nearest3d".split()
 )
-_REDUCTIONS = frozenset(
+REDUCTIONS = frozenset(
     "_fused_rms_norm _native_batch_norm_legit _native_batch_norm_legit_functional all amax amin any"
     " argmax argmin count_nonzero linalg_vector_norm logsumexp max mean min native_group_norm"
     " native_layer_norm prod std std_mean sum var var_mean".split()
 )
-# Operators that read the elements of their first operand that others say, or write there.
-_PICKING = frozenset("_unsafe_index embedding gather index index_select take".split())
-_PUTTING = frozenset(
-    "_unsafe_index_put index_add index_copy index_put put scatter scatter_add"
-    " scatter_reduce".split()
-)
-_FILLS = frozenset("full full_like new_full new_zeros zeros zeros_like".split())
-_EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
 _WORK = {op: row.work for row in ROWS for op in row.overloads}
 
 
 @functools.cache
-def _kind_of(op: Any) -> Kind:
+def kind_of(op: Any) -> Kind:
     if not isinstance(op, OpOverload):
         return Kind.FREE if op is operator.getitem else Kind.ONCE
     if op in _WORK:
@@ -140,12 +130,12 @@ def _kind_of(op: Any) -> Kind:
         return Kind.ONCE
     if is_view(op) or is_creation(op):
         return Kind.FREE
-    name = _name(op)
+    name = name_of(op)
     if name in _POINTWISE or torch.Tag.pointwise in op.tags:
         return Kind.POINTWISE
     if name in _MOVING:
         return Kind.MOVING
-    return Kind.REDUCTION if name in _REDUCTIONS else Kind.HEAVY
+    return Kind.REDUCTION if name in REDUCTIONS else Kind.HEAVY
 
 
 def kind(node: fx.Node) -> Kind:
@@ -158,11 +148,11 @@ def kind(node: fx.Node) -> Kind:
         (x,) = node.all_input_nodes
         if memory_root(x).op == "placeholder":
             return Kind.ONCE  # the program may write to the input before the backward
-    return _kind_of(node.target) if is_pure(node) else Kind.ONCE
+    return kind_of(node.target) if is_pure(node) else Kind.ONCE
 
 
 @functools.cache
-def _name(op: OpOverload) -> str:
+def name_of(op: OpOverload) -> str:
     return op._schema.name.partition("::")[2]
 
 
@@ -188,7 +178,7 @@ class Costs:
         """Bytes of a node's results; 0 for what is no tensor."""
         found = self._bytes.get(node)
         if found is None:
-            tensors = _tensors(node.meta.get("val"))
+            tensors = tensors_of(node.meta.get("val"))
             found = self._bytes[node] = sum(self.count(x) * x.itemsize for x in tensors)
         return found
 
@@ -199,8 +189,8 @@ class Costs:
         val = node.meta.get("val")
         if sort is Kind.POINTWISE:
             # the first operation that fuses costs next to nothing, yet is not free
-            elements = max(map(self.count, _tensors(val)), default=0)
-            return 1 + elements * self.prices.step * _WORK.get(_op(node), 1)
+            elements = max(map(self.count, tensors_of(val)), default=0)
+            return 1 + elements * self.prices.step * _WORK.get(op_of(node), 1)
         moved = self.bytes(node) * self.prices.move
         if sort is Kind.MOVING:
             return 2 * moved
@@ -211,12 +201,12 @@ class Costs:
 
     def flops(self, node: fx.Node) -> int:
         """Of matrix products and convolutions; 0 for others, whose operands are what counts."""
-        operands = [_tensors(arg.meta.get("val")) for arg in node.all_input_nodes]
+        operands = [tensors_of(arg.meta.get("val")) for arg in node.all_input_nodes]
         vals = [row[0] for row in operands if row]
-        results = _tensors(node.meta.get("val"))
+        results = tensors_of(node.meta.get("val"))
         if len(vals) < 2 or not results:
             return 0
-        name = _name(_op(node))
+        name = name_of(op_of(node))
         out = self.count(results[0])
         if name == "convolution":
             return 2 * out * math.prod(map(self.size, vals[1].shape[1:]))
@@ -228,334 +218,14 @@ class Costs:
         return 0
 
 
-def _op(node: fx.Node) -> OpOverload:
+def op_of(node: fx.Node) -> OpOverload:
     assert isinstance(node.target, OpOverload), node.format_node()
     return node.target
 
 
-def _tensors(val: Any) -> list[torch.Tensor]:
+def tensors_of(val: Any) -> list[torch.Tensor]:
     parts = val if isinstance(val, (tuple, list)) else (val,)
     return [x for x in parts if isinstance(x, torch.Tensor)]
-
-
-# ---------------------------------------------------------------------------- bill
-# What a graph costs as it was captured, and what kernels for it cost.
-#
-# Matrix products and other calls of ATen cost the same in both, and are left out. Loops read and
-# write once what eager's operators pass on through memory, one after the other.
-
-
-class Charge(NamedTuple):
-    """A call of eager's: its kinds as `Prices.own` has them, what it passes, and both prices."""
-
-    kind: str
-    once: str
-    passed: float
-    own: float
-    loop: float
-
-
-class Bill(NamedTuple):
-    """In the unit of Prices.
-
-    calls     the operators that eager calls, and the views that it takes besides results
-    kernels   of all loops, with what a compiled call costs by itself
-    singles   what stays a call among them, see `cheaper_calls`
-    unit      Prices'
-    """
-
-    calls: list[Charge]
-    kernels: float
-    singles: dict[fx.Node, tuple[float, float]]
-    unit: float
-
-    @property
-    def captured(self) -> float:
-        return sum(call.own for call in self.calls)
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether it runs as captured, which it does within what prices are uncertain by."""
-        return self.captured <= 1.1 * self.kernels
-
-    def __str__(self) -> str:
-        listed = ", ".join(f"{call.kind} {call.own / self.unit:.1f}" for call in self.calls)
-        calls = f"{self.captured / self.unit:.1f} us ({listed or 'products'})"
-        return f"its calls cost {calls}, kernels {self.kernels / self.unit:.1f}"
-
-
-def bill(
-    aten: AtenGraph,
-    halves: Sequence[AtenGraph],
-    loops: Container[Any],
-    prices: Prices,
-    times: float = 1,
-) -> Bill:
-    """
-    halves   what `aten` is compiled as
-    loops    the operators that become loops
-    times    as Costs has it
-    """
-    costs = Costs(aten, prices, times)
-    calls: dict[tuple[int, str], list[fx.Node]] = {}
-    results = {*aten.results}
-    for node in _loops(aten, loops):
-        is_clone = node.target is torch.ops.aten.clone.default and node.meta.get("backward")
-        if is_clone and node in results:
-            continue  # of a gradient that is a view: eager gives the view
-        calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
-    kernels = float(prices.train if len(halves) > 1 else prices.run)
-    if len(halves) > 1 and any(_kind_of(x.target) is Kind.HEAVY for x in _others(aten, loops)):
-        kernels += prices.guard
-    charges = []
-    for (_, full_name), nodes in calls.items():
-        name = full_name.partition("::")[2] or _name(_op(nodes[0]))
-        kind = f"{name}{_layout(costs, nodes)}"
-        own, loop = known(prices.own, kind)
-        passed = 0 if name in _EMPTY else _passed(costs, nodes)
-        once = f"{name}{' number' * any(map(_has_number, nodes))} once"
-        usual = prices.own.get(f"{name} once", (prices.call, prices.run))
-        call, alone = prices.own.get(once, usual)
-        charges.append(Charge(kind, once, passed, call + own * passed, loop * passed))
-        kernels += (
-            max(0, alone - prices.run) + max(0, loop - prices.near) * passed
-        )  # fusion saves none of it
-    views = [x for x in aten.graph.nodes if is_view(x.target) and x not in results]
-    if views:
-        charges.append(Charge(f"{len(views)} views", "", 0, prices.view * len(views), 0))
-    singles: dict[fx.Node, tuple[float, float]] = {}
-    for half in halves:
-        passed = _passed(Costs(half, prices, times), _loops(half, loops), True)
-        kernels += prices.near * passed
-        if len(halves) > 1:
-            share = passed / (prices.move * prices.cache)
-            kernels += prices.cold * min(1 / len(halves), share)
-        singles |= {} if half.symbols else cheaper_calls(half, loops, prices)
-    kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
-    return Bill(charges, kernels, singles, prices.unit)
-
-
-def cheaper_calls(
-    aten: AtenGraph, loops: Container[Any], prices: Prices
-) -> dict[fx.Node, tuple[float, float]]:
-    """What ATen's kernel computes for much less than a loop, with both prices.
-
-    A loop saves what it has in common with others: a value in memory is written and read.
-    """
-    costs, found = Costs(aten, prices), {}
-    inner = set(_loops(aten, loops))
-    calls = Counter(node.meta.get("call") for node in inner)
-    names = {kind.partition(" ")[0] for kind in prices.own}
-    for node in inner:
-        name = _name(_op(node))
-        if calls[node.meta.get("call")] > 1 or name not in names:
-            continue
-        kind = f"{name}{_layout(costs, [node])}"
-        if kind not in prices.own:
-            continue
-        passed, (own, loop) = _passed(costs, [node]), prices.own[kind]
-        shared = {root for x in node.all_input_nodes if (root := _memory(x)) in inner}
-        if any(user in inner for user in node.users):
-            shared.add(node)
-        saved = 2 * prices.near * prices.move * sum(map(costs.bytes, shared))
-        as_call, as_loop = 4 * prices.call + own * passed, loop * passed - saved
-        if 1.2 * as_call < as_loop:
-            found[node] = as_call, as_loop
-    return found
-
-
-def _has_number(node: fx.Node) -> bool:
-    given = zip(node.args, _op(node)._schema.arguments)
-    return any(type(x) in (int, float) and str(y.type) in ("Tensor", "number") for x, y in given)
-
-
-def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
-    return [x for x in aten.graph.nodes if x.target in loops and not is_view(x.target)]
-
-
-def _others(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
-    return [x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops]
-
-
-def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
-    """What is known of a kind; of what is not listed, of the one that differs by fewest words."""
-    if kind not in own:
-        # in training `log_softmax` is `_log_softmax`, `layer_norm` is `native_layer_norm`
-        kind = kind.lstrip("_").removeprefix("native_")
-    if kind in own:
-        return own[kind]
-    name, *layout = kind.split(" ")
-    _, usual = own[""]  # of an operator that nobody measured loops are taken to be better
-    words = {*layout}
-    listed = [x for x in own if x.partition(" ")[0] == name and not x.endswith("once")]
-    nearest = min(
-        listed, key=lambda x: len(words.symmetric_difference(x.split(" ")[1:])), default=""
-    )
-    found, has = own[nearest] if nearest else (1.5 * usual, usual), {*nearest.split(" ")[1:]}
-    for word in words ^ has:
-        factors, power = own.get(f" {word}", (1, 1)), 1 if word in words else -1
-        found = found[0] * factors[0] ** power, found[1] * factors[1] ** power
-    return found
-
-
-def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
-    """What decides on lanes, as words, each after a space.
-
-    narrow     of less than 4 bytes
-    integer    no floating point
-    number     nor operands of that, and one is a number: what divides by it multiplies
-    across     a result's lanes lie elsewhere in an operand
-    permuted   a result's lanes are not its last axis
-    tiny       there are two or three of them; short, scant, brief: some more
-    down       other axes are reduced, or gone along, than the one that an operand's lanes are on
-    few        a result is of few elements then
-    spread     an operand is broadcast
-    repeated   elements of an operand lie in one place
-    order      of a norm, another one than 2, for which ATen has a kernel of its own
-
-    What a call says in text is a word, too: one way of several to compute it.
-    """
-    own = [x for x in nodes if x.meta.get("call", (0, ""))[1].endswith(f"::{_name(_op(x))}")]
-    (result, *_) = _tensors((own or nodes)[-1].meta["val"])
-    given = [t for node in nodes for x in node.all_input_nodes for t in _tensors(x.meta["val"])]
-    lanes, is_moved = _lanes(result), _kind_of(nodes[0].target) is Kind.MOVING
-    sums = [x for x in given if x.dim() and _name(_op(nodes[0])) in _REDUCTIONS]
-    sums = [x for x in sums if not same_ints(x.shape, result.shape)]
-    axes = _axes(nodes[0]) if not is_moved else ()
-    is_down = any(_is_down(axes, x, result) for x in (given if axes else sums) if x.dim())
-    rows = [x.shape[k] for x in sums if not is_down for k in _among(axes, x) or [-1]]
-    rows = rows or [result.shape[k] for k in lanes]
-    length = max(map(costs.size, rows), default=1)
-    least = max(1, costs.count(result))
-    is_integer = not any(x.dtype.is_floating_point or x.is_complex() for x in given)
-    words = {
-        "narrow": any(x.itemsize < 4 for x in (result, *given)),
-        "integer": not (result.dtype.is_floating_point or result.is_complex()),
-        "number": is_integer and any(map(_has_number, nodes)),
-        "across": any(_is_crosswise(x, result, lanes, is_moved) for x in given),
-        "permuted": bool(lanes) and lanes[-1] < result.dim() - 1,
-        "tiny": 1 < length < 4,
-        "short": 4 <= length < 16,
-        "scant": 16 <= length < 32,
-        "brief": 32 <= length <= 128,
-        "down": is_down,
-        "few": is_down and any(least < costs.count(x) < 16 * least for x in sums),
-        "spread": not is_moved and any(_is_spread(costs, x, result) for x in given),
-        "repeated": any(_is_repeated(x) for x in given if costs.count(x) >= least),
-        "order": any(_given(x, "ord") not in (None, 2) for x in nodes),
-        **dict.fromkeys((text for node in nodes for text in _texts(node)), True),
-    }
-    return "".join(f" {word}" for word, holds in words.items() if holds)
-
-
-def _lanes(x: torch.Tensor) -> list[int]:
-    return [k for k, step in enumerate(x.stride()) if same_ints((step,), (1,))]
-
-
-def _axes(node: fx.Node) -> tuple[int, ...]:
-    """Which axes the call says that it reduces, or goes along."""
-    given = _given(node, "dim")
-    axes = given if isinstance(given, (tuple, list)) else (given,)
-    return tuple(axis for axis in axes if type(axis) is int)
-
-
-def _among(axes: Sequence[int], x: torch.Tensor) -> list[int]:
-    return [k for k in _lanes(x) if {k, k - x.dim()} & {*axes}]
-
-
-def _is_down(axes: Sequence[int], x: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether lanes of an operand run along none of these axes; if there are none, by its shape."""
-    return not _among(axes, x) if axes else same_ints(x.shape[-1:], result.shape[-1:])
-
-
-def _is_repeated(x: torch.Tensor) -> bool:
-    steps = zip(x.shape, x.stride(), strict=True)
-    return any(same_ints((step,), (0,)) and not same_ints((n,), (1,)) for n, step in steps)
-
-
-def _texts(node: fx.Node) -> Iterator[str]:
-    """What a call says in text that is not what it would say anyway."""
-    for argument in _op(node)._schema.arguments:
-        given = node.kwargs.get(argument.name, _given(node, argument.name))
-        if isinstance(given, str) and given != argument.default_value:
-            yield given
-
-
-def _given(node: fx.Node, name: str) -> Any:
-    """What a call was given for a parameter, by its place; None of none."""
-    names = [argument.name for argument in _op(node)._schema.arguments]
-    place = names.index(name) if name in names else len(node.args)
-    return node.args[place] if place < len(node.args) else None
-
-
-def _is_spread(costs: Costs, x: torch.Tensor, result: torch.Tensor) -> bool:
-    pairs = zip(reversed(x.shape), reversed(result.shape), strict=False)
-    return (
-        0 < x.dim() <= result.dim()
-        and costs.count(x) < costs.count(result)
-        and all(same_ints((n,), (1,)) or same_ints((n,), (m,)) for n, m in pairs)
-    )
-
-
-def _is_crosswise(
-    x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int], is_moved: bool
-) -> bool:
-    """is_moved: it lies in a result of another shape as it is, as what is padded or joined does."""
-    lead = result.dim() - x.dim()
-    if not same_ints(x.shape, result.shape) and not (is_moved and x.dim()):
-        return False
-    return any(
-        not (same_ints((x.stride(k - lead),), (1,)) or same_ints((x.stride(k - lead),), (0,)))
-        for k in lanes
-        if 0 <= k - lead < x.dim() and not same_ints((x.shape[k - lead],), (1,))
-    )
-
-
-def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> int:
-    """What it costs to bring the operands of all these nodes from memory, and their results there.
-
-    whole   a tensor that a part is written into is written anew; else it costs the part alone, as
-            do sums into zeros that were made for them
-    """
-    inner, read, total = set(nodes), dict[fx.Node, int](), 0
-    for node in nodes:
-        given, name = node.all_input_nodes, _name(_op(node))
-        into_new = name in _PUTTING and not whole and _is_fill(given[0]) and len(given) > 1
-        if into_new or (kind(node) is Kind.MOVING and name.endswith("_scatter")):
-            given = given[1:]
-            total += costs.bytes(node if whole else given[-1]) if given else 0
-        elif _is_needed(node, inner):
-            total += costs.bytes(node)
-        for x in given:
-            root = _memory(x)
-            if root not in inner:
-                size = min(costs.bytes(x), costs.bytes(root))
-                if name in _PICKING and x is given[0]:
-                    size = min(size, costs.bytes(node))
-                read[root] = max(read.get(root, 0), size)
-    return (total + sum(read.values())) * costs.prices.move
-
-
-def _is_fill(node: fx.Node) -> bool:
-    """Whether it is made of one number, for one user."""
-    is_call = isinstance(node.target, OpOverload)
-    return is_call and len(node.users) == 1 and _name(_op(node)) in _FILLS
-
-
-def _memory(node: fx.Node) -> fx.Node:
-    node = memory_root(node)
-    return node if node.target is not operator.getitem else memory_root(node.all_input_nodes[0])
-
-
-def _is_needed(node: fx.Node, inner: Collection[fx.Node]) -> bool:
-    """Whether a result must be in memory for a user of it, or of its views."""
-    row = list(node.users)
-    for user in row:
-        if user.target is operator.getitem or is_view(user.target):
-            row += user.users
-        elif user not in inner:
-            return True
-    return False
 
 
 # ---------------------------------------------------------------------------- choice

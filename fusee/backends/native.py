@@ -34,8 +34,8 @@ from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import COMPILERS, trace
 from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff.autograd_function import Run
+from fusee.autodiff.bill import bill
 from fusee.autodiff.joint import Split
-from fusee.autodiff.min_cut import bill
 from fusee.autodiff.partition import describe, differentiate, partition
 from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated
 from fusee.backends.report import (

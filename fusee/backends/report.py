@@ -139,7 +139,7 @@ class Report:
     arena_bytes: int | None = None  # None: only a call's sizes tell
     eager: str | None = None  # why the whole graph runs eagerly, if it does
     backward: Report | None = None  # of the graph that computes gradients, if there is one
-    bill: Any = None  # min_cut.Bill: what it costs as it was captured, and as kernels
+    bill: Any = None  # bill.Bill: what it costs as it was captured, and as kernels
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusee
-from fusee.autodiff.min_cut import known
+from fusee.autodiff.bill import known
 from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph

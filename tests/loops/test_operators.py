@@ -66,7 +66,7 @@ from fusee.backends.native import supported
 ops = torch.ops.mine.bent.default, torch.ops.mine.bent_backward.default
 x = torch.randn(4, 6).t().requires_grad_()
 assert set(ops) <= supported()
-assert all(min_cut._kind_of(op) is min_cut.Kind.POINTWISE for op in ops)
+assert all(min_cut.kind_of(op) is min_cut.Kind.POINTWISE for op in ops)
 assert ops[0] in OPERATORS and ops[1] not in OPERATORS
 for op, args in zip(ops, ((x,), (x, x, 2.0))):
     found = results(op, args, {})
