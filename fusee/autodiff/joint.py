@@ -10,6 +10,7 @@ node.meta of a joint graph holds what that of an AtenGraph does, and
                 values of the forward alone, a view for instance that the backward takes again.
     function    a number: recorded in the backward of this call of a torch.autograd.Function
     recompute   a number: in this region of torch.utils.checkpoint, which the user wants recomputed.
+    ahead       True: a backward pass within the graph begins at what is computed of this
 """
 
 from __future__ import annotations
@@ -74,8 +75,12 @@ class Joint:
         return len(self.aten.inputs) - len(self.tangents)
 
     def backward_nodes(self) -> set[fx.Node]:
-        """The nodes that depend on a tangent: they cannot run in the forward."""
-        return dependents(self.aten.graph, self.aten.placeholders[self.forward_inputs :])
+        """The nodes that depend on a tangent, and cannot run in the forward; or that come with and
+        after a backward pass within the graph."""
+        given = self.aten.placeholders[self.forward_inputs :]
+        if not given:
+            given = [node for node in self.aten.graph.nodes if node.meta.get("backward")]
+        return dependents(self.aten.graph, given)
 
 
 class Saved(NamedTuple):

@@ -254,14 +254,17 @@ class JointFacts:
     def __init__(self, joint: Joint, costs: Costs) -> None:
         graph, self.costs = joint.aten, costs
         results = graph.results
-        returned = results[: joint.forward_results]
-        gradients = {results[k] for k in joint.gradients if k is not None}
+        forward = results[: joint.forward_results]
         self.nodes = [node for node in graph.graph.nodes if node.op != "output"]
         self.position = {node: k for k, node in enumerate(self.nodes)}
         self.kinds = {node: kind(node) for node in self.nodes}
         self.behind = behind = joint.backward_nodes()
+        returned = [node for node in forward if node not in behind]
+        gradients = {node for node in forward if node in behind}
+        gradients.update(results[k] for k in joint.gradients if k is not None)
         runs = [n for n in self.nodes if must_run(n)]
-        self.forward = closure([*returned, *(n for n in runs if n not in behind)])
+        ahead = [node for node in self.nodes if node.meta.get("ahead")]
+        self.forward = closure(n for n in (*returned, *ahead, *runs) if n not in behind)
         self.backward = behind & closure([*gradients, *(n for n in runs if n in behind)])
         self.wanted = {
             arg: None
@@ -271,7 +274,8 @@ class JointFacts:
             if arg not in behind
         } | {node: None for node in results if node in gradients and node not in behind}
         placeholders = graph.placeholders
-        self.written = {placeholders[index] for index in joint.written}
+        # of a graph with a backward pass in it an input has its value until the end
+        self.written = {placeholders[index] for index in joint.written if joint.tangents}
         self.roots = {memory_root(node) for node in returned}
         # Where eager saves an output too, a write by the caller is an error in eager as well.
         self.shared = {node for node in returned if is_saved_by_eager(node)}

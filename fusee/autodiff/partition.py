@@ -31,6 +31,7 @@ from fusee.aten.graph import (
     inverse,
     is_view,
     memory_root,
+    remove_dead,
     shown_symbols,
     tensor_input,
     used_symbols,
@@ -328,21 +329,54 @@ def partition(
     *,
     budget: float = 1.0,
     prices: Prices = Prices(),  # noqa: B008
-    edit: Callable[[AtenGraph], None] | None = None,
 ) -> Split:
     """The two graphs of a joint one, which is rewritten in place to need less memory.
 
     budget   1.0: calls to ATen are never repeated. 0.0: all is repeated that can be. Between: the
              share of the memory between these two that saved values may take, in bytes
     prices   of the machine that the graphs are for
-    edit     changes the joint graph in place first
     raises   CheckError if nothing can be saved so that the backward could run
     """
-    if edit is not None:
-        edit(joint.aten)
     prepare(joint)
     facts = JointFacts(joint, Costs(joint.aten, prices))
-    return split(joint, facts, _within(facts, budget))
+    choice = _within(facts, budget)
+    if joint.tangents:
+        return split(joint, facts, choice)
+    _repeat(joint.aten.graph, facts, choice)
+    return _whole(joint)
+
+
+def _whole(joint: Joint) -> Split:
+    """A joint graph without a backward after it."""
+    nothing = fx.Graph()
+    nothing.output(())
+    backward = AtenGraph(nothing, {}, (), (), (), tuple)
+    return Split(joint, _flat(joint, joint.aten), backward, (), (), joint.gradients)
+
+
+def _repeat(graph: fx.Graph, facts: JointFacts, choice: Choice) -> None:
+    """Compute once more, before its first use, what backward passes in the graph have not saved.
+
+    node.meta["late"] numbers the passes, each with what follows it.
+    """
+    made: dict[fx.Node, fx.Node] = {}
+    again, number, is_within = {*choice.recomputed}, 0, False
+    for node in facts.nodes:
+        before, is_within = is_within, node in facts.behind
+        if not is_within:
+            continue
+        number += not before
+        row = [x for x in node.all_input_nodes if x in again]
+        with graph.inserting_before(node):
+            while row:
+                missing = [x for x in row[-1].all_input_nodes if x in again and x not in made]
+                row += missing
+                if not missing and (one := row.pop()) not in made:
+                    made[one] = graph.node_copy(one, lambda x: made.get(x, x))
+                    made[one].meta["late"] = number
+        node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda x: made.get(x, x))
+        node.meta["late"] = number
+    remove_dead(graph)
 
 
 def differentiate(
@@ -350,12 +384,14 @@ def differentiate(
     example_inputs: Sequence[Any],
     *,
     halved: Callable[[Joint], Split] = partition,
+    edit: Callable[[AtenGraph], None] | None = None,
     timed: Callable[[str], AbstractContextManager[object]] = nullcontext,
     **tracing: Any,
 ) -> Split:
     """The captured graph with its gradients, as two graphs and what goes from one to the other.
 
-    halved   in place of `partition`; for graphs that have tangents
+    halved   in place of `partition`
+    edit     changes the joint graph in place first
     timed    is entered for each of the two steps, with its name
     tracing  as for trace_joint
     raises   as trace_joint
@@ -365,21 +401,24 @@ def differentiate(
         tracer = importlib.import_module("fusee.autodiff.trace")
         joint: Joint = tracer.trace_joint(gm, example_inputs, **tracing)
     log.publish("aten", "joint", functools.partial(str, joint.aten))
-    if not joint.tangents:
-        nothing = fx.Graph()
-        nothing.output(())
-        backward = AtenGraph(nothing, {}, (), (), (), tuple)
-        return Split(joint, _flat(joint, joint.aten), backward, (), (), joint.gradients)
+    if edit is not None:
+        edit(joint.aten)
+    if not (joint.tangents or joint.backward_nodes()):
+        return _whole(joint)
     with timed("partition"):
         return halved(joint)
 
 
 def _flat(joint: Joint, graph: AtenGraph) -> AtenGraph:
     """The forward, as it is compiled: see `Split.forward`."""
+    written = {mutation.index for mutation in graph.mutations if not joint.tangents}
     inputs = [
         replace(
             spec,
-            is_static=spec.is_static and gradient is None and spec.attribute is None,
+            is_static=spec.is_static
+            and gradient is None
+            and spec.attribute is None
+            and spec.index not in written,
             attribute=None,
         )
         for spec, gradient in zip(graph.inputs, joint.gradients, strict=True)

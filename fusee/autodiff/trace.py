@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,15 @@ from torch import Tensor, fx
 from fusee.aten.autocast import CASTS
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
-from fusee.aten.graph import Mutation, OutputSpec, ViewOfInput, ViewOfOutput, inverse, memory_root
+from fusee.aten.graph import (
+    Mutation,
+    OutputSpec,
+    ViewOfInput,
+    ViewOfOutput,
+    closure,
+    inverse,
+    memory_root,
+)
 from fusee.aten.masks import as_causal
 from fusee.aten.torch_api import (
     OpOverload,
@@ -39,6 +47,7 @@ from fusee.aten.torch_api import (
 from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
 from fusee.aten.tracer import TracedTensor, Tracer
 from fusee.autodiff.joint import Joint, product, sparse_embedding, why_not
+from fusee.fake.backward import checked, leaf_gradients
 from fusee.fake.layouts import suggested_layout
 from fusee.fake.mode import FakeTensor, unseen_by_hooks
 from fusee.fake.torch_python import python_dispatcher
@@ -105,6 +114,29 @@ def _attention(
         return op(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     op = aten._scaled_dot_product_attention_math.default
     return op(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)[0]
+
+
+@_FUNCTIONS.rule(leaf_gradients)
+def _backward(t: JointTracer, loss: Tensor, tangent: Tensor | None, *leaves: Tensor) -> Any:
+    """A backward pass in the graph: eager's formulas, as after a graph that is differentiated."""
+    for node in closure([t.node(loss)]):
+        node.meta["ahead"] = True
+    with t.backward():
+        given = torch.ones_like(loss) if tangent is None else tangent
+        with t.functions:
+            found = checked(gradients([loss], leaves, [given]))
+        kept: list[Tensor] = []
+        for x, leaf in zip(found, leaves):
+            value = _settled(t, t.value(x), leaf, t.b.to_size or _as_it_is)
+            x, device = value.tensor, value.store.device
+            own = t.b.twins.empty(x.shape, x.stride(), x.dtype, device)
+            t.adopt(own, t.node(x), None, device)  # a leaf's grad is no view
+            kept.append(own)
+    return kept
+
+
+def _as_it_is(size: Any) -> Any:
+    return size
 
 
 @_FUNCTIONS.rule(torch.group_norm)
@@ -329,6 +361,20 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         with without_torch_functions():
             return super().__torch_dispatch__(func, types, args, kwargs)
 
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Inside, a backward pass is recorded."""
+        marks, line = dict(self.b.marks), self.b.stack_trace
+        self.is_backward = True
+        self.b.marks["backward"] = True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.is_backward, self.b.stack_trace = False, line
+            self.b.marks.clear()
+            self.b.marks.update(marks)
+
     def _line(self, number: int | None) -> str | None:
         if number is None:
             return None
@@ -412,22 +458,23 @@ class _Finish:
         raises   TraceError where eager's backward raises
         """
         b, inputs = self.b, self.inputs
-        outer = len(inputs.values)
         ends = [self.results.tensors[position] for position in self.tangents]
         given = [inputs.add_tangent(b.values[id(x)]) for x in ends]
         self.parts = _parts(ends, set(self.leaves.origins.values()))
-        self.tracer.is_backward = True
-        b.marks["backward"] = True
         edges = self.leaves.edges
-        try:
-            with active(self.tracer), self.tracer.functions:
-                found = gradients(ends, list(edges.values()), given) if ends else ()
-        except RuntimeError as error:
-            raise failed(self.tracer, "backward", error) from error
-        by_index = dict(zip(edges, found))
+        with self.tracer.backward():
+            try:
+                with active(self.tracer), self.tracer.functions:
+                    found = gradients(ends, list(edges.values()), given) if ends else ()
+            except RuntimeError as error:
+                raise failed(self.tracer, "backward", error) from error
+            self._keep_gradients(dict(zip(edges, found)), given)
+
+    def _keep_gradients(self, by_index: dict[int, Tensor | None], given: Sequence[Tensor]) -> None:
+        b, inputs = self.b, self.inputs
         tangents = {b.node(self.tracer.value(x)) for x in given}
         places: dict[int, int] = {}
-        for index in range(outer):
+        for index in range(len(inputs.values) - len(given)):
             gradient = by_index.get(index)
             if gradient is None:
                 self.gradients.append(None)

@@ -373,7 +373,8 @@ def split_native(
         split = differentiate(
             gm,
             example_inputs,
-            halved=partial(partition, budget=budget, prices=prices, edit=edit),
+            halved=partial(partition, budget=budget, prices=prices),
+            edit=edit,
             timed=report.timed,
             keep=lambda op: op in known or keeps(op),
             decompositions=decompositions,

@@ -66,6 +66,7 @@ class Backend:
     is_open   whether it takes graphs with open sizes, those too that only the data knows:
               placeholders for them, and each size as an expression over these; None: as
               TorchDynamo gives them, with SymInts and FakeTensors of a ShapeEnv of torch's
+    has_backward whether it takes graphs with backward passes in them
     keeps     whether, with these options, what is captured for it outlives the process
     begin     called with the options when a capture begins, so that files are read meanwhile
     resume    the compiled graph from what another process kept of it, beside the capture, or None:
@@ -83,6 +84,7 @@ class Backend:
     absent: Callable[[], str | None] | None = None
     is_named: bool = False
     is_open: bool | None = None
+    has_backward: bool = False
     keeps: Callable[[Any], bool] | None = None
     begin: Callable[[Any], object] | None = None
     resume: Callable[..., CompiledFn | None] | None = None
@@ -297,6 +299,7 @@ def sizes_of(backend: BackendLike) -> dict[str, Any]:
     return {
         "with_symbols": is_open is not False, "with_unbacked": is_open is True,
         "as_torch": is_open is None,
+        "with_backward": isinstance(found, Backend) and found.has_backward,
     }  # fmt: skip
 
 
@@ -461,6 +464,7 @@ register(
         validate=Options.parse,
         is_named=True,
         is_open=True,
+        has_backward=True,
     )
 )
 _engine(
@@ -541,4 +545,4 @@ for _name, _run, _help in (
     ("aot_eager", "run_aten", "the functional ATen graph on eager kernels"),
 ):
     _run_graph = later("fusee.backends.aot_autograd", _run)
-    register(Backend(_name, _run_graph, _help, tags=("debug",), is_open=True))
+    register(Backend(_name, _run_graph, _help, tags=("debug",), is_open=True, has_backward=True))

@@ -133,6 +133,7 @@ class Varying:
     with_symbols  whether the backend takes graphs with open sizes; else sizes are constants
     with_unbacked the same of sizes that only the data knows; else graphs end at them
     as_torch      whether it gets them as from TorchDynamo, which makes inputs of all symbols
+    with_backward whether it takes graphs with backward passes in them
     known         by the words of an origin: False for one whose value the program needs
     fixed         words of those that a relation made a constant of in one version
     """
@@ -145,10 +146,12 @@ class Varying:
         with_symbols: bool = True,
         with_unbacked: bool = True,
         as_torch: bool = False,
+        with_backward: bool = False,
         options: CaptureOptions | None = None,
     ) -> None:
         self.dynamic, self.with_symbols = dynamic, with_symbols
         self.with_unbacked, self.as_torch = with_unbacked, as_torch
+        self.with_backward = with_backward
         self.options = options or CaptureOptions.parse()
         self.known: dict[str, bool] = {}
         self.fixed: set[str] = set()

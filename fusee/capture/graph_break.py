@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State
+from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
 from fusee.fake.layouts import is_dense
 from fusee.source import Args, Kwargs
@@ -65,7 +65,8 @@ class Anew(BaseException):
     """The capture begins anew, and knows better.
 
     how   "unchecked": a graph that checks what branches rely on changes its inputs, so it can't run
-          again; "parted": one that changes its inputs may raise where the program handles it
+          again; "parted": one that changes its inputs may raise where the program handles it;
+          "between": a backward pass in the graph has used up a part of what its results come from
     """
 
     def __init__(self, how: str) -> None:
@@ -110,6 +111,20 @@ def _cpu_state() -> States:
 
 def _cuda_states() -> States:
     return [*_cpu_state(), *((one, one.get_state()) for one in torch.cuda.default_generators)]
+
+
+def is_spent(x: torch.Tensor, passed: Sequence[Any]) -> bool:
+    """Whether a backward pass from `x` would meet what those in the graph have used up.
+
+    raises   Anew if one could go on beside that: then the first is none of the graph's
+    """
+    if not passed:
+        return False
+    with torch._C.DisableTorchFunction():
+        below = {*map(id, history(x))} if x.requires_grad and not x.is_leaf else ()
+    if below and below.isdisjoint(map(id, passed)):
+        raise Anew("between")
+    return bool(below)
 
 
 @dataclass(frozen=True, eq=False)

@@ -140,6 +140,10 @@ class World:
         self.recorder.begins = self._begins
         self.mirrors: dict[int, Mirror] = {}
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
+        # what backward passes in the graph have used up of autograd's; None: there may be none
+        self.passed: list[Any] | None = None
+        # of `slots`, those that are None before the graph, so that what was there is let go of
+        self.released: list[tuple[int, str]] = []
         self.later: list[Later] = []
         self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
         self.hashed: dict[int, Origin] = {}  # tensors, by id of the fake
@@ -714,6 +718,10 @@ class World:
     def place(self, obj: Any, name: str) -> Origin:
         """The origin of an attribute that lies outside of `__dict__`."""
         return self._parts.setdefault(("slot", id(obj), name), Attr(self._origins[id(obj)], name))
+
+    def has_read(self, name: str) -> bool:
+        """Whether the program has asked for such an attribute of something from outside."""
+        return any(key[0] == "slot" and key[2] == name for key in self._parts)
 
     def set_slot(self, obj: Any, name: str, value: Any) -> None:
         origin = self.origin(obj)

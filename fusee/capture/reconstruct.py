@@ -25,7 +25,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, is_scalar, suspended
-from fusee.capture.graph_break import Lost
+from fusee.capture.graph_break import Lost, is_spent
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
@@ -47,7 +47,7 @@ from fusee.capture.mirrors import (
 )
 from fusee.capture.sources import IN_C, Source
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
-from fusee.capture.torch_api import FakeTensor, of_subclass
+from fusee.capture.torch_api import FakeTensor, of_subclass, spent
 from fusee.capture.tracebacks import calling_from, passed, passing
 
 # ---------------------------------------------------------------------------- rebuild
@@ -186,6 +186,9 @@ class Rebuild:
         text = f"_out[{len(self.outputs) - 1}]"
         if id(x) in self.world.recorder.leaves:
             text = self._leaf(x, text)
+        elif is_spent(x, self.world.passed or ()):
+            self.outputs[-1] = self.world.recorder.call(torch.Tensor.detach, x)
+            text = self._named(self.call(spent, text))
         kind, mirror = self.world.seen.get(id(x), (None, self.world.put_on.get(id(x))))
         if mirror is None:
             return text
@@ -405,6 +408,12 @@ class Rebuild:
             listed = [*map(self.value, args), *(f"{k}={self.value(v)}" for k, v in kwargs.items())]
             self.lines.append(f"{self.value(x)}.{name}({', '.join(listed)})")
         self.lines += self._places
+
+    def released(self) -> list[str]:
+        """What of that comes before the graph: nothing in the place of what it would keep alive."""
+        rows = ((key[1], self.world.slots[key][1]) for key in self.world.released)
+        setting = f"{self.source.python('object')}.__setattr__"
+        return [f"{setting}({self.source.variable(at)}, {name!r}, None)" for name, at in rows]
 
     def later(self) -> list[str]:
         """The calls that the program made and that come after its graph."""

@@ -38,6 +38,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _python_dispatch, _pytree
 
 from fusee.errors import GENERATED, user_frame
+from fusee.fake.backward import as_autograd_keeps as as_autograd_keeps
+from fusee.fake.backward import history as history
+from fusee.fake.backward import leaf_gradients as leaf_gradients
+from fusee.fake.backward import saves as saves
 from fusee.fake.mode import FakeTensor as FakeTensor
 from fusee.fake.mode import fake_mode as fake_mode
 from fusee.fake.mode import fake_of as fake_of
@@ -441,6 +445,49 @@ def of_subclass(x: torch.Tensor, kind: Any, requires_grad: bool) -> torch.Tensor
     """An instance of a subclass for what a graph gives."""
     with torch._C.DisableTorchFunction(), torch.set_grad_enabled(requires_grad):
         return x.as_subclass(kind)  # type: ignore[no-any-return]
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether torch.autograd.graph.saved_tensors_hooks is on."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def is_held(leaf: torch.Tensor) -> bool:
+    """Whether somebody has the node of autograd at which the gradients of a leaf end: it may have
+    hooks, which nothing tells of."""
+    with torch.enable_grad():
+        ((node, _),) = leaf.view_as(leaf).grad_fn.next_functions  # type: ignore[union-attr]
+    return sys.getrefcount(node) > 2
+
+
+def is_watched() -> bool:
+    """Whether backward passes look for NaN, or may meet hooks of torch.distributed."""
+    if torch.is_anomaly_enabled():
+        return True
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return module is not None and bool(module.is_initialized())
+
+
+def spent(x: torch.Tensor) -> torch.Tensor:
+    """What a graph gives in the place of a tensor whose history a backward pass has used up."""
+    begin = torch.empty(0, requires_grad=True)
+    return _Spent.apply(begin, [x])  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Spent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, begin: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
+        return held[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors"
+            " after they have already been freed). Saved intermediate values of the graph are freed"
+            " when you call .backward() or autograd.grad(). Specify retain_graph=True if you need"
+            " to backward through the graph a second time or if you need to access saved tensors"
+            " after calling backward."
+        )
 
 
 def was_leaf(x: torch.Tensor) -> bool:

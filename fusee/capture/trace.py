@@ -65,8 +65,7 @@ def capture(
     varies   which numbers and sizes from outside are inputs of the graph
     """
     limit, stop, first, why, raising = -1, None, None, "", Facts()
-    is_compiling, anew = True, set[str]()
-    conditions = state_conditions()
+    is_compiling, anew, conditions = True, set[str](), state_conditions()
     if is_transforming():
         why = "it is called within a transform of torch.func or forward-mode autograd"
         return Captured(place, Facts(), conditions, eager=why)
@@ -77,6 +76,7 @@ def capture(
         attempt.machine.is_compiling = is_compiling
         attempt.machine.checks = None if "unchecked" in anew else []
         attempt.recorder.is_parted = "parted" in anew
+        attempt.world.passed = None if "between" in anew else []
         try:
             with (
                 process.paused(), without_function_modes() as attempt.modes, state_restored(),
@@ -296,7 +296,7 @@ class _Attempt:
             if is_other:
                 mode = source.constant(torch.inference_mode)
                 call = [f"with {mode}({found.inference}):", *(f"    {line}" for line in call)]
-            lines += [*before, *call]
+            lines += [*rebuild.released(), *before, *call]
         else:
             failed = f"{source.constant(Failing(None, self.state))}(_error)"
         later = rebuild.later()

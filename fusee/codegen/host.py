@@ -154,7 +154,7 @@ class _Writer:
             if end <= first:
                 unchanged = len(self.lines)
             self._release(position)
-        results = ", ".join(self._constant(output) for output in self.graph.outputs)
+        results = ", ".join(map(self._result, self.graph.outputs))
         results = f"({results}{',' if results else ''})"
         is_alone = all(isinstance(item, Kernel) for item in items) and "(" not in results[1:]
         is_alone &= not self.arguments.followed and not self.arguments.brought
@@ -246,6 +246,12 @@ class _Writer:
             name = f"k{len(self.names)}"
         self.names[name] = value
         return name
+
+    def _result(self, output: object) -> str:
+        """What is returned: the grad of a leaf is no view, and may be detached in place."""
+        text = self._constant(output)
+        is_made = isinstance(output, View) and text.endswith(")")
+        return f"{text}.data" if is_made and self.graph.late else text
 
     def _view(self, view: View) -> str:
         """A tensor for a View: the whole tensor, a view made ahead, or one made now."""

@@ -343,7 +343,10 @@ class _Fuser:
         in_pieces = loop.buffer in produced
         if in_pieces and not profile.shares:
             return f"{loop.buffer} is written in pieces"
-        if group.position < self.last_extern and not any(b in produced for b in reads(loop)):
+        is_late = loop.late != group.members[0].loop.late
+        if group.position < self.last_extern and (
+            is_late or not any(b in produced for b in reads(loop))
+        ):
             return "its result would lie in memory long before it is read"
         answer = _legality(loop, group, produced)
         if in_pieces and isinstance(answer, Placement) and not _is_beside(answer):

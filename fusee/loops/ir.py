@@ -530,6 +530,7 @@ class Loop:
     ordered: tuple[Symbol, ...] = ()  # axes whose points may store to the same place
     stays: bool = False  # it runs for its checks, though nobody reads what it stores
     origin: str = ""  # aten ops and user line it comes from, for people
+    late: int = 0  # how many backward passes of the graph began before it
     reads_memo: list[Buffer] | None = None  # what schedule.reads found
     size_memo: int = 0  # how many values that looked at
 
@@ -601,6 +602,7 @@ class LoopGraph:
     outputs: list[Any] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)  # what `check` reports, by index
     notes: list[str] = field(default_factory=list)  # what was not lowered, and why
+    late: int = 0  # how many backward passes have begun
 
 
 # ------------------------------------------------------------------------------ kernels

@@ -8,13 +8,10 @@ the machine runs them too, and drops the calls that this would put into the grap
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
-import inspect
 import math
-import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -24,9 +21,8 @@ from torch.utils import checkpoint
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import SPECIAL, stands_for
 from fusee.capture.dynamic import Computed, Number
-from fusee.capture.graph_break import GraphBreak, Lost, storages
-from fusee.capture.recorder import BODY, HOOKS, effects, written_by
-from fusee.capture.sources import is_trusted
+from fusee.capture.graph_break import GraphBreak, storages
+from fusee.capture.recorder import BODY, effects, written_by
 from fusee.capture.torch_api import (
     FakeTensor,
     SelectiveMode,
@@ -431,78 +427,3 @@ if hasattr(higher_order, "flex_attention"):
     SPECIAL[higher_order.flex_attention] = _flex_attention
 # it names nodes for tracers of torch's
 SPECIAL[traceback.annotate] = lambda m, annotation_dict: contextlib.nullcontext()
-
-
-# ---------------------------------------------------------------------------- backward
-# Backward passes within a compiled function: autograd runs between two graphs.
-#
-# A graph takes and gives gradients as a whole. Where the program wants more of it, the gradient of
-# what it computes on its way, the function is eager's from the start.
-
-
-def _register(function: Any, name: str) -> None:
-    signature = inspect.signature(function)
-
-    @stands_for(function)
-    def stop(m: Capturing, /, *args: Any, **kwargs: Any) -> NoReturn:
-        given = signature.bind(*args, **kwargs).arguments
-        inputs = pytree.tree_leaves(given.get("inputs"))
-        if any(isinstance(x, FakeTensor) and id(x) not in m.world.inputs for x in inputs):
-            raise Lost(f"{name} asks for the gradient of a tensor that its own graph computes")
-        raise GraphBreak(f"{name} runs autograd, between two graphs", "")
-
-
-@stands_for(torch.Tensor.register_hook)
-def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
-    """A hook that only computes is a part of the graph: autograd runs it as it does in eager."""
-    recorder, name, f = m.world.recorder, "register_hook", m.frames[-1]
-    is_own = isinstance(x, FakeTensor) and id(x) not in m.world.inputs and not m.world.seen
-    if not (is_own and recorder.is_main and x.requires_grad and id(x) not in recorder.leaves):
-        raise GraphBreak("register_hook() of a tensor from outside, or that requires no grad")
-    is_kept = f.program.instructions[f.at + 1].name != "POP_TOP"
-    if is_kept or not _is_settled(m, hook):
-        raise _unfit(m, x, "that may be removed, or do otherwise in the backward pass")
-    body = run_body(m, name, hook, (x,), {}, None)
-    with torch._C.DisableTorchFunction():
-        found = [node.meta["example_value"] for node in body.results]
-        is_like = all(y.shape == x.shape and y.dtype == x.dtype for y in found)
-    if len(body.leaves) != 1 or not is_like or any(map(effects, body.calls)):
-        raise _unfit(m, x, "that does more than compute a gradient")
-
-    def register(x: torch.Tensor, *outside: torch.Tensor) -> None:
-        function = body.function(outside)
-        if x.requires_grad:
-            x.register_hook(lambda gradient: function(gradient))  # type: ignore[no-untyped-call]
-
-    register.__name__ = register.__qualname__ = name
-    setattr(register, BODY, body.calls)
-    setattr(register, HOOKS, {"hooks"})
-    recorder.write(register, "", (x, *body.outside), {}, None)
-
-
-def _unfit(m: Capturing, x: torch.Tensor, why: str) -> GraphBreak | Lost:
-    """What ends the graph before a hook that Python registers, if need be at its beginning."""
-    return m.world.recorder.ending("register_hook", x)(f"a hook of a tensor {why}")
-
-
-def _is_settled(m: Capturing, hook: Any) -> bool:
-    """Whether a function reads nothing but its argument, torch, and parameters that do not change:
-    it runs later than its body is captured."""
-    if type(hook) is not types.FunctionType or hook.__defaults__ or hook.__kwdefaults__:
-        return False
-    code, owner = hook.__code__, m.frames[-1].code
-    stored = {x.argval for x in dis.get_instructions(owner) if x.opname == "STORE_DEREF"}
-    for other in owner.co_consts:
-        if isinstance(other, types.CodeType) and other is not code:
-            stored.update(other.co_freevars)
-    count = owner.co_argcount + owner.co_kwonlyargcount
-    parameters = {*owner.co_varnames[:count]} & {*owner.co_cellvars} - stored
-    names = (x.argval for x in dis.get_instructions(code) if x.opname == "LOAD_GLOBAL")
-    found = (hook.__globals__.get(name, torch) for name in names)  # else it is one of Python's
-    is_known = all(isinstance(x, types.ModuleType) and is_trusted(x.__name__) for x in found)
-    return is_known and {*code.co_freevars} <= parameters
-
-
-for _backward in (torch.Tensor.backward, torch.autograd.backward):
-    _register(_backward, "backward()")
-_register(torch.autograd.grad, "torch.autograd.grad")

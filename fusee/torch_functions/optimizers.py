@@ -17,7 +17,9 @@ Tested with torch 2.13.
 
 from __future__ import annotations
 
+import contextlib
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from torch.utils import _foreach_utils
 from fusee.capture import attributes
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, breaking, stands_for, stands_for_each
+from fusee.capture.frame import ABSENT
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Keys
 from fusee.capture.mirrors import Mirror
@@ -67,9 +70,27 @@ def _step(function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: A
 
 
 _ZERO_GRAD: Any = torch.optim.Optimizer.zero_grad
-SPECIAL[_ZERO_GRAD] = lambda m, /, *args, **kwargs: m.call(
-    m.world.hold(_ZERO_GRAD.__wrapped__, "zero_grad"), *args, **kwargs
-)
+_OF_MODULES: Any = torch.nn.Module.zero_grad
+_BODIES: dict[Any, Any] = {
+    _ZERO_GRAD: _ZERO_GRAD.__wrapped__,
+    _OF_MODULES: types.FunctionType(
+        _OF_MODULES.__code__, _OF_MODULES.__globals__, "zero_grad", _OF_MODULES.__defaults__
+    ),
+}
+
+
+@stands_for_each(*_BODIES)
+def _zero_grad(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
+    """Gradients that a program lets go of first of all are gone before its graph runs, as in eager.
+
+    If the graph fails, Python runs the program from its beginning, and finds them gone.
+    """
+    world = m.world
+    is_first = not world.recorder.calls and not world.has_read("grad")
+    m.call(world.hold(_BODIES[function], "zero_grad"), *args, **kwargs)
+    if is_first:
+        slots = world.slots.items()
+        world.released += [at for at, x in slots if at[1] == "grad" and x[2] is None]
 
 
 # captured, each rate would be a fact, and every step a version
@@ -89,15 +110,15 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
     params = m.items(m.subscript(group, "params"))
     mirrors = [state, m.world.mirror(group)]
     mirrors += [x for at in map(id, state.obj.values()) if (x := m.world.mirrors.get(at))]
-    if any(x.is_changed() for x in mirrors) or any(name == "grad" for _, name in m.world.slots):
-        raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
+    if any(x.is_changed() for x in mirrors):
+        raise GraphBreak("an optimizer steps after its state was replaced")
     _count_on_gpu(state.obj, mirrors[1].obj)
     for key in dict.keys(group):
         m.subscript(group, key)
     real: list[list[Any]] = [[] for _ in lists]
-    with torch.no_grad():
+    with _graded(m, params) as made:
         result = run_for_real(function, optimizer, group, *real)
-    known = _known(m, state, params)
+    known = made | _known(m, state, params)
     for found, given in zip(real, lists, strict=True):
         if any(isinstance(x, torch.Tensor) and id(x) not in known for x in found):
             raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
@@ -115,6 +136,31 @@ def _count_on_gpu(state: Any, group: Any) -> None:
         group["capturable"] = True
 
 
+@contextlib.contextmanager
+def _graded(m: Capturing, params: list[Any]) -> Iterator[dict[int, Any]]:
+    """Inside, parameters have grads where the program has written some. These, by id of what is
+    there in their place: it says what they are like, and takes no memory."""
+    world, found, before = m.world, dict[int, Any](), []
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        try:
+            for fake in params:
+                grad: Any = world.slots.get((id(fake), "grad"), (ABSENT,))[-1]
+                param, _ = world.inputs[id(fake)]
+                if grad is ABSENT:
+                    continue
+                before.append((param, param.grad))
+                if grad is None or id(grad) in world.inputs:
+                    param.grad = grad if grad is None else world.inputs[id(grad)][0]
+                else:
+                    like = torch.empty((), dtype=grad.dtype, device=param.device)
+                    param.grad = made = like.expand(param.shape)
+                    found[id(made)] = grad
+            yield found
+        finally:
+            for param, grad in before:
+                param.grad = grad
+
+
 def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
     """Guards what there is for parameters now. What stands for each real tensor of it, by id."""
     world, found = m.world, dict[int, Any]()
@@ -124,7 +170,8 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
         found[id(param)] = fake
         if grad is None:
             continue
-        found[id(world.inputs[id(grad)][0])] = grad
+        if id(grad) in world.inputs:
+            found[id(world.inputs[id(grad)][0])] = grad
         of_param = dict.get(state.obj, param)
         if of_param is None:
             continue

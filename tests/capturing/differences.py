@@ -21,6 +21,7 @@ import torch
 from torch.utils import _python_dispatch
 
 import fusee
+from fusee.capture.dynamic import Varying
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from tests.capturing.portrait import Line, Portrait, Unsound
@@ -266,7 +267,8 @@ def _variables(module: types.ModuleType) -> dict[str, Any]:
 
 def interpreted(fn: Callable[..., Any]) -> CompiledFunction:
     """Captured, with graphs run as they are."""
-    return CompiledFunction(fn, backend, Policy())  # type: ignore[arg-type]
+    varying = functools.partial(Varying, with_backward=True)
+    return CompiledFunction(fn, backend, Policy(), varying=varying)  # type: ignore[arg-type]
 
 
 def native(fn: Callable[..., Any]) -> Any:

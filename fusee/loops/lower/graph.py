@@ -495,6 +495,7 @@ class GraphLowering:
             self._note_readers(node)
             return
         self.lowering.origin = origin(node)
+        self.lowering.graph.late = node.meta.get("late", self.lowering.graph.late)
         many = isinstance(value, (tuple, list))
         metas = [self._meta(v) for v in (value if isinstance(value, (tuple, list)) else (value,))]
         if not op._schema.returns:

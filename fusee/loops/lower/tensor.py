@@ -396,7 +396,7 @@ class Lowering:
         every = (*loop.axes, *loop.reduce_axes)
         assert len({*every}) == len(every), f"an axis twice in {loop}"
         if all(axis.hi != 0 for axis in loop.axes):
-            loop.origin = origin or self.origin
+            loop.origin, loop.late = origin or self.origin, self.graph.late
             self.graph.steps.append(loop)
 
     def call(
