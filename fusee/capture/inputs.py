@@ -726,6 +726,7 @@ class World:
     def set_slot(self, obj: Any, name: str, value: Any) -> None:
         origin = self.origin(obj)
         if origin is not None:
+            self.slots.pop((id(obj), name), None)  # in the order of the last writes
             self.slots[id(obj), name] = (obj, origin, value)
         elif value is DELETED:
             object.__delattr__(obj, name)

@@ -35,6 +35,7 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Keys
 from fusee.capture.mirrors import Mirror
 from fusee.capture.policy import enabled
+from fusee.capture.recorder import effects
 from fusee.capture.torch_api import FakeTensor, run_for_real
 
 _CLASSES: tuple[Any, ...] = (
@@ -81,16 +82,21 @@ _BODIES: dict[Any, Any] = {
 
 @stands_for_each(*_BODIES)
 def _zero_grad(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
-    """Gradients that a program lets go of first of all are gone before its graph runs, as in eager.
+    """Gradients that a program lets go of are gone before its graph runs, as in eager.
 
-    If the graph fails, Python runs the program from its beginning, and finds them gone.
+    If the graph fails, Python runs the program from its beginning, and finds them gone. Where it
+    would fail before this, they stay; a pass in the graph would then have two sets in memory.
     """
     world = m.world
-    is_first = not world.recorder.calls and not world.has_read("grad")
+    may_fail = any("raises" in effects(node) for node in world.recorder.graph.nodes)
+    is_first = not (may_fail or world.has_read("grad"))
     m.call(world.hold(_BODIES[function], "zero_grad"), *args, **kwargs)
+    lets_go = (*args[1:], *kwargs.values()) != (False,)
     if is_first:
         slots = world.slots.items()
         world.released += [at for at, x in slots if at[1] == "grad" and x[2] is None]
+    elif may_fail and lets_go and not world.passed:
+        world.passed = None
 
 
 # captured, each rate would be a fact, and every step a version

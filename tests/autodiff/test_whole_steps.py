@@ -468,6 +468,14 @@ def a_state_that_is_loaded(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
 # ---------------------------------------------------------------------------- parts
 
 
+@parts(data=lambda k: (randn(6, 4), torch.randint(3, (6,))))
+def let_go_of_after_what_may_fail(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
+    loss = F.cross_entropy(m(x), y)
+    o.zero_grad()
+    loss.backward()
+    o.step()
+
+
 @parts()
 def losses_at_once(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
     o.zero_grad()
