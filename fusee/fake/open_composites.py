@@ -271,6 +271,28 @@ def _pad_sequence(
     return torch.stack(rows, 0 if batch_first else 1)
 
 
+def _affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool) -> Tensor:
+    """source   aten/src/ATen/native/AffineGridGenerator.cpp"""
+    batch, _, *image = size
+    if theta.dim() != 3 or theta.dtype not in _WHOLE_FLOATS or not 2 <= len(image) <= 3:
+        return torch.affine_grid_generator(theta, size, align_corners)
+    rank, named = len(image), dict[str, Any](dtype=theta.dtype, device=theta.device)
+    rows = []
+    for k, n in enumerate(reversed(image)):
+        if not n > 1:
+            places = torch.zeros(n, **named)
+        else:
+            places = spaced(-1, 1, n, **named)
+            places = places if align_corners else places * (n - 1) / n
+        view = [1] * rank
+        view[rank - 1 - k] = n
+        rows.append(places.view(view).expand(image))
+    points = torch.stack([*rows, torch.ones(image, **named)], -1).view(1, -1, rank + 1)
+    count = math.prod(image)
+    grid = points.expand(batch, count, rank + 1).bmm(theta.transpose(1, 2))
+    return grid.view([batch, *image, rank])
+
+
 def _hamming(
     n: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **named: Any
 ) -> Tensor:
@@ -435,6 +457,51 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
         b = at.view([-1 if i == k + 1 else 1 for i in range(r)])
         mask = mask & (a <= b if with_replacement else a < b)
     return input[mask.nonzero_static(size=count // math.factorial(r))]
+
+
+_BETWEEN = {"linear": None, "midpoint": None, "lower": torch.floor, "higher": torch.ceil}
+_BETWEEN["nearest"] = torch.round
+
+
+def _quantile(of_known: Callable[..., Any], skips: bool) -> Callable[..., Any]:
+    """Of one number; torch 2.11 asks how many elements there are.
+
+    source   aten/src/ATen/native/Sorting.cpp, quantile_compute
+    """
+
+    def quantile(
+        input: Tensor,
+        q: Any,
+        dim: int | None = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+        out: Any = None,
+    ) -> Any:
+        is_usual = type(q) is float and 0 <= q <= 1 and input.dtype in _WHOLE_FLOATS
+        is_usual = is_usual and interpolation in _BETWEEN and out is None and input.dim() > 0
+        if not is_usual or is_empty(input) or not _fits(input, () if dim is None else (dim,)):
+            named = {"interpolation": interpolation, **({} if out is None else {"out": out})}
+            return of_known(input, q, dim, keepdim, **named)
+        x = input.flatten() if dim is None else input.movedim(dim, -1)
+        x, last = x.sort(-1)[0], x.shape[-1] - 1
+        part = torch.scalar_tensor(q, dtype=x.dtype, device=x.device)
+        if skips:
+            rank = (part * (x.isnan().logical_not().sum(-1, True) - 1)).clamp(min=0)
+        else:
+            rank = torch.where(x.isnan().any(-1, True), last, part * last)
+        rounded = _BETWEEN[interpolation]
+        rank = rank if rounded is None else rounded(rank)
+        below = rank.to(torch.int64)
+        found = x.gather(-1, below)
+        if rounded is None:
+            weight = torch.full_like(rank, 0.5) if interpolation == "midpoint" else rank - below
+            found = found.lerp(x.gather(-1, rank.ceil().to(torch.int64)), weight)
+        if dim is None:
+            return found.view([1] * input.dim()) if keepdim else found.squeeze(-1)
+        return found.movedim(-1, dim) if keepdim else found.squeeze(-1)
+
+    return quantile
 
 
 # ---------------------------------------------------------------------------- products
@@ -648,6 +715,44 @@ def _embedding_bag(
 # ---------------------------------------------------------------------------- running products
 
 
+class _Prod(torch.autograd.Function):
+    """torch.prod, and its gradient from the product of what is not zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        made = torch.prod(x, *axes, *(True,) * len(axes))
+        ctx.axes = axes
+        ctx.save_for_backward(x, made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x, made), axes = ctx.saved_tensors, ctx.axes
+        is_zero, kept = x == 0, (True,) * len(axes)
+        zeros = is_zero.sum(*axes, *kept)
+        others = torch.prod(x.masked_fill(is_zero, 1), *axes, *kept)
+        at_zero = torch.where(is_zero & (zeros == 1), grads[0] * others, 0)
+        return torch.where(zeros == 0, grads[0] * (made / x), at_zero), None
+
+
+def _prod(input: Tensor, *given: Any, **named: Any) -> Any:
+    """Of floats along an axis, or of all of them."""
+    places = {**dict(zip(("dim", "keepdim"), given)), **named}
+    dim, keeps, dtype = places.get("dim"), places.get("keepdim", False), places.get("dtype")
+    is_plain = input.is_floating_point() and dtype in (None, input.dtype) and input.dim() > 0
+    learns = input.requires_grad and torch.is_grad_enabled()
+    is_axis = dim is None or (type(dim) is int and _fits(input, (dim,)))
+    if not (is_plain and learns and is_axis) or len(given) > 2 or {*named} - _OF_PROD:
+        return torch.prod(input, *given, **named)
+    if dim is None:
+        return _Prod.apply(input, ())  # type: ignore[no-untyped-call]
+    made = _Prod.apply(input, (dim,))  # type: ignore[no-untyped-call]
+    return made if keeps else made.squeeze(dim)
+
+
+_OF_PROD = {"dim", "keepdim", "dtype"}
+
+
 class _Cumprod(torch.autograd.Function):
     """torch.cumprod, and its gradient without a loop over a length.
 
@@ -731,11 +836,17 @@ IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     torch.blackman_window: _window(torch.blackman_window, _blackman),
     torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
     F.one_hot: _one_hot,
+    torch.affine_grid_generator: _affine_grid,
     torch.linalg.matrix_norm: _matrix_norm,
     torch.linalg.norm: _norm,
     **dict.fromkeys((torch.cov, torch.Tensor.cov), _cov),
     **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), _corrcoef),
     torch.combinations: _combinations,
+    **{
+        getattr(of, name): _quantile(getattr(torch, name), name == "nanquantile")
+        for name in ("quantile", "nanquantile")
+        for of in (torch, torch.Tensor)
+    },
     torch.linalg.multi_dot: _multi_dot,
     torch.gradient: _gradient,
     **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), _take_along_dim),
@@ -744,6 +855,7 @@ IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     _nn.cross_entropy_loss: _cross_entropy,
     torch.embedding_bag: _embedding_bag,
     **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod),
+    **dict.fromkeys((torch.prod, torch.Tensor.prod), _prod),
     torch.linalg.vander: _vander,
     **dict.fromkeys(  # the gradient of the one is zeros of a known size
         (torch.sgn, torch.Tensor.sgn),

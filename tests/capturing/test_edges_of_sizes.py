@@ -246,7 +246,27 @@ def soft_targets(x: Tensor, weight: Tensor) -> Tensor:
 
 def running(x: Tensor) -> Tensor:
     x = x.masked_fill(x.abs() < 0.4, 0)  # no zero, one, and several of a row
-    return x.cumprod(1) + torch.linalg.vander(x)[..., -1] + x.cumprod(0)
+    of_rows = x.prod(1, keepdim=True) + x.prod(0) + x[:2, :5].prod()
+    return x.cumprod(1) + torch.linalg.vander(x)[..., -1] + x.cumprod(0) + of_rows
+
+
+def grid(x: Tensor, turn: Tensor) -> Tensor:
+    flat = F.affine_grid(turn[:, :2, :3], [*x.shape], align_corners=False)
+    deep = F.affine_grid(turn, [2, 1, *x.shape[1:]], align_corners=True)
+    return F.grid_sample(x, flat, align_corners=False) * deep.square().mean()
+
+
+def quantiles(x: Tensor) -> Tensor:
+    y = x.masked_fill(x > 1, math.nan)
+    made = x.quantile(0.3, 1) * y.nanquantile(0.6, 1, interpolation="midpoint") + x.quantile(0.5)
+    return made + y.quantile(0.2, 0, True, interpolation="nearest").nansum()
+
+
+def filled_up(x: Tensor) -> Tensor:
+    n, m = x.shape[-2:]
+    more = 0, math.ceil(m / 4) * 4 - m, 0, -n % 4
+    y = F.pad(x, more, mode="reflect")[..., :n, :m] * F.pad(x, more, "replicate").mean()
+    return y + F.pad(x, (m // 4, 0), "reflect").mean()
 
 
 ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
@@ -280,6 +300,9 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
         lambda a, b: (torch.randint(0, a, (3, b)), r(a, 3)),
     ),
     "running products": (running, rows),
+    "filled up": (filled_up, lambda a, b: (r(2, a, b),)),
+    "grid": (grid, lambda a, b: (r(2, 3, a, b), r(2, 3, 4))),
+    "quantiles": (quantiles, rows),
     "covariance": (lambda x: torch.cov(x) - torch.corrcoef(x) * torch.cov(x, correction=0), rows),
     "norms of matrices": (norms, rows),
     "slopes": (slopes, rows),

@@ -56,13 +56,12 @@ REASONS = (
     ),
     Reason(
         "indices are a tensor", "narrow|tensor_split", _ENDS,
-        "C++ reads them as numbers; ours to do: a row of a table",
+        "where a part begins, or how many parts there are, only the data tells",
         "narrow one, tensor_split no graph",
     ),
     Reason(
-        "numbers as arguments",
-        "nn.functional.(adaptive|fractional)_max_pool.*|nn.functional.interpolate.area",
-        _NEW, "ATen takes the size of the result as ints (`int[2] output_size`)", "more",
+        "numbers as arguments", "nn.functional.embedding_bag", _NEW,
+        "a padding_idx from the end on is an int of ATen's (`int padding_idx`)", "more",
     ),
     Reason(
         "cuts or pads", "fft.*|diff|_chunk_cat|constant_pad_nd|nn.functional.pad.*", "",
@@ -79,21 +78,12 @@ REASONS = (
         "more; lu one, without gradients",
     ),
     Reason(
-        "as many steps", ".*(cumprod|prod|ormqr|householder_product|block_diag|vander).*|prod",
-        _NEW, "torch's gradient is a loop over a length, or a row for each",
-        "more; products and vander one, without gradients",
+        "as many steps", "ormqr|linalg.householder_product", _NEW,
+        "torch's gradient is a loop over the reflectors", "more",
     ),
     Reason(
-        "one window", "nn.functional.(unfold|.*pool.*)", _NEW,
+        "one window", "nn.functional.(unfold|.*pool.*)|gradient", _NEW,
         "a result with one element along an axis broadcasts, and lies otherwise", "more",
-    ),
-    Reason(
-        "numbers in C++",
-        "gradient|linalg.(matrix_)?norm.*|nn.functional.(linear_)?cross_entropy|masked_select"
-        "|nn.functional.(embedding_bag|bilinear)|take_along_dim|sgn|linalg.cond|_segment_reduce.*",
-        _NEW,
-        "torch composes it, or its gradient, in C++ and asks for numbers there; ours to write anew",
-        "more; masked_select no graph, sgn one without gradients",
     ),
 )  # fmt: skip
 

@@ -588,35 +588,42 @@ def _constant_pad(call: OpCall, x: Tensor, pad: Sequence[Size], value: Any) -> T
     return pad_constant(x, call.meta.shape, before, value)
 
 
-def _cuts_all(call: OpCall, x: Tensor, padding: Sequence[int]) -> str | None:
+def _cuts_all(call: OpCall, x: Tensor, padding: Sequence[Size]) -> str | None:
     """Padding that takes away more than there is, and adds to it at the other end."""
+    if not all(isinstance(n, int) or known_ge(n, 0) for n in padding):
+        return "padding that may take some away"
     for k in range(len(padding) // 2):
-        cut = -min(padding[2 * k], 0) - min(padding[2 * k + 1], 0)
+        cut = sum(map(_cut, padding[2 * k : 2 * k + 2]))
         if cut and not known_ge(x.shape[-1 - k], cut + 1):
             return "padding that takes away all there is"
     return None
 
 
-def _cuts_some(call: OpCall, x: Tensor, padding: Sequence[int]) -> str | None:
-    return "padding that takes some away" if min(padding, default=0) < 0 else None
+def _cut(pad: Size) -> int:
+    return max(-pad, 0) if isinstance(pad, int) else 0
+
+
+def _cuts_some(call: OpCall, x: Tensor, padding: Sequence[Size]) -> str | None:
+    is_more = all(known_ge(n, 0) for n in padding)
+    return None if is_more else "padding that takes some away"
 
 
 def _register_pad(
     names: str,
-    edge: Callable[[Tensor, int, int, bool], Tensor],
-    unless: Callable[[OpCall, Tensor, Sequence[int]], str | None] = _cuts_all,
+    edge: Callable[[Tensor, int, Size, bool], Tensor],
+    unless: Callable[[OpCall, Tensor, Sequence[Size]], str | None] = _cuts_all,
 ) -> None:
     """Each padded dimension becomes edge, middle, edge; negative pads cut."""
 
-    def handler(call: OpCall, x: Tensor, padding: Sequence[int]) -> Tensor:
+    def handler(call: OpCall, x: Tensor, padding: Sequence[Size]) -> Tensor:
         for k in range(len(padding) // 2):
             dim = len(x.shape) - 1 - k
             before, after = padding[2 * k], padding[2 * k + 1]
-            cut_before, cut_after = max(-before, 0), max(-after, 0)
-            parts = [narrow(x, dim, cut_before, x.shape[dim] - cut_before - cut_after)]
-            if before > 0:
+            first = _cut(before)
+            parts = [narrow(x, dim, first, x.shape[dim] - first - _cut(after))]
+            if not isinstance(before, int) or before > 0:
                 parts.insert(0, edge(x, dim, before, True))
-            if after > 0:
+            if not isinstance(after, int) or after > 0:
                 parts.append(edge(x, dim, after, False))
             x = beside(parts, dim)
         return x
@@ -624,17 +631,17 @@ def _register_pad(
     lowers(*named(names), unless=unless)(handler)
 
 
-def _reflected(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
+def _reflected(x: Tensor, dim: int, count: Size, front: bool) -> Tensor:
     start = 1 if front else x.shape[dim] - 1 - count
     return flip(narrow(x, dim, start, count), (dim,))
 
 
-def _replicated(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
+def _replicated(x: Tensor, dim: int, count: Size, front: bool) -> Tensor:
     last = narrow(x, dim, 0 if front else x.shape[dim] - 1, 1)
     return expand(last, resized(x.shape, dim, count))
 
 
-def _continued(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
+def _continued(x: Tensor, dim: int, count: Size, front: bool) -> Tensor:
     return narrow(x, dim, x.shape[dim] - count if front else 0, count)
 
 
