@@ -168,7 +168,8 @@ FAMILIES = (
         "x.transpose(-1, -2).contiguous()", "x.transpose(1, 2).clone()", "F.softmax(x, -1)",
         "F.softmax(x, 2)", "F.log_softmax(x, 2)",
         f"{_OPS}._softmax_backward_data(x, x, 2, x.dtype)",
-        "x.permute(3, 2, 1, 0).contiguous()", "F.log_softmax(x, -1)", "x.sum(-1)", "x.mean((0, 2))",
+        "x.permute(3, 2, 1, 0).contiguous()",
+        "F.log_softmax(x, -1)", "x.sum(-1)", "x.mean((0, 2))",
         "x.flatten(2).sum(1)", "x.flatten(2).mean(1)",
     ), _DTYPES),
     Family("indices", ("1000x1000, 1000:i64<1000",), (

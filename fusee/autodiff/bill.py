@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,8 @@ _PUTTING = frozenset(
     " scatter_reduce".split()
 )
 _FILLS = frozenset("full full_like new_full new_zeros zeros zeros_like".split())
+_COPIES = frozenset(("clone", "_to_copy"))  # by whatever name the program calls them
+_PAGE = 4096  # bytes
 _EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
 
 
@@ -103,7 +105,9 @@ def bill(
         kernels += prices.guard
     charges = []
     for (_, full_name), nodes in calls.items():
-        name = full_name.partition("::")[2] or name_of(op_of(nodes[0]))
+        name = full_name.partition("::")[2]
+        if not name or (len(nodes) == 1 and name_of(op_of(nodes[0])) in _COPIES):
+            name = name_of(op_of(nodes[0]))
         kind = f"{name}{_layout(costs, nodes)}"
         own, loop = known(prices.own, kind)
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
@@ -198,7 +202,8 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     narrow     of less than 4 bytes
     integer    no floating point
     number     nor operands of that, and one is a number: what divides by it multiplies
-    across     a result's lanes lie elsewhere in an operand
+    across     a result's lanes lie elsewhere in an operand; far: each on a page of its own, there
+               and back
     permuted   a result's lanes are not its last axis
     tiny       there are two or three of them; short, scant, brief: some more
     down       other axes are reduced, or gone along, than the one that an operand's lanes are on
@@ -220,13 +225,15 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     rows = [x.shape[k] for x in sums if not is_down for k in _among(axes, x) or [-1]]
     rows = rows or [result.shape[k] for k in lanes]
     length = max(map(costs.size, rows), default=1)
+    apart = [_apart(costs, x, result, lanes, is_moved) for x in given]
     least = max(1, costs.count(result))
     is_integer = not any(x.dtype.is_floating_point or x.is_complex() for x in given)
     words = {
         "narrow": any(x.itemsize < 4 for x in (result, *given)),
         "integer": not (result.dtype.is_floating_point or result.is_complex()),
         "number": is_integer and any(map(_has_number, nodes)),
-        "across": any(_is_crosswise(x, result, lanes, is_moved) for x in given),
+        "across": any(here for here, _ in apart),
+        "far": any(min(pair) >= _PAGE for pair in apart),
         "permuted": bool(lanes) and lanes[-1] < result.dim() - 1,
         "tiny": 1 < length < 4,
         "short": 4 <= length < 16,
@@ -291,18 +298,25 @@ def _is_spread(costs: Costs, x: torch.Tensor, result: torch.Tensor) -> bool:
     )
 
 
-def _is_crosswise(
-    x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int], is_moved: bool
-) -> bool:
-    """is_moved: it lies in a result of another shape as it is, as what is padded or joined does."""
+def _apart(
+    costs: Costs, x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int], is_moved: bool
+) -> tuple[int, int]:
+    """How many bytes apart a result's lanes lie in an operand, and the operand's in the result.
+
+    0: beside one another, or at one place.
+
+    is_moved: it lies in a result of another shape as it is, as what is padded or joined does.
+    """
     lead = result.dim() - x.dim()
     if not same_ints(x.shape, result.shape) and not (is_moved and x.dim()):
-        return False
-    return any(
-        not (same_ints((x.stride(k - lead),), (1,)) or same_ints((x.stride(k - lead),), (0,)))
-        for k in lanes
-        if 0 <= k - lead < x.dim() and not same_ints((x.shape[k - lead],), (1,))
-    )
+        return 0, 0
+
+    def widest(t: torch.Tensor, axes: Iterable[int]) -> int:
+        inside = [k for k in axes if 0 <= k < t.dim() and not same_ints((t.shape[k],), (1,))]
+        found = [n for n in map(t.stride, inside) if not any(same_ints((n,), (m,)) for m in (0, 1))]
+        return max((costs.size(n) * t.itemsize for n in found), default=0)
+
+    return widest(x, (k - lead for k in lanes)), widest(result, (k + lead for k in _lanes(x)))
 
 
 def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> int:

@@ -345,6 +345,9 @@ IMAGE = torch.randn(2, 64, 7, 7).to(memory_format=torch.channels_last)
         (lambda x: x.mean(1), IMAGE, "mean brief"),  # its lanes are there
         (lambda x: x.mean((2, 3)), IMAGE, "mean brief down"),
         (lambda x: x[:, None].expand(-1, 3, -1).clone(), torch.randn(64, 300), "clone repeated"),
+        (lambda x: x.t().reshape(-1), torch.randn(64, 300), "clone across brief"),
+        (lambda x: x.t().contiguous(), torch.randn(2000, 1500), "clone across far"),
+        (lambda x: x.permute(1, 2, 0).contiguous(), torch.randn(3, 64, 64), "clone across tiny"),
         (lambda x: F.gelu(x, approximate="tanh"), torch.randn(64, 300), "gelu tanh"),
         (lambda x: x + x, torch.randn(300, 3), "add tiny"),
         (lambda x: x.cfloat() * 2, torch.randn(64, 300), "mul"),
