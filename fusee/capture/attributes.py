@@ -23,7 +23,7 @@ from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
-from fusee.capture.mirrors import Mirror, pairs_of
+from fusee.capture.mirrors import Mirror, dict_class, empty_like, pairs_of
 from fusee.capture.policy import Policy
 from fusee.capture.sources import IN_C, Dict, Held, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes
@@ -269,7 +269,10 @@ class Capturing(Semantics):
         shown = self.plain(x)
         if isinstance(shown, dict):
             if any(isinstance(item, (*CONTAINERS, tuple)) for item in dict.values(shown)):
-                return type(shown)((key, self.deep(item)) for key, item in pairs_of(shown))
+                made = empty_like(shown)
+                items = ((key, self.deep(item)) for key, item in pairs_of(shown))
+                dict_class(made).update(made, items)
+                return made
         elif type(shown) in (list, tuple) and any(
             isinstance(item, (*CONTAINERS, tuple)) for item in shown
         ):

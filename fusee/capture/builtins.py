@@ -253,6 +253,14 @@ def _locals(m: Capturing) -> Any:
     return variables(m)
 
 
+@stands_for(vars)
+def _vars(m: Capturing, obj: Any = ABSENT, /) -> Any:
+    if obj is ABSENT:
+        return _locals(m)
+    found = _getattr(m, obj, "__dict__", ABSENT)
+    return vars(0) if found is ABSENT else found  # the TypeError
+
+
 @stands_for_each(
     itertools.repeat, itertools.count, slice, object, property, staticmethod, classmethod,
     types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
@@ -299,7 +307,6 @@ SPECIAL.update({
     delattr: lambda m, obj, name, /: m.delete_attribute(obj, name),
     object.__setattr__: attributes.store_plainly,
     object.__getattribute__: attributes.of_instance,
-    vars: lambda m, obj, /: m.attribute(obj, "__dict__"),
     operator.getitem: lambda m, x, key, /: m.subscript(x, key),
     operator.setitem: lambda m, x, key, item, /: m.store_subscript(x, key, item),
     operator.delitem: lambda m, x, key, /: m.delete_subscript(x, key),

@@ -65,6 +65,8 @@ def _len(m: Capturing, x: Any, /) -> Any:
 def _length_hint(m: Capturing, x: Any, /, *default: int) -> int:
     names = ("__len__", "__length_hint__")
     there = [n for n in names if attributes.python_method(m, x, n) is not None]
+    if isinstance(x, collections.abc.Iterator) and m.is_outside(x):
+        raise GraphBreak("how far an iterator from outside has come")
     asking = {n: lambda _, n=n: ask(m, x, n) for n in there}
     return operator.length_hint(type("", (), asking)() if there else m.plain(x), *default)
 
@@ -186,8 +188,8 @@ def _islice(m: Capturing, x: Any, /, *ends: Any) -> Any:
 
 @stands_for(functools.reduce)
 def _reduce(m: Capturing, function: Any, x: Any, /, *start: Any) -> Any:
-    if not is_iterable(x):
-        return functools.reduce(function, x)  # the TypeError
+    if not is_iterable(x) or (isinstance(x, FakeTensor) and not x.dim()):
+        return functools.reduce(function, 0)  # type: ignore[call-overload]  # the TypeError
     return functools.reduce(functools.partial(m.call, function), in_turn(m, x), *start)
 
 

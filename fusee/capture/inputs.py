@@ -625,6 +625,8 @@ class World:
                 self.fact(guards.EqualsMatch, self.place(obj, "maxlen"), obj.maxlen)
                 mirror.reader = collections.deque.__iter__(mirror.copy)
         else:
+            if not isinstance(obj, set):
+                raise GraphBreak(f"a {type(obj).__name__} from outside is written to")
             if not all(is_scalar(item) or is_named(item) for item in obj):
                 raise GraphBreak("a set from outside holds more than numbers, texts and functions")
             self.fact(guards.EqualsMatch, mirror.origin, set(obj))
