@@ -54,7 +54,7 @@ from fusee.errors import source_line
 from fusee.runtime import process
 
 _INSTRUCTIONS = 12  # for each node, at most, of what Python runs as quickly as the captured program
-_PROBES = 256  # places, at most, that are tried for a piece that must end earlier
+_PROBES = 64  # places that are tried for a piece that must end earlier, and more ever further on
 
 
 def capture(
@@ -164,10 +164,10 @@ class _Attempt:
         frame, machine = self.frame, self.machine
         tensor_objects.load(machine, self.modes)
         machine.frames.append(frame)
-        step = max(1, limit // _PROBES)
         while self.count != limit:
             if not machine.regions:  # else a break ends the graph before they begin
                 self.entered = self.count
+                step = self.count // _PROBES + 1
                 if is_probed and self.count % step == 0 and self._can_end():
                     self.whole, self.whole_where = self.count, frame.where
             raises = None

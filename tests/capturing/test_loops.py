@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.capturing.same import Traced
 
@@ -200,3 +202,19 @@ def test_the_end_is_a_fact() -> None:
     for count in (2, 3, 0, 1, 2, 9, 4, 5, 6):
         numbers = [*range(1, count + 1)]
         assert shown(traced(ROWS, numbers)) == shown(program(ROWS, numbers))
+
+
+def test_a_piece_that_must_end_early_ends_before_a_long_loop() -> None:
+    """What raises comes first, so that eager never comes to the loop, which has no end."""
+
+    def fn(x, kept):
+        y = F.binary_cross_entropy(x, x)
+        for _, group in itertools.groupby(sorted(kept)):
+            for _ in enumerate(kept):
+                kept.insert(0, len([*group]))
+        return y
+
+    traced = Traced(fn)
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        traced(torch.full((2,), 2.0), [7, 8])
+    assert len(traced.compiled.entries) == 1
