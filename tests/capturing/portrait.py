@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import logging
 import re
 import types
@@ -220,8 +221,11 @@ def _attributes(x: Any) -> Iterable[tuple[str, Any]]:
         yield ".args", x.args
         yield ".__cause__", x.__cause__
         yield ".__context__", type(x.__context__).__name__
+    # what ~flag has found is kept in the member, and no program sees whether it was found before
+    left_out = ("_inverted_",) if isinstance(x, enum.Flag) else ()
     for name, value in getattr(x, "__dict__", {}).items():
-        yield f".{name}", value
+        if name not in left_out:
+            yield f".{name}", value
     for base in type(x).__mro__:
         names = base.__dict__.get("__slots__", ())
         for name in [names] if isinstance(names, str) else names:
