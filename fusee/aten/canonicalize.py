@@ -79,7 +79,8 @@ def _itself_if_real(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> An
 
 @ALWAYS.rule(aten.scalar_tensor.default)
 def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return t.call(aten.full.default, [], args[0], **kwargs)
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()  # whatever the number is
+    return t.call(aten.full.default, [], args[0], **{**kwargs, "dtype": dtype})
 
 
 # What asks a tensor with symbolic sizes for its geometry.

@@ -464,6 +464,8 @@ _OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)
 _OF_ALL_SIZES = frozenset(
     """
     mv dot binary_cross_entropy cumsum cumprod trace _softmax _log_softmax var std linalg_cross
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d
     _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
     """.split()
 ).union(_BY_PLACES, _OF_SHAPES)

@@ -123,6 +123,7 @@ PARTS: list[tuple[Fn, Tensor]] = [
     (lambda x: (torch.clamp(x.double(), min=1, out=x.clone()), x + 1)[1], ZEROS),
     (lambda x: (torch.bitwise_or(x, 1), x + 1)[1], ZEROS),
     (lambda x: (torch.gcd(x, x), x + 1)[1], ZEROS),
+    (lambda x: (F.interpolate(x[None].long(), scale_factor=2), x + 1)[1], ZEROS),
     (lambda x: (x[:0].select_scatter(x[0], 0, 0), x + 1)[1], ZEROS),
     (lambda x: (x[:0].slice_scatter(x, 0), x + 1)[1], ZEROS),
     (lambda x: (x[:0].diagonal_scatter(x[0]), x + 1)[1], ZEROS),
@@ -140,6 +141,8 @@ ARGUMENTS: list[tuple[Fn, Tensor]] = [
     (lambda x: F.avg_pool2d(x.reshape(1, 2, 3), 2, divisor_override=0), SIX),
     (lambda x: F.adaptive_avg_pool2d(x[:, :, None, :], 2), torch.ones(1, 2, 0)),
     (lambda x: F.layer_norm(x, []), SIX),
+    (lambda x: F.interpolate(x.long()[None, None], scale_factor=2), SIX),
+    (lambda x: F.interpolate(x.long().view(1, 1, 2, 3), scale_factor=2), SIX),
 ]
 ALL = [*ARGUMENTS, *FACTORS, *NOTHING, *PLACES, *VALUES, *PARTS]
 
@@ -366,3 +369,12 @@ def test_what_the_table_says() -> None:
         assert not may_raise(op)
     assert all(map(name_may_raise, ("index_add_", "one_hot", "linalg_inv", "embedding", "take")))
     assert not any(map(name_may_raise, ("add", "matmul", "reshape", "softmax", "my_function")))
+
+
+@pytest.mark.parametrize("number", [2, 2.0, True])
+def test_a_scalar_tensor_has_the_default_dtype(number: Any) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.scalar_tensor(number) * x
+
+    x = torch.arange(3)
+    assert torch.equal(fusee.compile(fn)(x), fn(x)) and fusee.compile(fn)(x).dtype == fn(x).dtype
