@@ -309,7 +309,8 @@ class WithData(torch.overrides.TorchFunctionMode):
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-# Of a function that is one of two others, which an argument chooses.
+# Of a function that is one of two others, which an argument chooses: F.max_pool2d. Such functions
+# elsewhere, torch.unique for one, hand themselves over by the same name once more.
 _CHOICE = torch.nn.functional.max_pool2d.__code__
 
 
@@ -330,7 +331,8 @@ def _opened(func: Any) -> Callable[..., Any] | None:
         if name in func.__code__.co_names and name in names
     }
     cells = func.__closure__ or ()
-    if not found and func.__code__ is _CHOICE:
+    is_choice = func.__code__ is _CHOICE and func.__module__ == torch.nn.functional.__name__
+    if not found and is_choice:
         cells = tuple(types.CellType(_opened(x) or x) for x in (y.cell_contents for y in cells))
     elif not found:
         return None

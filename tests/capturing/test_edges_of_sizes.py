@@ -332,6 +332,8 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("name", ONE_VERSION)
 def test_numbers_made_of_sizes_stay_open(name: str, learns: bool, entries: list[Entry]) -> None:
+    if name == "quantiles" and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 compares values there")
     program, inputs = ONE_VERSION[name]
     compiled = fusee.compile(program, fullgraph=True)
     for a, b in ((7, 12), (9, 15), (20, 31), (13, 8), (33, 40), (11, 50)):
