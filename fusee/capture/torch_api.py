@@ -7,6 +7,7 @@ torch.fx.graph_module      what calls such modules
 torch.fx._lazy_graph_module  modules that make their code when it is asked for
 torch.fx._symbolic_trace   whether a tracer of torch.fx runs
 torch._functorch           which axes vmap maps over; whether a transform is under way
+torch.nn.parallel.distributed  what calls the module within
 torch.autograd.forward_ad  its level: whether tensors may carry tangents
 torch.utils._python_dispatch  switches modes off, while a subclass' method runs on the machine
 torch.overrides, torch.utils._device  the stack of torch function modes, and what is on it
