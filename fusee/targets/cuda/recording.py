@@ -103,7 +103,7 @@ class _CudaGraph(NamedTuple):
     number: int
 
 
-class _Pool:
+class _RecordingPool:
     """Memory of recordings on one stream.
 
     users   the recordings of a forward, of its backwards
@@ -122,7 +122,7 @@ class Together:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.pools: dict[int, _Pool] = {}
+        self.pools: dict[int, _RecordingPool] = {}
         self.numbers = numbers_from()
 
 
@@ -134,7 +134,7 @@ class _OneStream:
     frames  what recorded launches point to
     """
 
-    def __init__(self, pool: _Pool, tensors: Sequence[int], moved: Sequence[int]) -> None:
+    def __init__(self, pool: _RecordingPool, tensors: Sequence[int], moved: Sequence[int]) -> None:
         self.pool, self.placed = pool, tensors
         self.moved: tuple[int, ...] = ()
         self.move(moved)
@@ -217,7 +217,7 @@ class Replayer:
     def _begun(self, stream: int) -> _OneStream:
         pools = self.together.pools
         if stream not in pools:
-            pools[stream] = _Pool(self.gpu.pool())
+            pools[stream] = _RecordingPool(self.gpu.pool())
         one = self.streams[stream] = _OneStream(pools[stream], self.tensors, self.brought)
         return one
 
