@@ -56,7 +56,7 @@ class Bill(NamedTuple):
 
     calls     the operators that eager calls, and the views that it takes besides results
     kernels   of all loops, with what a compiled call costs by itself
-    singles   what stays a call among them, see `cheaper_calls`
+    singles   what stays a call among them, see `_cheaper_calls`
     unit      Prices'
     """
 
@@ -93,6 +93,7 @@ def bill(
     times    as Costs has it
     """
     costs = Costs(aten, prices, times)
+    parts = [costs if half is aten else Costs(half, prices, times) for half in halves]
     calls: dict[tuple[int, str], list[fx.Node]] = {}
     results = {*aten.results}
     for node in _loops(aten, loops):
@@ -122,26 +123,24 @@ def bill(
     if views:
         charges.append(Charge(f"{len(views)} views", "", 0, prices.view * len(views), 0))
     singles: dict[fx.Node, tuple[float, float]] = {}
-    for half in halves:
-        passed = _passed(Costs(half, prices, times), _loops(half, loops), True)
+    for half, part in zip(halves, parts, strict=True):
+        inner = _loops(half, loops)
+        passed = _passed(part, inner, True)
         kernels += prices.near * passed
         if len(halves) > 1:
             share = passed / (prices.move * prices.cache)
             kernels += prices.cold * min(1 / len(halves), share)
-        singles |= {} if half.symbols else cheaper_calls(half, loops, prices)
+        singles |= {} if half.symbols else _cheaper_calls(part, inner)
     kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
     return Bill(charges, kernels, singles, prices.unit)
 
 
-def cheaper_calls(
-    aten: AtenGraph, loops: Container[Any], prices: Prices
-) -> dict[fx.Node, tuple[float, float]]:
+def _cheaper_calls(costs: Costs, loops: Sequence[fx.Node]) -> dict[fx.Node, tuple[float, float]]:
     """What ATen's kernel computes for much less than a loop, with both prices.
 
     A loop saves what it has in common with others: a value in memory is written and read.
     """
-    costs, found = Costs(aten, prices), {}
-    inner = set(_loops(aten, loops))
+    prices, inner, found = costs.prices, {*loops}, {}
     calls = Counter(node.meta.get("call") for node in inner)
     names = {kind.partition(" ")[0] for kind in prices.own}
     for node in inner:
