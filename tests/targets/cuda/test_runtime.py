@@ -346,7 +346,7 @@ def test_kernels_that_do_not_depend_on_each_other_are_branches(gpu: FakeGpu) -> 
     call, given = compiled(fn, gpu), [aligned(1, 16) for _ in range(4)]
     for x in given:
         close(call(x), fn(x))
-    assert gpu.recorded == 1 and gpu.replayed == 4
+    assert gpu.recorded == 1 and gpu.replayed == 3
     assert gpu.beside == [2, 2, 2] * 4  # q and v, when it is recorded, and when that is replayed
 
 
@@ -434,7 +434,7 @@ def test_results_without_elements_are_replayed(gpu: FakeGpu) -> None:
     fn = Products(gpu)
     call, x = compiled(lambda x: (fn(x), (fn(x) * 2)[:0], fn(x)[:, 3:3]), gpu), aligned(4, 16)
     found = [call(x) for _ in range(4)]
-    assert gpu.recorded == 1 and gpu.replayed == 4
+    assert gpu.recorded == 1 and gpu.replayed == 3
     for got in found:
         close(got, (fn(x), x[:0], x[:, 3:3]))
         assert [y.stride() for y in got] == [y.stride() for y in found[0]]
