@@ -157,7 +157,8 @@ def test_training(route: Route) -> None:
     # Adam steps by its rate, 1e-3, wherever a gradient is hardly more than nothing
     mine, eagers = (nn.utils.parameters_to_vector(one.parameters()) for one in models)
     assert (mine - eagers).abs().max() < 4e-3 and (mine - eagers).abs().mean() < 2e-5
-    assert len(route.graphs) >= 2  # forward and backward; the update
+    # one for all; from TorchDynamo forward and backward, and the update
+    assert len(route.graphs) >= 2 if route.name == "stock" else len(route.graphs) == 1
 
 
 # ------------------------------------------------------------------------------ beside others
