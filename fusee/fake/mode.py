@@ -111,22 +111,28 @@ def fake_of(
     """
     size, stride = size or x.size(), stride or x.stride()
     meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
-    if x.is_leaf:
+    is_view = x.requires_grad and x._is_view()
+    if x.is_leaf and not is_view:
         meta = with_bits(meta, x)
     else:
         # to what is computed writing in place is allowed, but not to a view of a leaf
-        base = x._base if x._is_view() else None
+        base = x._base if is_view else None
         is_of_leaf = base is not None and base.is_leaf
         # in inference mode, too, it is what has gradients
         with torch.inference_mode(False), torch.enable_grad():
             meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
             leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
-            whole = meta.new_empty(extent(size, stride)).requires_grad_(is_of_leaf)
+            # a view that is a leaf itself is older than its base's gradients
+            whole = meta.new_empty(extent(size, stride)).requires_grad_(
+                is_of_leaf and not x.is_leaf
+            )
             whole = FakeTensor(mode, whole, x.device)
             with mode:
-                return with_bits(
+                made = with_bits(
                     (whole if is_of_leaf else whole.mul_(leaf)).as_strided(size, stride), x
                 )
+                whole.requires_grad_()
+                return made
     fake = _fake(mode, meta, x.device, x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for

@@ -54,6 +54,9 @@ _MOST_DIMENSIONS = 5
 # of elements, dtype and device, dispatch keys.
 _BEFORE, _AFTER = 11, 3
 _AUTOGRAD_WORDS, _AUTOGRAD_BYTES = 8, 160
+# Autograd's part of a view: whether it is one lies behind `requires` and one more flag; beyond the
+# base are two functions, then whether all of that is there (torch/csrc/autograd/variable.h).
+_VIEW_BEHIND, _KNOWN_BEHIND, _VIEW_BYTES = 2, 48, 240
 # A row: Python object, C++ tensor, autograd's part of it, requires_grad, then the words.
 _ROW = 4 + _BEFORE + _AFTER
 
@@ -80,6 +83,9 @@ class _Places(NamedTuple):
     autograd: int  # C++ tensor -> autograd's part
     requires: int  # in autograd's part: one byte, of leaves alone
     node: int  # in autograd's part: what computed the tensor
+    view: int  # in autograd's part: one byte, whether it has more, of a view
+    base: int  # there: the C++ tensor of whose memory it is a view, if autograd knows
+    known: int  # there: one byte, whether autograd knows
     words: tuple[int, ...]  # in the C++ tensor
 
 
@@ -194,9 +200,25 @@ def _row(tensor: torch.Tensor) -> list[int]:
     assert places is not None, "can_watch() says so before"
     impl = word(id(tensor) + places.impl)
     autograd = word(impl + places.autograd)
-    requires = ctypes.c_uint8.from_address(autograd + places.requires).value if autograd else 0
-    requires |= 2 * bool(autograd and word(autograd + places.node))
+    requires = _requires(places, autograd)
+    # a view's bits stay as they were when its base comes to require a gradient
+    if not requires and autograd and _byte(autograd + places.view):
+        if _byte(autograd + places.known):
+            base = word(autograd + places.base)
+            requires = _requires(places, word(base + places.autograd))
     return [id(tensor), impl, autograd, requires, *(word(impl + at) for at in places.words)]
+
+
+def _requires(places: _Places, autograd: int) -> int:
+    """What autograd's part of a tensor itself says: 1: a leaf that requires a gradient, 2: it was
+    computed."""
+    if not autograd:
+        return 0
+    return _byte(autograd + places.requires) | 2 * bool(word(autograd + places.node))
+
+
+def _byte(address: int) -> int:
+    return ctypes.c_uint8.from_address(address).value
 
 
 @functools.cache
@@ -387,19 +409,41 @@ def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> N
 def _facts(level: Level, places: _Places, tensor: str) -> tuple[str, str, list[str]]:
     """The C++ tensor, autograd's part of it; whether it requires a gradient (1: as a leaf, 2: it
     was computed), and its words."""
-    level.writer.declares["zero"] = "@zero = internal constant i64 0"
     impl = level.load("ptr", tensor, places.impl, "i8")
     autograd = level.load("ptr", impl, places.autograd, "i8")
-    none = level.op(f"icmp eq ptr {autograd}, null")
-    flag, node = (
-        level.op(f"select i1 {none}, ptr @zero, ptr {level.at(autograd, at)}")
-        for at in (places.requires, places.node)
-    )
-    is_computed = level.op(f"icmp ne i64 {level.load('i64', node)}, 0")
-    computed = level.op(f"select i1 {is_computed}, i8 2, i8 0")
-    requires = level.op(f"or i8 {level.load('i8', flag)}, {computed}")
-    requires = level.op(f"zext i8 {requires} to i64")
+
+    def of_base() -> str:
+        there = level.load(
+            "ptr", level.load("ptr", autograd, places.base, "i8"), places.autograd, "i8"
+        )
+        return _told(level, places, there)
+
+    def of_view() -> str:
+        is_known = level.load("i8", autograd, places.known, "i8")
+        return level.unless(level.op(f"icmp eq i8 {is_known}, 0"), of_base, "i64", "0")
+
+    requires = _told(level, places, autograd)
+    is_view = _field(level, "i8", autograd, places.view)
+    is_all = level.op(f"icmp ne i64 {requires}, 0")
+    is_all = level.op(f"or i1 {is_all}, {level.op(f'icmp eq i8 {is_view}, 0')}")
+    requires = level.unless(is_all, of_view, "i64", requires)
     return impl, autograd, [requires, *(level.load("i64", impl, at, "i8") for at in places.words)]
+
+
+def _told(level: Level, places: _Places, autograd: str) -> str:
+    """`_requires` in machine code."""
+    node = _field(level, "i64", autograd, places.node)
+    computed = level.op(f"select i1 {level.op(f'icmp ne i64 {node}, 0')}, i8 2, i8 0")
+    requires = level.op(f"or i8 {_field(level, 'i8', autograd, places.requires)}, {computed}")
+    return level.op(f"zext i8 {requires} to i64")
+
+
+def _field(level: Level, kind: str, autograd: str, at: int) -> str:
+    """What lies in autograd's part of a tensor, 0 if it has none."""
+    level.writer.declares["zero"] = "@zero = internal constant i64 0"
+    none = level.op(f"icmp eq ptr {autograd}, null")
+    place = level.op(f"select i1 {none}, ptr @zero, ptr {level.at(autograd, at)}")
+    return level.load(kind, place)
 
 
 @functools.cache
@@ -464,12 +508,19 @@ def _places() -> _Places | None:
         computed, function = word(result._cdata + 8 * at[0]), result.grad_fn
         node = word(id(function) + _OBJECT_CLASS + 8)
         nodes = [k for k in range(0, _AUTOGRAD_BYTES, 8) if word(computed + k) == node]
-        if len(toggled) != 1 or len(nodes) != 1:
+        part = plain[1:]
+        view = word(part._cdata + 8 * at[0])
+        bases = [k for k in range(0, _VIEW_BYTES, 8) if word(view + k) == plain._cdata]
+        if len(toggled) != 1 or len(nodes) != 1 or not bases:
+            return None
+        is_view, is_known = toggled[0] + _VIEW_BEHIND, bases[0] + _KNOWN_BEHIND
+        if (_byte(view + is_view), _byte(view + is_known), _byte(autograd + is_view)) != (1, 1, 0):
             return None
         start = known.offset - 8 * _BEFORE
         after = known.offset + 8
         offsets = (*range(start, known.offset, 8), *range(after, after + 8 * _AFTER, 8))
-        places = _Places(known.impl, 8 * at[0], toggled[0], nodes[0], offsets)
+        autograd_places = (toggled[0], nodes[0], is_view, bases[0], is_known)
+        places = _Places(known.impl, 8 * at[0], *autograd_places, offsets)
         return places if _tells_apart(places) else None
 
 

@@ -940,3 +940,62 @@ def test_what_a_stop_iteration_becomes_in_a_coroutine_behind_a_break() -> None:
 
     alike(fn, 1)
     alike(ended, 1)
+
+
+def _late_view() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.ones(4)
+    y = x[:]
+    x.requires_grad_()
+    return y, x
+
+
+def _parameter() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.ones(4).requires_grad_()
+    return x, x
+
+
+def _plain() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.ones(4)
+    return x[:], x
+
+
+def _computed() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.ones(4).requires_grad_()
+    return x * 1, x
+
+
+def _written(y: torch.Tensor) -> torch.Tensor:
+    LOG.append("before")
+    y.add_(1)
+    LOG.append("behind")
+    return y * 2
+
+
+def _moved(y: torch.Tensor) -> torch.Tensor:
+    LOG.append("before")
+    y.as_strided_((4,), (1,))
+    LOG.append("behind")
+    return y * 2
+
+
+@pytest.mark.parametrize("program", [lambda y: y * 2, _written, _moved])
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("first", [_plain, _parameter, _computed])
+def test_a_view_whose_base_requires_gradients_later(
+    program: Callable[..., Any], backend: str, first: Callable[..., Any]
+) -> None:
+    compiled = fusee.compile(program, backend=backend)
+    for make in (first, _late_view, first, _late_view):
+        told = []
+        for run in (program, compiled):
+            LOG.clear()
+            y, x = make()
+            result = None
+            try:
+                result = run(y)
+                if result.requires_grad:
+                    result.sum().backward()
+            except RuntimeError as error:
+                LOG.append(str(error).partition("\n")[0])
+            told.append(repr((result, LOG, y, y.grad if y.is_leaf else None, x.grad)))
+        assert told[0] == told[1]

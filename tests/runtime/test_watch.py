@@ -142,6 +142,23 @@ def test_tables_see_classes_and_nothing_of_where_a_tensor_comes_from() -> None:
     assert differs()(CheckTable([None]).address, [x]) == 0
 
 
+def test_a_view_requires_what_its_base_does() -> None:
+    base = torch.randn(4, 6)
+    views = [base[:], base.view(4, 6)[:, :], torch.no_grad()(lambda: base[:])()]
+    table, opened = CheckTable([base.clone()]), CheckTable([], [Open(base, (None, 6), (6, 1))])
+    watch = Watch([], views)
+    tables = [CheckTable([torch.randn(4, 6).requires_grad_()]), table, opened]
+    assert [differs()(one.address, [y]) for y in views for one in tables] == [0, -1, -1] * 3
+    base.requires_grad_()
+    assert [differs()(one.address, [y]) for y in views for one in tables] == [-1, 0, 0] * 3
+    assert changed()(watch.address) == 0
+    base.requires_grad_(False)
+    assert [differs()(one.address, [y]) for y in views for one in tables] == [0, -1, -1] * 3
+    assert changed()(watch.address) == -1
+    base.mul_(torch.ones(1, requires_grad=True))
+    assert [differs()(one.address, [y]) for y in views for one in tables] == [0] * 9
+
+
 def test_tables_of_open_sizes() -> None:
     x = torch.randn(4, 6)
     table = CheckTable([], [Open(x, (None, 6), (6, 1))])
