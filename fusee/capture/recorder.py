@@ -47,7 +47,7 @@ from fusee.capture.graph_break import (
     refuse_overlaps,
     storages,
 )
-from fusee.capture.symbols import is_open, is_unbacked
+from fusee.capture.symbols import is_open, sizes_in, was_unbacked
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
     FakeTensor,
@@ -118,7 +118,7 @@ def effects(node: fx.Node) -> set[str]:
         refuses = name_may_raise(name) or raises(node, name, "example_value")
         operands = (x.meta.get("example_value") for x in node.all_input_nodes)
         sizes = (n for x in operands for n in (x.shape if isinstance(x, torch.Tensor) else (x,)))
-        refuses = refuses or any(map(is_unbacked, sizes))
+        refuses = refuses or any(map(was_unbacked, sizes))
     if indexes or refuses or name.startswith("_assert"):
         found.add("raises")
     return found
@@ -295,6 +295,8 @@ class Recorder(TorchFunctionMode):
         self.symbols: Any = None  # of the capture
         self.reads_numbers = False  # whether integers that tensors hold may be in the graph
         self.sizes: dict[Any, Any] = {}  # by symbol, what stands for it
+        # by id, sizes a call was given: what is learnt of them in it, the graph learns by the call
+        self.asked: dict[int, Any] = {}
         self.begins: Callable[[torch.Tensor], int] | None = None  # an input, in its memory
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
@@ -463,6 +465,7 @@ class Recorder(TorchFunctionMode):
             args = (args[0], 1.0, *args[2:])
         try:
             first = len(self.symbols.env.data.made)
+            self.asked = sizes_in((args, kwargs)) if first else {}
             is_open = (self.symbols.origins or first) and is_symbolic((args, kwargs))
             kernels: Any = python_dispatcher() if is_open else contextlib.nullcontext()
             func = moved(COMPOSITES.get(func, func) if is_open else func)
@@ -564,7 +567,7 @@ class Recorder(TorchFunctionMode):
             self.inference = inference
         elif self.inference is not inference:
             raise GraphBreak("a graph is in inference mode as a whole, or not at all")
-        given = functools.partial(self._argument, name)
+        given = functools.partial(self._argument, name, self.asked)
         nodes, named = fx.node.map_aggregate((args, kwargs), given)
         if "from" in named:  # a keyword of Python's, and the first argument after the tensor
             named = {**named}
@@ -671,7 +674,7 @@ class Recorder(TorchFunctionMode):
             self._placeholder(self.graph, f"x{len(self.graph.nodes)}", x)
         return self.nodes[id(x)]
 
-    def _argument(self, name: str, x: Any) -> Any:
+    def _argument(self, name: str, asked: dict[int, Any], x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return self.node(x)
         if isinstance(x, fx.GraphModule):
@@ -682,6 +685,8 @@ class Recorder(TorchFunctionMode):
             return node
         if is_open(x):
             assert self.symbols is not None
+            if id(x) in asked:
+                return self.symbols.size_node(asked[id(x)], self.graph, self._symbol)
             return self.symbols.node(x, self.graph, self._symbol)
         return argument(printable(x), name, self.graph)
 

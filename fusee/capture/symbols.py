@@ -37,7 +37,15 @@ from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, refuse
-from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, known_size, size_of, wrapped
+from fusee.sym.shape_env import (
+    FloatNode,
+    Node,
+    ShapeEnv,
+    SizeNode,
+    known_size,
+    size_of,
+    wrapped,
+)
 from fusee.sym.steady import common_divisor, steady
 
 
@@ -316,6 +324,22 @@ def is_unbacked(x: Any) -> bool:
     """Whether `x` is an integer that only data knows."""
     size = size_of(x) if type(x) is torch.SymInt else None
     return size is not None and bool(x.node.env.data.of(size))
+
+
+def was_unbacked(x: Any) -> bool:
+    """Whether only data knew `x` before a call told: which raises where that does not hold."""
+    node = x.node if type(x) is torch.SymInt else None
+    return type(node) is SizeNode and bool(node.env.data.of(node.size))
+
+
+def sizes_in(x: Any) -> dict[int, Size]:
+    """By id, what the open integers among arguments are, as far as is known now."""
+    if isinstance(x, (list, tuple)):
+        return {key: size for item in x for key, size in sizes_in(item).items()}
+    if isinstance(x, dict):
+        return sizes_in([*x.values()])
+    size = size_of(x) if type(x) is torch.SymInt else None
+    return {} if size is None else {id(x): size}
 
 
 def are_unbacked(numbers: Iterable[Any]) -> bool:

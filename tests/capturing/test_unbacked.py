@@ -491,3 +491,37 @@ def test_a_place_that_only_data_knows_raises_if_nobody_uses_it(
     for x in (torch.eye(4), torch.eye(4)[:1].expand(4, 4).clone(), torch.eye(5)[:3]):
         got, want = outcome(compiled, x), outcome(fn, x)
         same(want[:1], got[:1]) if isinstance(want, tuple) else same(want, got)
+
+
+def _joined(x: Tensor, k: int) -> Tensor:
+    return torch.stack([x[0], torch.ones(k)])
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, k: x.view(k, -1),
+        lambda x, k: x.view(4, k),
+        lambda x, k: x.view(2, 2, k).view(k, 4),
+        lambda x, k: torch.ones(4).view(k),
+        lambda x, k: x.add_(1).reshape(2, 2, k),
+        _joined,
+        lambda x, k: torch.ones(2, k) @ x,
+    ],
+)
+def test_a_number_that_a_call_tells_is_checked_by_it(use: Callable[..., Any], backend: str) -> None:
+    def unused(x: Tensor) -> Tensor:
+        k = int(x.sum(dtype=torch.int64).item())
+        use(x, k)
+        return x * k
+
+    def used(x: Tensor) -> Any:
+        k = int(x.sum(dtype=torch.int64).item())
+        return use(x, k), torch.ones(k) * k
+
+    for fn in (unused, used):
+        compiled = fusee.compile(fn, backend=backend)
+        for n in (4, 2, 1, 4, 0):
+            x = torch.eye(4) * (torch.arange(4) < n)
+            same(outcome(fn, x), outcome(compiled, x))
