@@ -39,7 +39,8 @@ _ITERATORS = tuple(type(iter(x)) for x in _EMPTY)
 
 
 class Unsound(Exception):
-    """A tensor reaches beyond its memory: out= has grown it, and then failed to grow that."""
+    """A tensor reaches beyond its memory: out= has grown it, and then failed to grow that. Or
+    a size is negative: resize_() has set it, and then failed."""
 
 
 class Line(NamedTuple):
@@ -117,6 +118,8 @@ class Portrait:
     def _tensor(self, x: torch.Tensor) -> str:
         storage = x.untyped_storage()
         self._keep.append(storage)
+        if min(x.shape, default=0) < 0:
+            raise Unsound
         last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
         if x.numel() and not x.is_meta and (last + 1) * x.element_size() > storage.nbytes():
             raise Unsound
