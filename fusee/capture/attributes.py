@@ -23,7 +23,7 @@ from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
-from fusee.capture.mirrors import Mirror, dict_class, empty_like, pairs_of
+from fusee.capture.mirrors import SHOW_ARGS, Mirror, dict_class, empty_like, pairs_of, shown_in
 from fusee.capture.policy import Policy
 from fusee.capture.sources import IN_C, Dict, Held, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes
@@ -48,7 +48,6 @@ _CALLED_BY_C = frozenset((*_COMPUTED, *COMPARED, *SHOWN, *AS_NUMBERS))
 
 _OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
-_SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
 _FUNCTION = types.FunctionType
 
 
@@ -227,6 +226,9 @@ class Capturing(Semantics):
                 todo += dict.values(shown) if kind is dict else kind.__iter__(shown)
             if not is_outside:
                 self._look_within(cls, methods)
+                held = shown_in(x) if "__repr__" in methods else ()
+                todo += held
+                symbols.value(self.deep(held))  # which makes facts of it
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
             is_state = any(base.__flags__ & IN_C for base in cls.__mro__[:-1]) and not is_known
@@ -234,7 +236,7 @@ class Capturing(Semantics):
             is_state &= methods is not COMPARED or any(
                 getattr(cls, m, None) is not getattr(object, m, None) for m in methods
             )
-            if is_state and issubclass(cls, BaseException) and cls.__str__ in _SHOW_ARGS:
+            if is_state and issubclass(cls, BaseException) and cls.__str__ in SHOW_ARGS:
                 todo.append(self.world.slot(x, "args"))
                 is_state, is_held = False, True
             # what tells its address is another text at the next call

@@ -170,7 +170,9 @@ class Interpreter(Capturing):
         if _is_of_tensors(left, right):
             return self.tensor_operator(of_tensors, left, right)
         if type(left) is str and symbols.holds_open(right):
-            return symbols.operated(function, left, right)
+            if type(right) is symbols.Text or symbols.is_fixed(right):
+                return symbols.operated(function, left, right)
+            right = symbols.value(self.deep(right))
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             if type(right) is not tuple or type(left) is tuple:  # else `%` shows what it holds
                 return function(left, right)
@@ -424,12 +426,12 @@ class Interpreter(Capturing):
     def format(self, x: Any, conversion: str, spec: str | None) -> Any:
         if type(x) is symbols.Text and conversion in ("", "s") and not spec:
             return x
+        parts = x if type(x) is list else (x,)
         if symbols.holds_open(x) and type(x) is not symbols.Text and conversion in ("", "r", "s"):
             if spec and not conversion and type(x) is not list:
                 return symbols.Text.of(format, x, spec)
-            if not spec:
-                is_list = type(x) is list
-                return symbols.Text.of(*((symbols.list_text, *x) if is_list else (str, x)))
+            if not spec and all(map(symbols.is_fixed, parts)):
+                return symbols.Text.of(symbols.list_text if parts is x else str, *parts)
         x = symbols.value(x)
         if isinstance(x, FakeTensor):
             raise GraphBreak("printing a tensor needs its values")

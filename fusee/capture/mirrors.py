@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import gc
 import itertools
+import types
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -305,3 +307,18 @@ def new_tuple(kind: Any, items: Iterable[Any]) -> Any:
     """A tuple of a class, whatever that does when it is called."""
     is_in_c = getattr(kind.__new__, "__self__", tuple) is not tuple  # one of torch.return_types
     return kind(items) if is_in_c else tuple.__new__(kind, items)
+
+
+# What the text of an exception tells is its arguments.
+SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
+
+
+def shown_in(x: Any) -> tuple[Any, ...]:
+    """The objects that the text of an object in C tells of, but for containers."""
+    if isinstance(x, BaseException):
+        return x.args if type(x).__str__ in SHOW_ARGS else ()
+    if isinstance(x, functools.partial):
+        return *x.args, *x.keywords.values()
+    if isinstance(x, slice):
+        return x.start, x.stop, x.step
+    return tuple(vars(x).values()) if isinstance(x, types.SimpleNamespace) else ()

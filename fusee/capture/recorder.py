@@ -295,8 +295,7 @@ class Recorder(TorchFunctionMode):
         self.symbols: Any = None  # of the capture
         self.reads_numbers = False  # whether integers that tensors hold may be in the graph
         self.sizes: dict[Any, Any] = {}  # by symbol, what stands for it
-        # by id, sizes a call was given: what is learnt of them in it, the graph learns by the call
-        self.asked: dict[int, Any] = {}
+        self.asked: dict[int, Any] = {}  # by id: sizes, as far as they were known before the call
         self.begins: Callable[[torch.Tensor], int] | None = None  # an input, in its memory
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
@@ -684,8 +683,7 @@ class Recorder(TorchFunctionMode):
             node.meta[BODY] = x.meta[BODY]
             return node
         if is_open(x):
-            assert self.symbols is not None
-            if id(x) in asked:
+            if id(x) in asked:  # what the call tells of it the graph is to hear from the call
                 return self.symbols.size_node(asked[id(x)], self.graph, self._symbol)
             return self.symbols.node(x, self.graph, self._symbol)
         return argument(printable(x), name, self.graph)

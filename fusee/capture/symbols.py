@@ -82,7 +82,7 @@ class Text:
     @classmethod
     def of(cls, function: Any, *args: Any) -> Any:
         """What a function makes of numbers that cannot change; else what it makes of these now."""
-        if not all(map(_is_fixed, args)) or any(isinstance(x, str) and "c" in x for x in args):
+        if not all(map(is_fixed, args)) or any(isinstance(x, str) and "c" in x for x in args):
             return function(*value(args))  # c: of which some numbers raise
         function(*value(args, is_fixed=False))  # it raises now, or never
         return cls((function, args))
@@ -101,10 +101,10 @@ def joined_text(*parts: str) -> str:
     return "".join(parts)
 
 
-def _is_fixed(x: Any) -> bool:
+def is_fixed(x: Any) -> bool:
     """Whether nothing can change a value with open numbers."""
     if type(x) in (tuple, torch.Size):
-        return all(map(_is_fixed, x))
+        return all(map(is_fixed, x))
     return type(x) in (int, float, str, bool, torch.SymInt, torch.SymFloat)
 
 
@@ -168,7 +168,8 @@ def method(owner: Any, name: str, args: Args) -> Any:
     """What a method of a text or shape gives, with open numbers; NotImplemented for others."""
     if name == "numel" and isinstance(owner, torch.Size):  # in C it takes known sizes alone
         return math.prod(owner)
-    if name == "format" and type(owner) is str and any(map(is_open, args)):
+    is_text = name == "format" and type(owner) is str and any(map(is_open, args))
+    if is_text and all(type(x) is Text or is_fixed(x) for x in args):
         return Text.of(str.format, owner, *args)
     if name == "join" and type(owner) is str and any(type(x) is Text for x in args[0]):
         return Text.joined([part for item in args[0] for part in (owner, item)][1:])
