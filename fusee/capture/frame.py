@@ -238,12 +238,14 @@ class Frame:
     def _handling(self, run: Callable[[], bool | None]) -> bool | None:
         """Run while Python itself handles what the machine does: for sys.exc_info(), contexts."""
         error: Any = self.machine.handled
-        before = error.__traceback__, error.__context__
+        before, later = (error.__traceback__, error.__context__), _led_to(error)
         try:
             raise error
         except BaseException:  # noqa: BLE001  # it was raised for this
             error.__traceback__, error.__context__ = before
-            del error, before  # which know frames
+            if later is not None:
+                later.__context__ = error
+            del error, before, later  # which know frames
             return run()
 
     def throw(self, error: BaseException) -> bool:
@@ -273,14 +275,16 @@ class Frame:
                 error = other
         self.push(None)  # in place of what would have been sent
         self.at -= 1  # the exception comes from the instruction that yielded
-        known = error.__traceback__, self.own or error.__context__
+        known, later = (error.__traceback__, self.own or error.__context__), _led_to(error)
         try:
             raise error
         except BaseException:  # noqa: BLE001  # it was raised for this
             self.raised_again = [known]
+            if later is not None:
+                later.__context__ = error
             self._unwind(error)
         finally:
-            del error, known  # which know this frame
+            del error, known, later  # which know this frame
         return False
 
     def _send_ended(self, send: Instruction, value: Any) -> None:
@@ -328,6 +332,16 @@ class Frame:
             self.push(raised)
         self.push(error)
         self.at = handler.target
+
+
+def _led_to(error: BaseException) -> BaseException | None:
+    """The exception, of those that Python handles now, that came in the course of `error`: it loses
+    its context as `error` is raised, for a chain of contexts may not end where it began."""
+    found, seen = sys.exception(), set[int]()
+    while found is not None and found.__context__ is not error and id(found) not in seen:
+        seen.add(id(found))
+        found = found.__context__
+    return found if found is not None and found.__context__ is error else None
 
 
 def suspended(f: Frame, is_on: bool = False) -> Generator[Any, Any, Any]:

@@ -9,6 +9,7 @@ import functools
 import gc
 import heapq
 import logging
+import types
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -999,3 +1000,82 @@ def test_a_view_whose_base_requires_gradients_later(
                 LOG.append(str(error).partition("\n")[0])
             told.append(repr((result, LOG, y, y.grad if y.is_leaf else None, x.grad)))
         assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda n, t: repr(([n], t, {1, 2})),
+        lambda n, t: f"{[n, t]} {(n, [t])}",
+        lambda n, t: "{} {!r}".format(n, t),  # noqa: UP032
+        lambda n, t: "%r %d" % (t, n),  # noqa: UP031
+        lambda n, t: str(ValueError(n, t)),
+        lambda n, t: f"{KeyError([t])}",
+        lambda n, t: repr(functools.partial(len, n, t)),
+        lambda n, t: repr(types.SimpleNamespace(n=n, t=t)),
+        lambda n, t: repr(slice(n, t)),
+    ],
+)
+def test_texts_of_what_holds_a_number_that_varies_and_a_dict_from_outside(
+    show: Callable[..., str],
+) -> None:
+    def fn(x: torch.Tensor, table: dict[str, Any], adds: bool) -> Any:
+        if adds:
+            table["d"] = 5
+        text = show(x.shape[0], table)
+        table["e"] = 6
+        return text
+
+    traced = Traced(fn)
+    for adds in (True, False):
+        for n in (3, 4, 5, 7):
+            tables: list[dict[str, Any]] = [{"b": n}, {"b": n}]
+            told = [
+                run(torch.ones(n), t, adds) for run, t in zip((fn, traced), tables, strict=True)
+            ]
+            assert told[0] == told[1] and tables[0] == tables[1]
+
+
+class _Sequence:
+    def __getitem__(self, k: int) -> int:
+        return k
+
+
+def _closing() -> Iterator[int]:
+    try:
+        while True:
+            yield 1
+    finally:
+        LOG.append("closed")
+
+
+@pytest.mark.parametrize("make", [_Sequence, _closing])
+def test_what_an_error_came_in_the_course_of_outlives_a_generator_that_is_closed(
+    make: Callable[[], Any],
+) -> None:
+    def fn(k: int) -> Any:
+        try:
+            raise KeyError(k)
+        except KeyError:
+            for _ in make():
+                missing  # type: ignore[name-defined]  # noqa: B018, F821
+        finally:
+            opaque(k)
+
+    def thrown(k: int) -> Any:
+        steps = _closing()
+        next(steps)
+        error = KeyError(k)
+        try:
+            raise error
+        except KeyError:
+            try:
+                raise IndexError
+            except IndexError:
+                try:
+                    steps.throw(error)
+                finally:
+                    opaque(k)
+
+    alike(fn, 1)
+    alike(thrown, 1)
