@@ -54,8 +54,7 @@ _MOST_DIMENSIONS = 5
 # of elements, dtype and device, dispatch keys.
 _BEFORE, _AFTER = 11, 3
 _AUTOGRAD_WORDS, _AUTOGRAD_BYTES = 8, 160
-# Autograd's part of a view: whether it is one lies behind `requires` and one more flag; beyond the
-# base are two functions, then whether all of that is there (torch/csrc/autograd/variable.h).
+# Of a view: its flag is the next but one; two functions lie between base and whether it is known.
 _VIEW_BEHIND, _KNOWN_BEHIND, _VIEW_BYTES = 2, 48, 240
 # A row: Python object, C++ tensor, autograd's part of it, requires_grad, then the words.
 _ROW = 4 + _BEFORE + _AFTER
@@ -200,21 +199,19 @@ def _row(tensor: torch.Tensor) -> list[int]:
     assert places is not None, "can_watch() says so before"
     impl = word(id(tensor) + places.impl)
     autograd = word(impl + places.autograd)
-    requires = _requires(places, autograd)
-    # a view's bits stay as they were when its base comes to require a gradient
-    if not requires and autograd and _byte(autograd + places.view):
-        if _byte(autograd + places.known):
-            base = word(autograd + places.base)
-            requires = _requires(places, word(base + places.autograd))
+    requires = _requires(places, impl)
     return [id(tensor), impl, autograd, requires, *(word(impl + at) for at in places.words)]
 
 
-def _requires(places: _Places, autograd: int) -> int:
-    """What autograd's part of a tensor itself says: 1: a leaf that requires a gradient, 2: it was
-    computed."""
-    if not autograd:
+def _requires(places: _Places, impl: int) -> int:
+    """Whether a tensor requires a gradient: 1: as a leaf, 2: it was computed."""
+    if not (autograd := word(impl + places.autograd)):
         return 0
-    return _byte(autograd + places.requires) | 2 * bool(word(autograd + places.node))
+    own = _byte(autograd + places.requires) | 2 * bool(word(autograd + places.node))
+    # a view's own bits stay as they were when its base comes to require one
+    if own or not (_byte(autograd + places.view) and _byte(autograd + places.known)):
+        return own
+    return _requires(places, word(autograd + places.base))
 
 
 def _byte(address: int) -> int:
@@ -411,38 +408,31 @@ def _facts(level: Level, places: _Places, tensor: str) -> tuple[str, str, list[s
     was computed), and its words."""
     impl = level.load("ptr", tensor, places.impl, "i8")
     autograd = level.load("ptr", impl, places.autograd, "i8")
-
-    def of_base() -> str:
-        there = level.load(
-            "ptr", level.load("ptr", autograd, places.base, "i8"), places.autograd, "i8"
-        )
-        return _told(level, places, there)
-
-    def of_view() -> str:
-        is_known = level.load("i8", autograd, places.known, "i8")
-        return level.unless(level.op(f"icmp eq i8 {is_known}, 0"), of_base, "i64", "0")
-
-    requires = _told(level, places, autograd)
-    is_view = _field(level, "i8", autograd, places.view)
-    is_all = level.op(f"icmp ne i64 {requires}, 0")
-    is_all = level.op(f"or i1 {is_all}, {level.op(f'icmp eq i8 {is_view}, 0')}")
-    requires = level.unless(is_all, of_view, "i64", requires)
+    part = autograd
+    for at in (places.view, places.known):
+        is_there = level.op(f"icmp ne i8 {_field(level, 'i8', part, at)}, 0")
+        part = level.op(f"select i1 {is_there}, ptr {part}, ptr null")
+    base = _field(level, "ptr", part, places.base)
+    of_base = _own(level, places, _field(level, "ptr", base, places.autograd))
+    own = _own(level, places, autograd)
+    is_own = level.op(f"icmp ne i64 {own}, 0")
+    requires = level.op(f"select i1 {is_own}, i64 {own}, i64 {of_base}")
     return impl, autograd, [requires, *(level.load("i64", impl, at, "i8") for at in places.words)]
 
 
-def _told(level: Level, places: _Places, autograd: str) -> str:
-    """`_requires` in machine code."""
+def _own(level: Level, places: _Places, autograd: str) -> str:
+    """`own` of _requires()."""
     node = _field(level, "i64", autograd, places.node)
     computed = level.op(f"select i1 {level.op(f'icmp ne i64 {node}, 0')}, i8 2, i8 0")
     requires = level.op(f"or i8 {_field(level, 'i8', autograd, places.requires)}, {computed}")
     return level.op(f"zext i8 {requires} to i64")
 
 
-def _field(level: Level, kind: str, autograd: str, at: int) -> str:
-    """What lies in autograd's part of a tensor, 0 if it has none."""
+def _field(level: Level, kind: str, base: str, at: int) -> str:
+    """What lies at a place in what a pointer leads to, 0 if it leads nowhere."""
     level.writer.declares["zero"] = "@zero = internal constant i64 0"
-    none = level.op(f"icmp eq ptr {autograd}, null")
-    place = level.op(f"select i1 {none}, ptr @zero, ptr {level.at(autograd, at)}")
+    none = level.op(f"icmp eq ptr {base}, null")
+    place = level.op(f"select i1 {none}, ptr @zero, ptr {level.at(base, at)}")
     return level.load(kind, place)
 
 
@@ -518,9 +508,9 @@ def _places() -> _Places | None:
             return None
         start = known.offset - 8 * _BEFORE
         after = known.offset + 8
-        offsets = (*range(start, known.offset, 8), *range(after, after + 8 * _AFTER, 8))
-        autograd_places = (toggled[0], nodes[0], is_view, bases[0], is_known)
-        places = _Places(known.impl, 8 * at[0], *autograd_places, offsets)
+        words = (*range(start, known.offset, 8), *range(after, after + 8 * _AFTER, 8))
+        flags = toggled[0], nodes[0], is_view, bases[0], is_known
+        places = _Places(known.impl, 8 * at[0], *flags, words)
         return places if _tells_apart(places) else None
 
 
