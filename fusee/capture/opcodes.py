@@ -509,7 +509,7 @@ _STEPS: dict[str, Opcode] = {
     **dict.fromkeys(("LOAD_FAST", "LOAD_FAST_CHECK"), lambda f, i: f.push(_local(f, i.value))),
     "LOAD_FAST_LOAD_FAST": lambda f, i: f.stack.extend([_local(f, name) for name in i.value]),
     "LOAD_FAST_AND_CLEAR": lambda f, i: f.push(
-        f.cells.pop(i.value) if i.value in f.cells else f.locals.pop(i.value, UNBOUND)
+        (f.cells if _is_own_cell(f, i.value) else f.locals).pop(i.value, UNBOUND)
     ),
     **dict.fromkeys(
         ("STORE_FAST", "STORE_FAST_MAYBE_NULL"), lambda f, i: _store(f, i.value, f.pop())
@@ -619,13 +619,19 @@ def FORMAT_VALUE(f: Frame, i: Instruction) -> None:
 
 
 def _store(f: Frame, name: str, value: Any) -> None:
-    """To Python a local and a cell of one name are one slot: a comprehension puts back what was."""
+    """To Python a local and an own cell of one name are one slot: a comprehension puts back what
+    was. A free variable has a slot beside that of a comprehension's variable of its name."""
     if type(value) is types.CellType and name in f.code.co_cellvars:
         f.locals.pop(name, None)
         f.cells[name] = value
         return
-    f.cells.pop(name, None)
+    if _is_own_cell(f, name):
+        del f.cells[name]
     f.locals[name] = value
+
+
+def _is_own_cell(f: Frame, name: str) -> bool:
+    return name in f.cells and name not in f.code.co_freevars
 
 
 def _store_all(f: Frame, i: Instruction) -> None:
@@ -634,9 +640,9 @@ def _store_all(f: Frame, i: Instruction) -> None:
 
 
 def _local(f: Frame, name: str) -> Any:
-    if name in f.cells:  # from 3.13 on cells are loaded like locals
-        return f.cells[name]
     value = f.locals.get(name, UNBOUND)
+    if value is UNBOUND and name in f.cells:  # from 3.13 on cells are loaded like locals
+        return f.cells[name]
     if value is UNBOUND:
         raise UnboundLocalError(
             f"cannot access local variable {name!r} where it is not associated with a value"
