@@ -850,8 +850,8 @@ METADATA = Theme(
             <V>.size(1); <T>.untyped_storage().nbytes(); <T>.element_size(); <T>.ndim; <T>.dim()
         """,
         B="""
-            <T>.is_contiguous(); <V>.T.is_contiguous(); <T>._is_view(); <T>.data_ptr() ==
-            <T>.data_ptr();
+            <T>.is_contiguous(); <V>.T.is_contiguous(); <T>._is_view();
+            (lambda a, b: a.data_ptr() == b.data_ptr())(<T>, <T>);
             <T>._base is <T>; <T>.is_set_to(<T>); <T>.stride() == <T>.stride()
         """,
     ),
