@@ -1057,10 +1057,10 @@ def test_a_comprehensions_variable_beside_a_free_one_of_its_name() -> None:
         y = torch.ones(2) * k
 
         def inner(breaks: bool) -> Any:
-            before = [y for y in range(k)], {y: z for y, z in enumerate("ab")}
+            before = [y * 2 for y in range(k)], {y: z * 2 for y, z in enumerate("ab")}
             total = y + 1
             if breaks:
-                broken = [opaque(y) + len([y for y in "abc"]) for y in range(k)]
+                broken = [opaque(y) + len([y * 2 for y in "abc"]) for y in range(k)]
                 return before, total, broken, y * 2
             return before, total, y * 2
 
