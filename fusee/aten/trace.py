@@ -55,7 +55,7 @@ from fusee.aten.torch_api import (
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError
 from fusee.fake.mode import Twins, fake_mode, may_raise
-from fusee.fake.open_composites import COMPOSITES, IN_OTHERS
+from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, moved
 from fusee.source import Rules
@@ -129,7 +129,7 @@ def _run(
             return args[0][args[1]]
         if is_skipped(target, with_grad=t.above is not None):
             return None
-        call = target
+        call = of_place(target, args) or target
     elif node.op == "call_method":
         call = getattr(Tensor if isinstance(args[0], Tensor) else type(args[0]), target)
     else:

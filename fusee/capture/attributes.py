@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import inspect
 import operator
@@ -146,13 +145,7 @@ class Capturing(Semantics):
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
         if self.world.seen or self.modes:  # torch finds which function these are asked about
             return function(*operands)
-        call = self.world.recorder.call
-        if function in (operator.getitem, operator.setitem) and symbols.is_place_open(operands[1]):
-            with contextlib.suppress(IndexError):  # C++ says it in its own words
-                operands = symbols.selected(call, *operands)
-                if function is operator.getitem:
-                    return operands[0]
-        return call(function, *operands)
+        return self.world.recorder.call(function, *operands)
 
     def kind_of(self, x: Any) -> Any:
         """The class that the program sees."""

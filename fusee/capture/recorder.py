@@ -38,11 +38,14 @@ from fusee.capture.dynamic import (
     takes_numbers,
 )
 from fusee.capture.graph_break import (
+    KEEP_ON_DEVICE,
     TURN,
+    VALUE,
     GraphBreak,
     Lost,
     is_in_place,
     is_scale,
+    refuse_masked_gradients,
     refuse_new_geometry,
     refuse_overlaps,
     storages,
@@ -62,7 +65,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import stack_trace
 from fusee.fake.mode import is_symbolic, name_may_raise, raises
-from fusee.fake.open_sizes import COMPOSITES
+from fusee.fake.open_composites import COMPOSITES, of_place
 from fusee.fake.torch_python import moved, python_dispatcher
 from fusee.source import Args
 from fusee.sym.shape_env import wrapped
@@ -167,8 +170,6 @@ def is_mutable(func: Any) -> bool:
 #
 # Adapter of what FakeTensors raise, torch._subclasses and its texts. Tested with torch 2.13.
 
-VALUE = "needs the value of a tensor, which is known only when the graph has run"
-KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
 # Whose operators are not the user's to complete.
 _TORCHS = ("aten", "prim", "prims", "quantized", "mkldnn", "torchvision")
 
@@ -188,18 +189,6 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     if "::" in operator and operator.partition("::")[0] not in _TORCHS:
         remedy = f"torch.library.register_fake({operator!r}) says what they look like"
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
-
-
-def refuse_masked_gradients(name: str, *operands: Any) -> None:
-    """End the graph at `x[mask] = y` if y gets a gradient: of as many rows as mask has ones."""
-    if name.strip("_") not in ("setitem", "index_put") or len(operands) < 3:
-        return
-    _, index, value = operands[:3]
-    index = index if isinstance(index, (tuple, list)) else (index,)
-    kinds = [i.dtype for i in index if isinstance(i, torch.Tensor)]
-    if (torch.bool in kinds or torch.uint8 in kinds) and torch.is_grad_enabled():
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
 
 
 def _without_fake(error: Exception) -> str | None:
@@ -467,7 +456,8 @@ class Recorder(TorchFunctionMode):
             self.asked = sizes_in((args, kwargs)) if first else {}
             is_open = (self.symbols.origins or first) and is_symbolic((args, kwargs))
             kernels: Any = python_dispatcher() if is_open else contextlib.nullcontext()
-            func = moved(COMPOSITES.get(func, func) if is_open else func)
+            form = of_place(func, args) or COMPOSITES.get(func, func) if is_open else func
+            func = moved(form)
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip

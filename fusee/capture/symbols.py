@@ -350,29 +350,6 @@ def are_unbacked(numbers: Iterable[Any]) -> bool:
     return is_int and any(map(is_unbacked, open_ones))
 
 
-def is_place_open(key: Any) -> bool:
-    """Whether an integer that is open is among indices that are integers and slices."""
-    parts = key if type(key) is tuple else (key,)
-    plain = int, slice, torch.SymInt, types.EllipsisType, types.NoneType
-    return any(type(x) is torch.SymInt for x in parts) and all(type(x) in plain for x in parts)
-
-
-def selected(call: Callable[..., Any], x: torch.Tensor, key: Any, *value: Any) -> Args:
-    """`x[key]` without integers that are open: C++ would ask for their numbers."""
-    parts, axis, places = key if type(key) is tuple else (key,), 0, []
-    rest = x.dim() - sum(part is not None and part is not Ellipsis for part in parts)
-    for part in parts:
-        if type(part) is torch.SymInt:
-            places.append((axis, part))
-        axis += rest if part is Ellipsis else type(part) is not int
-    if len(places) < len(parts):
-        whole = (slice(None) if type(part) is torch.SymInt else part for part in parts)
-        x = call(operator.getitem, x, tuple(whole))
-    for place, index in reversed(places):
-        x = call(torch.select, x, place, index)
-    return x, (), *value
-
-
 class Symbols:
     """The symbols of one capture.
 

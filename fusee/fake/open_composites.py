@@ -6,9 +6,11 @@ so that results, gradients and strides are. What a function here does not know i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -670,6 +672,44 @@ def _vander(x: Tensor, *, N: Any = None) -> Any:
         return torch.linalg.vander(x, N=N)
     powers = _cumprod(x.unsqueeze(-1).expand(*x.shape, n - 1), -1)
     return torch.cat([torch.ones_like(x).unsqueeze(-1), powers], -1)
+
+
+# ---------------------------------------------------------------------------- places
+# `x[key]` with integers that are open, whose numbers C++ would ask for.
+
+
+def of_place(function: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """The form of a call that takes, or writes to, what is at an open place; None: it does not."""
+    if function not in _AT_PLACES or not isinstance(args[0], Tensor):
+        return None
+    parts = args[1] if type(args[1]) is tuple else args[1:2]
+    plain = int, slice, torch.SymInt, types.EllipsisType, types.NoneType
+    is_open = any(type(x) is torch.SymInt for x in parts) and all(type(x) in plain for x in parts)
+    return _AT_PLACES[function] if is_open else None
+
+
+def _item(x: Tensor, key: Any) -> Tensor:
+    parts, axis, places = key if type(key) is tuple else (key,), 0, []
+    rest = x.dim() - sum(part is not None and part is not Ellipsis for part in parts)
+    for part in parts:
+        if type(part) is torch.SymInt:
+            places.append((axis, part))
+        axis += rest if part is Ellipsis else type(part) is not int
+    part = x
+    if len(places) < len(parts):
+        whole = (slice(None) if type(part) is torch.SymInt else part for part in parts)
+        part = x[tuple(whole)]
+    with contextlib.suppress(IndexError):  # C++ says it in its own words
+        for place, index in reversed(places):
+            part = torch.select(part, place, index)
+        return part
+    return x[key]
+
+
+_AT_PLACES: dict[Any, Callable[..., Any]] = {
+    operator.getitem: _item,
+    operator.setitem: lambda x, key, value: Tensor.__setitem__(_item(x, key), (), value),
+}
 
 
 IN_OTHERS: dict[Any, Callable[..., Tensor]] = {

@@ -43,9 +43,9 @@ def same(want: Any, got: Any) -> None:
         assert want == got
 
 
-def outcome(run: Program, x: Tensor) -> Any:
+def outcome(run: Callable[..., Any], x: Tensor, *rest: Any) -> Any:
     try:
-        return run(x.clone())
+        return run(x.clone(), *rest)
     except Exception as error:  # noqa: BLE001  # the exception is what is compared
         return type(error).__name__, str(error)
 
@@ -525,3 +525,51 @@ def test_a_number_that_a_call_tells_is_checked_by_it(use: Callable[..., Any], ba
         for n in (4, 2, 1, 4, 0):
             x = torch.eye(4) * (torch.arange(4) < n)
             same(outcome(fn, x), outcome(compiled, x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x, k: x.view(k), lambda x, k: x.view(k, 2) * 2, lambda x, k: x.unflatten(0, (k, 2)),
+        lambda x, k: x.add_(1).view(k, 2).T, lambda x, k: x[x > 0].view(k),
+        lambda x, k: torch.stack([x, torch.ones(k)]), lambda x, k: x.copy_(torch.ones(k)),
+    ],
+)  # fmt: skip
+def test_a_size_that_only_data_knows_must_fit_if_nobody_uses_the_result(
+    look: Callable[..., Any], backend: str
+) -> None:
+    def fn(x: Tensor, at: Tensor) -> Tensor:
+        look(x, int(at[0]))
+        return x * 2
+
+    def raising(x: Tensor, at: Tensor) -> None:
+        look(x, at.tolist()[0])
+        raise KeyError("after it")
+
+    for program in (fn, raising):
+        for k in (4, 2, 0, 1, 3):
+            given = torch.ones(4), torch.tensor([k])
+            compiled = fusee.compile(program, backend=backend)
+            same(outcome(program, *given), outcome(compiled, *given))
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x, k: x[k], lambda x, k: x[1:, k], lambda x, k: x[..., k, 0],
+        lambda x, k: x.__setitem__(k, 5.0), lambda x, k: x.__setitem__((slice(None), k), x[0] + 1),
+    ],
+)  # fmt: skip
+def test_a_place_out_of_range_is_told_as_eager_does_after_a_write(
+    look: Callable[..., Any], backend: str
+) -> None:
+    def fn(x: Tensor, places: Tensor) -> Tensor:
+        x.put_(places, places + 1.0)  # it may raise, so that what follows comes after a write
+        look(x, places.nonzero().shape[0])
+        return x + 1
+
+    for places in (torch.zeros(2).long(), torch.ones(1).long(), torch.ones(3).long()):
+        given = torch.arange(9.0).view(3, 3), places
+        same(outcome(fn, *given), outcome(fusee.compile(fn, backend=backend), *given))
