@@ -26,6 +26,7 @@ from fusee.capture.mirrors import SHOW_ARGS, Mirror, dict_class, empty_like, pai
 from fusee.capture.policy import Policy
 from fusee.capture.sources import IN_C, Dict, Held, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes
+from fusee.fake.open_composites import is_place_open
 
 # ---------------------------------------------------------------------------- capturing
 
@@ -145,7 +146,11 @@ class Capturing(Semantics):
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
         if self.world.seen or self.modes:  # torch finds which function these are asked about
             return function(*operands)
-        return self.world.recorder.call(function, *operands)
+        call = self.world.recorder.call
+        if function is operator.setitem and is_place_open(operands[1]):
+            # what may raise comes before the write
+            operands = call(operator.getitem, *operands[:2]), (), *operands[2:]
+        return call(function, *operands)
 
     def kind_of(self, x: Any) -> Any:
         """The class that the program sees."""

@@ -679,13 +679,17 @@ def _vander(x: Tensor, *, N: Any = None) -> Any:
 
 
 def of_place(function: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """The form of a call that takes, or writes to, what is at an open place; None: it does not."""
-    if function not in _AT_PLACES or not isinstance(args[0], Tensor):
+    """The form of a call that takes what is at an open place; None: it is another one."""
+    if function is not operator.getitem or not isinstance(args[0], Tensor):
         return None
-    parts = args[1] if type(args[1]) is tuple else args[1:2]
+    return _item if is_place_open(args[1]) else None
+
+
+def is_place_open(key: Any) -> bool:
+    """Whether an integer that is open is among indices that are integers and slices."""
+    parts = key if type(key) is tuple else (key,)
     plain = int, slice, torch.SymInt, types.EllipsisType, types.NoneType
-    is_open = any(type(x) is torch.SymInt for x in parts) and all(type(x) in plain for x in parts)
-    return _AT_PLACES[function] if is_open else None
+    return any(type(x) is torch.SymInt for x in parts) and all(type(x) in plain for x in parts)
 
 
 def _item(x: Tensor, key: Any) -> Tensor:
@@ -704,12 +708,6 @@ def _item(x: Tensor, key: Any) -> Tensor:
             part = torch.select(part, place, index)
         return part
     return x[key]
-
-
-_AT_PLACES: dict[Any, Callable[..., Any]] = {
-    operator.getitem: _item,
-    operator.setitem: lambda x, key, value: Tensor.__setitem__(_item(x, key), (), value),
-}
 
 
 IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
