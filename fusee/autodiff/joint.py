@@ -19,7 +19,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -51,6 +51,7 @@ class Joint:
                      the result's values, after the call
     detached         per output: whether it is a view in memory alone, not for autograd
     unreached        inputs that something computed under autograd, and that no gradient comes to
+    notes            what passes did to the graph, for the report
     parts            per tangent, a number: the same where eager's backward through one frees
                      something that the backward through the other needs
     """
@@ -63,6 +64,7 @@ class Joint:
     detached: tuple[bool, ...]
     parts: tuple[int, ...] = ()
     unreached: tuple[int, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def written(self) -> set[int]:

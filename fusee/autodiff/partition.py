@@ -38,6 +38,7 @@ from fusee.aten.graph import (
 )
 from fusee.aten.subgraph import Copier
 from fusee.aten.torch_api import is_opaque
+from fusee.autodiff.chunks import chunk_losses
 from fusee.autodiff.joint import (
     REDRAWN,
     SPARSE,
@@ -338,6 +339,8 @@ def partition(
     raises   CheckError if nothing can be saved so that the backward could run
     """
     prepare(joint)
+    if budget < 1:
+        chunk_losses(joint)
     facts = JointFacts(joint, Costs(joint.aten, prices))
     choice = _within(facts, budget)
     if joint.tangents:

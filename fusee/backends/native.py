@@ -379,6 +379,7 @@ def split_native(
             keep=lambda op: op in known or keeps(op),
             decompositions=decompositions,
         )
+    report.notes += split.joint.notes
     if split.joint.tangents:
         report.notes.append(describe(split))
     return split
