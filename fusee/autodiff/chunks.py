@@ -304,6 +304,7 @@ class _Writer:
         self.bounds = bounds
         self.made: list[dict[fx.Node, fx.Node]] = [{} for _ in bounds]
         self.taken: dict[Any, fx.Node] = {}
+        self.whole: dict[fx.Node, fx.Node] = {}  # what takes the place of sums over rows
         used = (x.meta.get("recompute") for x in self.graph.nodes)
         self.region = 1 + max((x for x in used if type(x) is int), default=0)
         for late in (False, True):
@@ -351,7 +352,7 @@ class _Writer:
                 whole = self._joined(node, parts[node]) if node in loss.exits else totals[node]
                 if (node, 1) in totals:
                     whole = self._call(aten.div.Tensor, whole, totals[node, 1], like=node)
-                whole = self._as(whole, node)
+                self.whole[node] = whole = self._as(whole, node)
                 node.replace_all_uses_with(whole, lambda user: user not in inner)
 
     # -------------------------------------------------------------------------- calls
@@ -448,6 +449,7 @@ class _Writer:
             return x
         if x in self.made[self.k]:
             return self.made[self.k][x]
+        x = self.whole.get(x, x)
         shape = x.meta["val"].shape
         leading = shape[:-1] if has_columns else shape
         if all(n == 1 for n in leading):
@@ -511,6 +513,8 @@ class _Writer:
         target = self._part(given["target"], rows, False, node)
         target = self._filled(target, rows, given["ignore_index"], node)
         given["self"] = made[given["self"]]
+        for name in given.keys() & {"grad_output", "total_weight"}:
+            given[name] = self.whole.get(given[name], given[name])
         given["target"] = self._column(target, node)
         if node.target is _LOSS:
             if given["reduction"] != _NONE:
@@ -519,7 +523,7 @@ class _Writer:
                     if given[name] is not None:
                         given[name] = self._wide(given[name], node)
         elif given["reduction"] == _NONE:
-            grad = given["grad_output"]
+            grad = arguments(node)["grad_output"]
             grad = made[grad] if grad in made else self._part(grad, rows, False, node)
             given["grad_output"] = self._column(grad, node)
         return self._named(node, given)
