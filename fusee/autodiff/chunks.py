@@ -304,6 +304,7 @@ class _Writer:
         self.bounds = bounds
         self.made: list[dict[fx.Node, fx.Node]] = [{} for _ in bounds]
         self.taken: dict[Any, fx.Node] = {}
+        self.counted: dict[Any, int] = {}  # the last chunk that is in such a sum
         self.whole: dict[fx.Node, fx.Node] = {}  # what takes the place of sums over rows
         used = (x.meta.get("recompute") for x in self.graph.nodes)
         self.region = 1 + max((x for x in used if type(x) is int), default=0)
@@ -346,12 +347,18 @@ class _Writer:
                             part = self._call(aten.add.Tensor, totals[place], part, like=node)
                         # a loop that sums up all parts at the end would hold them until then
                         part.meta["stored"] = True
-                        totals[place] = part
+                        totals[place], self.counted[place] = part, self.k
             self.marks = {}
             for node in [x for x in inside if x in leaving]:
-                whole = self._joined(node, parts[node]) if node in loss.exits else totals[node]
-                if (node, 1) in totals:
-                    whole = self._call(aten.div.Tensor, whole, totals[node, 1], like=node)
+                if node in loss.exits:
+                    whole = self._joined(node, parts[node])
+                elif node.target is operator.getitem:
+                    source: Any = node.args[0]
+                    whole = totals[source, node.args[1]]
+                    if arguments(source)["reduction"] == _MEAN and node.args[1] == 0:
+                        whole = self._call(aten.div.Tensor, whole, totals[source, 1], like=node)
+                else:
+                    whole = totals[node]
                 self.whole[node] = whole = self._as(whole, node)
                 node.replace_all_uses_with(whole, lambda user: user not in inner)
 
@@ -515,6 +522,10 @@ class _Writer:
         given["self"] = made[given["self"]]
         for name in given.keys() & {"grad_output", "total_weight"}:
             given[name] = self.whole.get(given[name], given[name])
+        if node.target is _LOSS_BACKWARD and given["reduction"] != _MEAN:  # no weights are read
+            like = given["total_weight"].meta
+            options = {"dtype": like["val"].dtype, "device": like["device"]}
+            given["total_weight"] = self._call(aten.full.default, [], 0, like=node, **options)
         given["target"] = self._column(target, node)
         if node.target is _LOSS:
             if given["reduction"] != _NONE:
@@ -533,11 +544,13 @@ class _Writer:
         if node.target is not operator.getitem:
             return [(node, self._sum(node))]
         source: Any = node.args[0]
-        loss = self.made[self.k][source]
-        found = [(node, self._call(operator.getitem, loss, node.args[1], like=node))]
-        if arguments(source)["reduction"] == _MEAN and node.args[1] == 0:
-            found.append(((node, 1), self._call(operator.getitem, loss, 1, like=node)))
-        return found
+        loss, is_mean = self.made[self.k][source], arguments(source)["reduction"] == _MEAN
+        places = [node.args[1], 1] if is_mean and node.args[1] == 0 else [node.args[1]]
+        return [
+            ((source, k), self._call(operator.getitem, loss, k, like=node))
+            for k in places
+            if self.counted.get((source, k)) != self.k  # a mean's two results share the weights
+        ]
 
     def _sum(self, node: fx.Node) -> fx.Node:
         loss, made = self.loss, self.made[self.k]
