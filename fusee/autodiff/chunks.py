@@ -72,6 +72,10 @@ def _bytes(node: Any) -> int:
     return found
 
 
+def _is_distinct(rows: Tensor) -> bool:
+    return len(set(rows.flatten().tolist())) == rows.numel()
+
+
 def _is_pointwise(op: Any) -> bool:
     return op in _POINTWISE or torch.Tag.pointwise in getattr(op, "tags", ())
 
@@ -171,21 +175,22 @@ class _Loss:
             return None  # it moves columns
         is_kept = val.shape[-1:] == (width,) or (width == 1 and is_expanded)
         if has and is_kept and found.shape == (*val.shape[:-1], 1):
-            return found if found.unique().numel() == found.numel() else None
+            return found if _is_distinct(found) else None
         if (has and width > 1) or found.shape != val.shape or not val.dim():
             return None
         found = found if val.dim() > 1 and val.shape[-1] == 1 else found.unsqueeze(-1)
-        return found if found.unique().numel() == found.numel() else None
+        return found if _is_distinct(found) else None
 
     def _put(self, node: fx.Node) -> Tensor | None:
         """The rows of a gradient of some of them, with zeros for the others."""
-        val, (zeros, source, *place) = node.meta["val"], node.args
-        is_put = source in self.rows and self.has_columns(source)  # type: ignore[arg-type]
-        is_put = is_put and zeros.target is aten.full.default and zeros.args[1] == 0  # type: ignore[union-attr]
-        if not is_put or source.meta["val"].shape[-1] != val.shape[-1]:  # type: ignore[union-attr]
+        val = node.meta["val"]
+        zeros, source, *place = list[Any](node.args)
+        is_put = source in self.rows and self.has_columns(source)
+        is_zero = zeros.target is aten.full.default and zeros.args[1] == 0
+        if not (is_put and is_zero) or source.meta["val"].shape[-1] != val.shape[-1]:
             return None
         none = torch.full((*val.shape[:-1], 1), -1)
-        found: Tensor = node.target(none, self.rows[source], *place)  # type: ignore[operator, index]
+        found: Tensor = node.target(none, self.rows[source], *place)  # type: ignore[operator]
         flat = found.reshape(-1, 1)
         is_own = len(flat) == self.count and bool(((flat == self.all) | (flat < 0)).all())
         return self.all.view(found.shape) if is_own else None
@@ -478,16 +483,14 @@ class _Writer:
             sizes = [stop - start, loss.columns]
             return self._call(op, sizes, *node.args[1:], like=node, **node.kwargs)
         if op is operator.getitem:
-            x = self._call(op, made[node.args[0]], 0, like=node)  # type: ignore[index]
-            return self._call(aten.unsqueeze.default, x, 1, like=node)
+            row = self._call(op, made[node.args[0]], 0, like=node)  # type: ignore[index]
+            return self._call(aten.unsqueeze.default, row, 1, like=node)
         if op in _PUT:
             source: Any = node.args[1]
             return self._filled(made[source], loss.rows[source], 0, node)
         if op in _SAME or op in _MOVES:
-            x, shape = (
-                self._operand(node.args[0], rows, True, node),
-                [stop - start, loss.width(node)],
-            )
+            x: fx.Node = self._operand(node.args[0], rows, True, node)
+            shape = [stop - start, loss.width(node)]
             if list(x.meta["val"].shape) == shape:
                 return x
             return self._call(aten.expand.default, x, shape, like=node)
@@ -563,16 +566,16 @@ class _Writer:
             dtype = node.meta["val"].dtype
             kwargs = {"dtype": torch.float32 if dtype in _HALVES else dtype}
             return self._call(aten.sum.dim_IntList, x, over, like=node, **kwargs)
-        left, right = node.args
-        source = loss.turned.get(left, right)  # type: ignore[call-overload]
+        left, right = list[Any](node.args)
+        source = loss.turned.get(left, right)
         rows = loss.rows[source]
         x = self._filled(made[source], rows, 0, node)
         if left in loss.turned:
-            other = self._part(right, rows, True, node)  # type: ignore[arg-type]
+            other = self._part(right, rows, True, node)
             return self._call(node.target, self._turned(x, node), other, like=node)
         key = "turned", left
         if key not in self.taken:
-            self.taken[key] = self._turned(left, node)  # type: ignore[arg-type]
+            self.taken[key] = self._turned(left, node)
         other = self._turned(self._part(self.taken[key], rows, True, node), node)
         return self._call(node.target, other, x, like=node)
 

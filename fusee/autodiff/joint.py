@@ -1,6 +1,7 @@
 """Forward and backward of a captured graph as one functional graph, and the two it is cut into.
 
     trace_joint      fx graph of torch calls  -> Joint                     trace.py
+    chunk_losses     Joint                    -> Joint, with a budget       chunks.py
     partition        Joint                    -> Split                     partition.py
     differentiate    fx graph of torch calls  -> Split: both of these      partition.py
     differentiable   Split, compiled          -> one autograd.Function     autograd_function.py
