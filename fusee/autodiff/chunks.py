@@ -64,7 +64,7 @@ def chunk_losses(joint: Joint) -> None:
         if node.target in (aten.mm.default, aten.addmm.default) and node not in behind:
             x, weight = node.args[-2:]
             if _bytes(node) > _bytes(x) + _bytes(weight):
-                _Loss(joint, node, behind).run()
+                _RowLoss(joint, node, behind).run()
 
 
 def _bytes(node: Any) -> int:
@@ -80,7 +80,7 @@ def _is_pointwise(op: Any) -> bool:
     return op in _POINTWISE or torch.Tag.pointwise in getattr(op, "tags", ())
 
 
-class _Loss:
+class _RowLoss:
     """A product and what is computed of it.
 
     rows    values with rows of the product's: which ones, by position, with an axis of one at the
@@ -113,7 +113,7 @@ class _Loss:
         number = min(2 ** math.ceil(math.log2(share)), _MOST, self.count // _LEAST)
         if number > 1:
             step = -(-self.count // number)
-            _Writer(self, [(a, min(a + step, self.count)) for a in range(0, self.count, step)])
+            _ChunkWriter(self, [(a, min(a + step, self.count)) for a in range(0, self.count, step)])
 
     # -------------------------------------------------------------------------- rows
 
@@ -301,10 +301,10 @@ class _Loss:
         return not any(must_run(x) or x in self.kept for x in needed)
 
 
-class _Writer:
+class _ChunkWriter:
     """Writes the chunks in place of what was there."""
 
-    def __init__(self, loss: _Loss, bounds: list[tuple[int, int]]) -> None:
+    def __init__(self, loss: _RowLoss, bounds: list[tuple[int, int]]) -> None:
         self.loss, self.graph, self.constants = loss, loss.graph, loss.joint.aten.constants
         self.bounds = bounds
         self.made: list[dict[fx.Node, fx.Node]] = [{} for _ in bounds]
@@ -489,11 +489,11 @@ class _Writer:
             source: Any = node.args[1]
             return self._filled(made[source], loss.rows[source], 0, node)
         if op in _SAME or op in _MOVES:
-            x: fx.Node = self._operand(node.args[0], rows, True, node)
+            moved: fx.Node = self._operand(node.args[0], rows, True, node)
             shape = [stop - start, loss.width(node)]
-            if list(x.meta["val"].shape) == shape:
-                return x
-            return self._call(aten.expand.default, x, shape, like=node)
+            if list(moved.meta["val"].shape) == shape:
+                return moved
+            return self._call(aten.expand.default, moved, shape, like=node)
         if op is aten.mm.default:
             return self._call(op, made[node.args[0]], node.args[1], like=node)  # type: ignore[index]
         given = arguments(node)
