@@ -32,7 +32,8 @@ def leaf_gradients(loss: Tensor, gradient: Tensor | None, *leaves: Tensor) -> Se
     try:
         for leaf in leaves:
             leaf.grad = None
-        torch.autograd.backward((loss,), (gradient,), inputs=leaves)
+        # not `inputs=leaves`: what autocast keeps of a leaf may end at an older node of it
+        torch.autograd.backward((loss,), (gradient,))
         return checked([leaf.grad for leaf in leaves])
     finally:
         for leaf, grad in zip(leaves, before, strict=True):

@@ -117,7 +117,7 @@ def fake_of(
     else:
         # to what is computed writing in place is allowed, but not to a view of a leaf
         base = x._base if is_view else None
-        is_of_leaf = base is not None and base.is_leaf
+        is_of_leaf = base is not None and (base.is_leaf or x.is_leaf)
         # in inference mode, too, it is what has gradients
         with torch.inference_mode(False), torch.enable_grad():
             meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
@@ -132,7 +132,7 @@ def fake_of(
                     (whole if is_of_leaf else whole.mul_(leaf)).as_strided(size, stride), x
                 )
                 whole.requires_grad_()
-                return made
+                return made.requires_grad_() if x.is_leaf else made
     fake = _fake(mode, meta, x.device, x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for

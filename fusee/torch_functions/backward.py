@@ -59,7 +59,9 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         _accumulate(m, losses[0], tangent, leaves)
 
 
-_HOOKS = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+# a view may have no gradient of its own, but require one since its base does
+_HOOKS = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "_base")
+_NONE = None, None, None
 
 
 def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[torch.Tensor] | None:
@@ -103,14 +105,14 @@ def _is_plain(m: Capturing, leaf: torch.Tensor) -> bool:
     """Whether nothing but the pass itself, and what is guarded, decides on the grad of a leaf."""
     real, origin = m.world.inputs[id(leaf)]
     with torch._C.DisableTorchFunction():
-        if not real.is_leaf or real.layout is not torch.strided or _HOOKS(real) != (None, None):
+        if not real.is_leaf or real.layout is not torch.strided or _HOOKS(real) != _NONE:
             return False
         if is_held(real):
             return False
         grad = real.grad
         if grad is not None and (grad.layout is not torch.strided or grad.requires_grad):
             return False
-    m.world.fact(EqualsMatch, ResultOf(origin, _HOOKS, "hooks of "), (None, None))
+    m.world.fact(EqualsMatch, ResultOf(origin, _HOOKS, "hooks and base of "), _NONE)
     return True
 
 

@@ -598,6 +598,27 @@ def some_leaves_alone(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
     o.step()
 
 
+def _leaf(k: int) -> Tensor:
+    """A leaf, now and then a view, whose gradient may be its base's affair alone."""
+    base = randn(6, 8)
+    x = base[:, ::2] if k % 2 else base[:, :4].clone()
+    (base if k == 3 else x).requires_grad_()
+    return x
+
+
+@parts(data=lambda k: (_leaf(k + 1), _leaf(k)))
+def leaves_that_are_views(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
+    ((m(x) - y[:, :3]) ** 2).mean().backward()
+    return x.grad, y.grad
+
+
+@parts(data=lambda k: (randn(6, 8)[:, ::2], randn(6, 3)))
+def a_view_made_a_leaf(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
+    x.requires_grad_()
+    ((m(x) - y) ** 2).mean().backward()
+    return x.grad
+
+
 @parts()
 def retained_grads(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
     o.zero_grad()
@@ -688,6 +709,25 @@ def test_a_pass_of_autograds_own(name: str) -> None:
 def test_graphs_run_as_they_are(name: str) -> None:
     """As does one whose inputs share memory."""
     assert not both(ONE[name], AsCaptured).stops
+
+
+def test_what_autocast_keeps_may_end_at_an_older_node_of_a_leaf() -> None:
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).float().pow(2).mean()
+        loss.backward()
+        return loss.detach()
+
+    seen = []
+    for run in (step, AsCaptured(step)):
+        torch.manual_seed(0)
+        model, x = nn.Linear(4, 3), torch.randn(6, 4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(3):
+                model.zero_grad()
+                model(x)
+                model.double().float()
+                seen.append([run(x), model.weight.grad, model.bias.grad])
+    equal(seen[:3], seen[3:])
 
 
 def test_a_bad_index_leaves_all_as_it_was() -> None:
