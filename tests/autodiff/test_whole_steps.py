@@ -713,6 +713,7 @@ def test_graphs_run_as_they_are(name: str) -> None:
 
 def test_what_autocast_keeps_may_end_at_an_older_node_of_a_leaf() -> None:
     def step(x: Tensor) -> Tensor:
+        x.add_(1)  # or the graph's error would be eager's to raise
         loss = model(x).float().pow(2).mean()
         loss.backward()
         return loss.detach()
