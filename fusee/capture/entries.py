@@ -412,9 +412,11 @@ class CompiledFunction:
             for part in (variables, stack, cells):  # callers' frames know them for longer
                 part.clear()
             f.at, f.keywords = captured.at, captured.keywords
-            # a call takes its keywords with it, so the pair is one step
             between.frames, f.unwound = [f], None
             if self._ends(f, f.step):
+                return f.result
+            # a call takes its keywords with it: no piece begins between the two
+            if f.keywords and self._ends(f, f.step):
                 return f.result
             if captured.raises and f.unwound is None:
                 self._tell_of_error(captured)
