@@ -1067,3 +1067,21 @@ def test_a_comprehensions_variable_beside_a_free_one_of_its_name() -> None:
         return inner(False), inner(True), y
 
     alike(fn, 2)
+
+
+def _shared(pad: int) -> Callable[[Any, Any], Any]:
+    """A function that writes to what an array shares, behind so many instructions."""
+    lines = ["    k = 1", *["    k = -k"] * pad]
+    text = "\n".join(
+        ["def fn(x, array):", "    y = array * 2", *lines, "    torch.mul(x, 1, out=x)"]
+    )
+    names: dict[str, Any] = {"torch": torch}
+    exec(text + "\n    return y, k", names)
+    return names["fn"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("pad", range(38, 42))
+def test_a_call_behind_a_break_keeps_its_keywords(pad: int) -> None:
+    fn = _shared(pad)
+    x = torch.ones(4)
+    alike(fn, x, x.numpy())
