@@ -413,10 +413,10 @@ class CompiledFunction:
                 part.clear()
             f.at, f.keywords = captured.at, captured.keywords
             between.frames, f.unwound = [f], None
-            if self._ends(f, f.step):
-                return f.result
-            # a call takes its keywords with it: no piece begins between the two
-            if f.keywords and self._ends(f, f.step):
+            ends = self._ends(f, f.step)
+            while f.keywords:  # no piece begins between these and their call
+                ends = self._ends(f, f.step)
+            if ends:
                 return f.result
             if captured.raises and f.unwound is None:
                 self._tell_of_error(captured)

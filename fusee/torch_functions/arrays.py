@@ -314,6 +314,13 @@ def _differs(function: Any, name: str, given: list[Any], operands: list[Array]) 
     if name.strip("_") in _DIVIDE and len(given) > 1 and is_whole:
         divisor = given[1]  # where it is zero NumPy warns and gives zero; torch raises
         return isinstance(divisor, Array) or (type(divisor) is not Number and not divisor)
+    if name in ("setitem", "fill") and operands and operands[0].shadow.dtype in whole:
+        # a number has to fit, where an array would be cast
+        stored = getattr(given[-1], "shadow", given[-1])
+        is_number = type(stored) is Number and stored.kind is not bool
+        is_scalar = isinstance(stored, np.generic) and isinstance(given[-1], Array)
+        if is_number or (is_scalar and not np.can_cast(stored.dtype, operands[0].shadow.dtype)):
+            return True
     if name in ("getitem", "setitem"):  # what goes backward beside what is looked up
         key = given[1:-1] if name == "setitem" else given[1:]
         is_backward = any(type(x) is slice and type(x.step) is int and x.step < 0 for x in key)

@@ -1085,3 +1085,38 @@ def test_a_call_behind_a_break_keeps_its_keywords(pad: int) -> None:
     fn = _shared(pad)
     x = torch.ones(4)
     alike(fn, x, x.numpy())
+
+
+def _fill(array: Any, value: Any) -> None:
+    array.fill(value)
+
+
+def _element(array: Any, value: Any) -> None:
+    array[0] = value
+
+
+def _elements(array: Any, value: Any) -> None:
+    array[1:][::-1] = value
+
+
+@pytest.mark.parametrize("store", [_fill, _element, _elements])
+@pytest.mark.parametrize("divisor", [0.0, 2.0])
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32, np.bool_])
+def test_a_number_that_an_array_takes_has_to_fit(store: Any, divisor: float, kind: Any) -> None:
+    def by_mean(x: torch.Tensor, divisor: float) -> Any:
+        array, found = np.zeros(3, kind), (x / divisor).numpy()
+        store(array, found.mean())
+        return array * 2
+
+    def by_item(x: torch.Tensor, divisor: float) -> Any:
+        array = np.zeros(3, kind)
+        store(array, (x / divisor).sum().item())
+        return array * 2
+
+    def by_array(x: torch.Tensor, divisor: float) -> Any:
+        array = np.zeros(3, kind)
+        store(array, (x / (divisor + 1)).mean().numpy())
+        return array * 2
+
+    for fn in (by_mean, by_item, by_array):
+        alike(fn, torch.ones(4), divisor)
