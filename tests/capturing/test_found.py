@@ -1069,37 +1069,23 @@ def test_a_comprehensions_variable_beside_a_free_one_of_its_name() -> None:
     alike(fn, 2)
 
 
-def _shared(pad: int) -> Callable[[Any, Any], Any]:
-    """A function that writes to what an array shares, behind so many instructions."""
-    lines = ["    k = 1", *["    k = -k"] * pad]
-    text = "\n".join(
-        ["def fn(x, array):", "    y = array * 2", *lines, "    torch.mul(x, 1, out=x)"]
-    )
-    names: dict[str, Any] = {"torch": torch}
-    exec(text + "\n    return y, k", names)
-    return names["fn"]
-
-
 @pytest.mark.parametrize("pad", range(38, 42))
 def test_a_call_behind_a_break_keeps_its_keywords(pad: int) -> None:
-    fn = _shared(pad)
+    lines = ["def fn(x, array):", "    y, k = array * 2, 1", *["    k = -k"] * pad]
+    names: dict[str, Any] = {"torch": torch}
+    exec("\n".join([*lines, "    torch.mul(x, 1, out=x)", "    return y, k"]), names)
     x = torch.ones(4)
-    alike(fn, x, x.numpy())
+    alike(names["fn"], x, x.numpy())
 
 
-def _fill(array: Any, value: Any) -> None:
-    array.fill(value)
+STORES: list[Callable[[Any, Any], None]] = [
+    lambda array, value: array.fill(value),
+    lambda array, value: array.__setitem__(0, value),
+    lambda array, value: array[1:][::-1].__setitem__(..., value),
+]
 
 
-def _element(array: Any, value: Any) -> None:
-    array[0] = value
-
-
-def _elements(array: Any, value: Any) -> None:
-    array[1:][::-1] = value
-
-
-@pytest.mark.parametrize("store", [_fill, _element, _elements])
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("divisor", [0.0, 2.0])
 @pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32, np.bool_])
 def test_a_number_that_an_array_takes_has_to_fit(store: Any, divisor: float, kind: Any) -> None:

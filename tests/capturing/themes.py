@@ -3,6 +3,7 @@
 A theme adds rows to what vocabulary.py has (the same notation), so programs mix its rows with all
 others. Kinds of its own: W tensor of some rows of 3, IX integer tensor, N array, Q deque, GS
 generator that is sent to, GT generator of tensors, RG random generator, NN module, X exception.
+No row reads memory that nobody has written to (`empty`, what `resize_` adds): it differs by chance.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ OUT = Theme(
         out=<T>[:3])
     """),
     blocks=blocks("""
-        {0:T!} = torch.empty(<I> % 6)
+        {0:T!} = torch.ones(<I> % 6)
         torch.add(<T>, <T>, out={0})
         ...
 
@@ -857,9 +858,9 @@ METADATA = Theme(
     ),
     statements=words("""
         <T>.unsqueeze_(0); <T>.squeeze_(); <V>.t_(); <V>.transpose_(0, 1); <T>.resize_(2, 2);
-        <T>.resize_(6);
-        <T>.resize_(<I> % 6); <T>.set_(<T>); <T>.as_strided_((2,), (1,)); <T>.data = <T>; <V>.data =
-        <V>;
+        <T>.resize_(6).fill_(<I>);
+        <T>.resize_(<I> % 6).fill_(<I>); <T>.set_(<T>); <T>.as_strided_((2,), (1,));
+        <T>.data = <T>; <V>.data = <V>;
         <T>.requires_grad_(<B>); <T>.detach_(); <T>.resize_as_(<T>); <T>.unsqueeze_(-1).add_(1);
         <V>.swapaxes_(0, 1); <T>.data.mul_(2); <T>.data[0] = <F>; <V>.diagonal().fill_(<F>);
         <T>[1:].add_(<T>[:-1]); <T>.expand(2, 4).add_(1); <T>.as_strided((2, 2), (1, 1)).add_(1);
