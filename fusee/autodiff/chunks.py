@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten.graph import arguments, closure, dependents, is_pure, must_run
-from fusee.autodiff.joint import Joint
+from fusee.autodiff.joint import HALVES, Joint
 from fusee.autodiff.min_cut import name_of
 from fusee.fake.mode import on_metas
 from fusee.fake.rules import overloads
@@ -51,7 +51,6 @@ _MOVES = (
 _TURNS = (aten.permute.default, aten.t.default, aten.transpose.int)
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
 _LOSS, _LOSS_BACKWARD = aten.nll_loss_forward.default, aten.nll_loss_backward.default
-_HALVES = (torch.bfloat16, torch.float16)
 _NONE, _MEAN, _SUM = range(3)  # reductions of a loss
 
 
@@ -391,7 +390,7 @@ class _ChunkWriter:
 
     def _wide(self, x: fx.Node, like: fx.Node) -> fx.Node:
         """`x`, to be summed up: of 16 bits in float32."""
-        if x.meta["val"].dtype not in _HALVES:
+        if x.meta["val"].dtype not in HALVES:
             return x
         return self._call(aten._to_copy.default, x, like=like, dtype=torch.float32)
 
@@ -564,7 +563,7 @@ class _ChunkWriter:
             dims = arguments(node).get("dim") or range(rank)
             over = [0, 1] if len({d % rank for d in dims}) == rank else [0]
             dtype = node.meta["val"].dtype
-            kwargs = {"dtype": torch.float32 if dtype in _HALVES else dtype}
+            kwargs = {"dtype": torch.float32 if dtype in HALVES else dtype}
             return self._call(aten.sum.dim_IntList, x, over, like=node, **kwargs)
         left, right = list[Any](node.args)
         source = loss.turned.get(left, right)

@@ -267,7 +267,7 @@ def why_not(graph: fx.Graph) -> str | None:
 # computes the result by, in the same order of operations.
 
 
-_HALVES = (torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
 _BATCH_NORMS = (
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
@@ -311,7 +311,7 @@ def open_norm(graph: fx.Graph, node: fx.Node) -> None:
     given: Any = (*node.args, None, None)
     x, weight, bias = given[:3]
     val, statistics = x.meta["val"], node.meta["val"][1:3]
-    exact = torch.float32 if val.dtype in _HALVES else val.dtype
+    exact = torch.float32 if val.dtype in HALVES else val.dtype
     if 0 not in parts or any(s.dtype is not exact for s in statistics):
         return
     if any(type(n) is not int for s in statistics for n in s.shape) or val.dim() < 2:
