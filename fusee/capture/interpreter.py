@@ -64,6 +64,7 @@ class Interpreter(Capturing):
         self.repeated = 0
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
         self.world.recorder.is_heard = functools.partial(is_heard, self.frames, True)
+        self.world.recorder.expects = self.expects
 
     # ---------------------------------------------------------------------- names
 
@@ -353,7 +354,8 @@ class Interpreter(Capturing):
             return False
         self.checks.append(x)
         self.world.recorder.check(x)
-        node.env.note(node.a, node.op, node.b)
+        if node.is_pending():
+            node.env.note(node.a, node.op, node.b)
         return True
 
     def subscript(self, container: Any, key: Any) -> Any:

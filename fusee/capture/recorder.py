@@ -296,6 +296,7 @@ class Recorder(TorchFunctionMode):
         # by id, tensors of the program's where autograd begins; False: views without gradients
         self.leaves: dict[int, bool] = {}
         self.is_heard: Callable[[], bool] = lambda: False  # by the program, if a call raises here
+        self.expects: Callable[[Any], bool] = lambda x: False  # lets the graph check a relation
         self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
         self.is_parted = False  # whether the graph may not have both
         self.literals: dict[int, tuple[int, int]] = {}  # by id: tensors of numbers, their versions
@@ -557,6 +558,7 @@ class Recorder(TorchFunctionMode):
         elif self.inference is not inference:
             raise GraphBreak("a graph is in inference mode as a whole, or not at all")
         given = functools.partial(self._argument, name, self.asked)
+        self.symbols.check_sizes(self.expects)
         nodes, named = fx.node.map_aggregate((args, kwargs), given)
         if "from" in named:  # a keyword of Python's, and the first argument after the tensor
             named = {**named}
@@ -680,7 +682,7 @@ class Recorder(TorchFunctionMode):
 
     def check(self, holds: Any) -> None:
         """Let the graph raise where a relation of sizes that only data knows does not hold."""
-        node = self.symbols.node(holds, self.graph, self._symbol)
+        node = self.symbols.comparison(holds.node, self.graph, self._symbol)
         op = torch.ops.aten._assert_scalar.default
         made = self.graph.call_function(op, (node, f"not {holds.node}"))
         self._finish(made, None)

@@ -38,6 +38,7 @@ from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, refuse
 from fusee.sym.shape_env import (
+    BoolNode,
     FloatNode,
     Node,
     ShapeEnv,
@@ -419,6 +420,17 @@ class Symbols:
                 if symbol is not None and symbol in new:
                     self.shown.setdefault(symbol, (x, axis))
 
+    def check_sizes(self, expects: Callable[[Any], bool]) -> None:
+        """Let the graph check that no size of a call is -1, which stands for another one there."""
+        found = self.env.data.as_sizes
+        while found:
+            holds: Any = torch.SymBool(BoolNode(self.env, *found.pop()))  # type: ignore[no-untyped-call]
+            if not expects(holds):
+                raise GraphBreak(
+                    f"whether {holds.node} shows only in the data: -1 is no size of its own",
+                    "torch._check() it before, in a graph that writes to none of its inputs",
+                )
+
     def element(self, values: torch.Tensor, place: int) -> Any:
         """The integer at a place of a list, which the graph gives."""
         info = torch.iinfo(values.dtype)
@@ -588,11 +600,15 @@ class Symbols:
         if type(x) is torch.SymBool:
             if not x.node.is_pending():
                 return x.node.guarded()
-            a, b = (self.size_node(n, graph, symbol_node) for n in (x.node.a, x.node.b))
-            return graph.call_function(COMPARISONS[x.node.op], (a, b))
+            return self.comparison(x.node, graph, symbol_node)
         if type(x) is torch.SymFloat:
             return self._float(x.node, graph, symbol_node)
         return self.size_node(size_of(x), graph, symbol_node)
+
+    def comparison(self, node: Any, graph: fx.Graph, symbol_node: Any) -> fx.Node:
+        """What compares two sizes, even if what is known by now answers it."""
+        a, b = (self.size_node(n, graph, symbol_node) for n in (node.a, node.b))
+        return graph.call_function(COMPARISONS[node.op], (a, b))
 
     def _float(self, node: Any, graph: fx.Graph, symbol_node: Any) -> Any:
         if not isinstance(node, FloatNode):

@@ -94,10 +94,15 @@ def _squeezed(x: Tensor, axes: Any = None) -> Tensor:
     return _strided(x, [x.shape[k] for k in kept], [x.stride(k) for k in kept])
 
 
+def _is_negative(sizes: Sizes) -> bool:
+    """Whether an open size is, which eager refuses, or takes for another one."""
+    return any(isinstance(n, torch.SymInt) and n < 0 for n in sizes)
+
+
 @OPEN_VIEWS.rule(*overloads("expand"))
 def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
     lead = len(size) - x.dim()
-    if lead < 0:
+    if lead < 0 or _is_negative(size):
         return None
     sizes, strides = [*size], [0] * lead
     for k, (n, step) in enumerate(zip(x.shape, x.stride()), lead):
@@ -233,7 +238,7 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
     rest = [k for k, n in enumerate(sizes) if type(n) is int and n == -1]
     if len(rest) > 1 or 0 in [n for n in (*sizes, *x.shape) if type(n) is int]:
         return None
-    if any(isinstance(n, torch.SymInt) and n < 0 for n in sizes):
+    if _is_negative(sizes):
         return None
     whole = math.prod(x.shape)
     if rest:

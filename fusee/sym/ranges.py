@@ -291,6 +291,8 @@ class Unbacked:
     made      the symbols in order, and the lines that made them
     marked    sizes from outside that the program has said to be such: mark_unbacked
     required  what must hold of them in each call: else eager raises, or lays a result out otherwise
+    as_sizes  relations that torch's own code has guessed of numbers since a call was last written
+              down, and that -1 does not meet, which in a shape is no error
     is_asked  whether the program asks now; False: torch does
     refuse    raises for a question that has no answer
     """
@@ -300,6 +302,7 @@ class Unbacked:
         self.made: dict[Symbol, str] = {}
         self.marked: set[Symbol] = set()
         self.required: list[Any] = []
+        self.as_sizes: list[tuple[Size, str, Size]] = []
         self.is_asked = False
         self.refuse: Callable[[Any], NoReturn] = refuse
         self._counts: dict[int, tuple[torch.Tensor, int, Expr]] = {}  # of masks, by id
@@ -350,8 +353,18 @@ class Unbacked:
         if guessed is None:
             self.refuse(self.env.relation(a, op, b))
         if op not in ("==", "!=") or self._may_be_negative(a, b):  # it may be a check of bounds
-            self.required.append(self.env.relation(a, op if guessed else opposite, b))
+            holds = op if guessed else opposite
+            self.required.append(self.env.relation(a, holds, b))
+            if self._may_be_negative(a, b) and self._tells_minus_1(a, holds, b):
+                self.as_sizes.append((a, holds, b))
         return guessed
+
+    def _tells_minus_1(self, a: Size, op: str, b: Size) -> bool:
+        """Whether `a op b` does not hold where one of its numbers is -1."""
+        found = ({s: -1} for s in self.of(a, b) if not self.env.known(s.expr, ">=", 0))
+        return any(
+            self.env.known(substitute(a, one), op, substitute(b, one)) is False for one in found
+        )
 
     def guessed(self, a: Size, op: str, b: Size) -> bool | None:
         """Whether `a op b` of sizes that are neither 0 nor 1; None if that does not tell."""
