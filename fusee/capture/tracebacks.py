@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import opcode
 import os
 import sys
 import types
@@ -99,7 +100,9 @@ def passed(
     line: int,
 ) -> types.TracebackType:
     """A traceback's entry for a frame of the program, at one of its instructions."""
+    longer = max(0, len(code.co_code) - len(_FRAME.co_code)) // 2
     places = _FRAME.replace(
+        co_code=_FRAME.co_code + bytes((opcode.opmap["NOP"], 0)) * longer,
         co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname,
         co_firstlineno=code.co_firstlineno, co_linetable=code.co_linetable,
         co_consts=(*_FRAME.co_consts, code),
@@ -108,13 +111,14 @@ def passed(
     return types.TracebackType(following, frame, offset, line)
 
 
+# As long as the code whose lines it has: a tracer has CPython make room for as many.
 _FRAME = (lambda: (yield)).__code__
 
 
 def passing(entry: types.TracebackType) -> tuple[Any, ...]:
     """What `passed` makes an entry of, beside the one that follows."""
     frame, code = entry.tb_frame, entry.tb_frame.f_code
-    if code.co_code == _FRAME.co_code:
+    if code.co_code.startswith(_FRAME.co_code) and type(code.co_consts[-1]) is types.CodeType:
         code = code.co_consts[-1]
     return code, frame.f_globals, entry.tb_lasti, entry.tb_lineno
 

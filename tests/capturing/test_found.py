@@ -9,6 +9,7 @@ import functools
 import gc
 import heapq
 import logging
+import sys
 import types
 import warnings
 import zlib
@@ -1106,3 +1107,27 @@ def test_a_number_that_an_array_takes_has_to_fit(store: Any, divisor: float, kin
 
     for fn in (by_mean, by_item, by_array):
         alike(fn, torch.ones(4), divisor)
+
+
+@pytest.mark.parametrize("switch", [sys.settrace, sys.setprofile])
+def test_a_debugger_or_profiler_sees_the_capture(switch: Callable[[Any], None]) -> None:
+    """What is told of lines that raised has as many lines as the program's code."""
+
+    def divided(x: torch.Tensor, n: int) -> Any:
+        try:
+            return x / [1, 2][n]
+        except IndexError as error:
+            line = error.__traceback__.tb_lineno - divided.__code__.co_firstlineno
+            return x.sum(), line, [x * k for k in range(n)], (k for k in "ab")
+
+    def tracer(*event: Any) -> Any:
+        return tracer
+
+    before = sys.gettrace(), sys.getprofile()
+    switch(tracer)
+    try:
+        for n in (0, 4, 1):
+            alike(lambda x, n: [*map(str, divided(x, n)[:3])], torch.ones(3), n)
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
