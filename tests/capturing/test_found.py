@@ -1117,7 +1117,8 @@ def test_a_debugger_or_profiler_sees_the_capture(switch: Callable[[Any], None]) 
         try:
             return x / [1, 2][n]
         except IndexError as error:
-            line = error.__traceback__.tb_lineno - divided.__code__.co_firstlineno
+            raised: Any = error.__traceback__
+            line = raised.tb_lineno - divided.__code__.co_firstlineno
             return x.sum(), line, [x * k for k in range(n)], (k for k in "ab")
 
     def tracer(*event: Any) -> Any:
