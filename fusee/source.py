@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -48,6 +49,14 @@ def with_names(function: Callable[..., Any], **names: Any) -> Callable[..., Any]
     """The same function, some of whose globals are others."""
     made: Any = function
     return types.FunctionType(made.__code__, {**made.__globals__, **names}, made.__name__)
+
+
+def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function from a sequence to what it has at these places, without a frame of Python's."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    first, *_ = places or (0,)
+    return operator.itemgetter(slice(first, first + len(places) if first >= 0 else None))
 
 
 def listed(items: Iterable[object]) -> str:

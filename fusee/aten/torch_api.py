@@ -115,9 +115,10 @@ def storage_id(x: torch.Tensor) -> int:
     return found
 
 
-def storage_holders(x: Tensor) -> int:
-    """How many tensors and views share its memory, and one for asking."""
-    return int(torch._C._storage_Use_Count(storage_id(x)))
+def storage_holders(tensors: Sequence[Tensor]) -> Callable[[], list[int]]:
+    """What counts how many tensors and views share the memory of each of these, which must live."""
+    places = [*map(storage_id, tensors)]
+    return lambda: [*map(torch._C._storage_Use_Count, places)]
 
 
 def borrowed(x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.autodiff.joint import Split
 from fusee.errors import DoubleBackwardError
+from fusee.source import picker
 
 # Why a graph is differentiated by eager, for reports.
 _REASON = "double backward or gradients in batches: the graph is differentiated by eager's autograd"
@@ -98,7 +99,9 @@ class Again:
         self.nothing = HeldValues([], (), (), [], _NO_OTHERS, _NO_STATES)
         self.holds = bool(unsaved or self.generators)
         self.is_plain = not self.others and not self.generators
-        self.pick = picker(self.plain)
+        self.pick, self.pick_others = picker(self.plain), picker(self.others)
+        with_gradient = {k for k, gradient in enumerate(joint.gradients) if gradient is not None}
+        self.changing = [k for k in self.others if k in self.copied | with_gradient]
         self.told = False
 
     # -------------------------------------------------------------------------- the forward
@@ -108,7 +111,8 @@ class Again:
         found = _watch(self.pick(inputs))
         if self.is_plain:
             return HeldValues(self.plain, *found, _NO_OTHERS, _NO_STATES)
-        others = {k: self._other(k, inputs[k]) for k in self.others}
+        others = dict(zip(self.others, self.pick_others(inputs)))
+        others.update({k: self._other(k, inputs[k]) for k in self.changing})
         return HeldValues(self.plain, *found, others, [g.get_state() for g in self.generators])
 
     def hold_saved(self, held: HeldValues, saved: Sequence[Any]) -> HeldValues:
@@ -284,14 +288,6 @@ def _generator(device: torch.device | str | None) -> torch.Generator:
     if where.type != "cuda":
         return torch.default_generator
     return torch.cuda.default_generators[where.index or 0]
-
-
-def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function from a sequence to what it has at these places, without a frame of Python's."""
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    first, *_ = places or (0,)
-    return operator.itemgetter(slice(first, first + len(places) if first >= 0 else None))
 
 
 def _watch(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], list[int]]:

@@ -28,10 +28,10 @@ from fusee.aten.torch_api import (
     modified,
     without_autocast,
 )
-from fusee.autodiff.again import Again, picker
+from fusee.autodiff.again import Again
 from fusee.autodiff.joint import Gradient, Joint, Split
 from fusee.errors import InputError
-from fusee.source import HostFunction, HostSource, listed
+from fusee.source import HostFunction, HostSource, listed, picker
 
 # The inputs of a graph, one per InputSpec, to its results. A backward may empty the list that it is
 # given: what is in it then lives no longer than it is needed.

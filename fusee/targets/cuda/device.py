@@ -213,9 +213,9 @@ class Device:
             main.wait_event(stream.record_event())
         return status
 
-    def holders(self, x: Tensor) -> int:
-        """How many tensors there are in the memory of one."""
-        return storage_holders(x)
+    def holders(self, tensors: Sequence[Tensor]) -> Callable[[], list[int]]:
+        """What counts the tensors in the memory of each of some."""
+        return storage_holders(tensors)
 
     def like(self, x: Tensor) -> Callable[[], Tensor]:
         """What makes memory laid out as that of a tensor."""

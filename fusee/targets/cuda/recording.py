@@ -43,6 +43,7 @@ from fusee.loops.ir import Buffer, Extern, Kernel, Phase, Store, Values
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import writes
 from fusee.runtime.launch import Frames, FrameSpec, LaunchSpec, Program
+from fusee.source import picker
 from fusee.sym.expr import Size, Symbol, substitute
 from fusee.targets.cuda.launch import KernelBuild, Launches, runner
 
@@ -72,7 +73,7 @@ class Recordable(Protocol):
         self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
     ) -> tuple[Callable[[], None], Sequence[Any]]: ...
 
-    def holders(self, x: Tensor) -> int: ...
+    def holders(self, tensors: Sequence[Tensor]) -> Callable[[], list[int]]: ...
 
     def like(self, x: Tensor) -> Callable[[], Tensor]: ...
 
@@ -84,9 +85,9 @@ class Recordable(Protocol):
 class _CudaGraph(NamedTuple):
     """
     moved    inputs that are copied in, by `bring`; brought: those that come from the CPU
-    fresh    make memory for what the graph leaves, and `take` copies it there; results are made
-             of that
-    lent     what it leaves for a backward to read, with the number of those who always hold it
+    fresh    make memory for what the graph leaves, and `take` copies it there; `results` are made
+             of the inputs and that
+    is_lent  whether anybody still holds what it has left for a backward to read; None: nothing
     arena    is pointed to
     number   of recordings, those made earlier have lower ones
     """
@@ -97,8 +98,8 @@ class _CudaGraph(NamedTuple):
     brought: Sequence[tuple[int, Tensor]]
     fresh: Sequence[Callable[[], Tensor]]
     take: Callable[[Sequence[Tensor]], None]
-    lent: Sequence[tuple[Tensor, int]]
-    results: Sequence[Result]
+    is_lent: Callable[[], bool] | None
+    results: Result
     arena: Tensor
     number: int
 
@@ -146,6 +147,7 @@ class _OneStream:
     def move(self, more: Iterable[int]) -> None:
         self.moved = tuple(sorted({*self.moved, *more}))
         self.placed = [k for k in self.placed if k not in self.moved]
+        self.pick = picker(self.placed)
 
 
 class Replayer:
@@ -196,7 +198,7 @@ class Replayer:
             if one is None:
                 one = self._begun(self.stream())
             lender = one.pool.lender
-            if lender is not None and not any(map(self._is_wanted, *zip(*lender.lent))):
+            if lender is not None and not (lender.is_lent and lender.is_lent()):
                 lender = one.pool.lender = None
             if lender is not None and self.saved is None:
                 return self.run(*given)
@@ -208,7 +210,7 @@ class Replayer:
             if found is None:
                 return self.run(*given)
             one.recordings[key] = found  # the one used last is the last
-            if found.lent:
+            if found.is_lent is not None:
                 one.pool.lender = found
             return self._replayed(found, inputs)
         finally:
@@ -220,10 +222,6 @@ class Replayer:
             pools[stream] = _RecordingPool(self.gpu.pool())
         one = self.streams[stream] = _OneStream(pools[stream], self.tensors, self.brought)
         return one
-
-    def _is_wanted(self, x: Tensor, own: int) -> bool:
-        """Whether others hold a tensor than its `own` holders."""
-        return self.gpu.holders(x) != own
 
     def _replayed(self, found: _CudaGraph, inputs: Sequence[Any]) -> Sequence[Any]:
         if self.refuse is not None and torch.is_grad_enabled():
@@ -239,7 +237,7 @@ class Replayer:
         fresh = [make() for make in found.fresh]
         if fresh:
             found.take(fresh)
-        results = tuple([result(inputs, fresh) for result in found.results])
+        results: Sequence[Any] = found.results(inputs, fresh)
         if self.saved is not None:
             inputs.clear()  # type: ignore[attr-defined]  # a backward's is a list
         return results
@@ -252,7 +250,7 @@ class Replayer:
         )
 
     def _key(self, one: _OneStream, inputs: Sequence[Any]) -> Key:
-        return (self._sizes_of(inputs), *[inputs[k].data_ptr() for k in one.placed])
+        return (self._sizes_of(inputs), *map(Tensor.data_ptr, one.pick(inputs)))
 
     def _made_new(self, one: _OneStream, inputs: Sequence[Any]) -> _CudaGraph | None:
         """A new recording for this call; None if it is to run directly."""
@@ -306,8 +304,7 @@ class Replayer:
             lent = self._lent(mine, results)
             left: list[Tensor] = []
             made = [
-                _lends(x) if k in lent else _made(x, mine, results, left)
-                for k, x in enumerate(results)
+                None if k in lent else _made(x, mine, results, left) for k, x in enumerate(results)
             ]
         except RuntimeError as error:
             self.refused = str(error).partition("\n")[0]
@@ -318,9 +315,16 @@ class Replayer:
         left = [*map(borrowed, left)]  # what is copied out at once is the pool's again
         take = self.gpu.copies(left, into=False)
         fresh = [*map(self.gpu.like, left)]
-        held = [(x, self.gpu.holders(x)) for x in lent.values()]
-        about = held, made, one.frames.arena, next(self.together.numbers)
-        return _CudaGraph(replay, moved, bring, brought, fresh, take, *about)
+        gather = _gathered(made, [*lent.values()], len(mine) + len(left))
+        about = self._is_lent([*lent.values()]), gather, one.frames.arena
+        number = next(self.together.numbers)
+        return _CudaGraph(replay, moved, bring, brought, fresh, take, *about, number)
+
+    def _is_lent(self, lent: Sequence[Tensor]) -> Callable[[], bool] | None:
+        """What tells whether others hold any of these."""
+        count = self.gpu.holders(lent)
+        own = count()
+        return (lambda: count() != own) if lent else None
 
     def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> dict[int, Tensor]:
         """Results by number that are saved for a backward, and that nobody else gets."""
@@ -337,18 +341,36 @@ class Replayer:
         return self.recorded(*mine) if self.spread else self.recorded(list(mine))
 
 
-def _lends(x: Tensor) -> Result:
-    return lambda inputs, fresh: x.detach()
+def _gathered(made: Sequence[int | Result | None], lent: Sequence[Tensor], count: int) -> Result:
+    """What makes all results, in loops of C: a backward has hundreds.
+
+    made   per result its place among the inputs and what is fresh, `count` in all; or what makes
+           it; None: the next one that is lent
+    """
+    numbers, others = iter(range(count, count + len(lent))), [x for x in made if callable(x)]
+    last = iter(range(count + len(lent), count + len(lent) + len(others)))
+    places = [next(numbers) if x is None else next(last) if callable(x) else x for x in made]
+    pick = picker(places)
+
+    def gather(inputs: Sequence[Any], fresh: Sequence[Tensor]) -> Sequence[Any]:
+        more = [make(inputs, fresh) for make in others]
+        results: Sequence[Any] = pick((*inputs, *fresh, *map(Tensor.detach, lent), *more))
+        return results
+
+    return gather
 
 
-def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor]) -> Result:
-    """How a later call makes the result `x`; what is to be copied for it joins `left`."""
+def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor]) -> int | Result:
+    """Where a later call has the result `x` among its inputs and what is fresh, or how it makes it.
+
+    What is to be copied for it joins `left`.
+    """
     if not isinstance(x, Tensor):
         return lambda inputs, fresh: x
     size, stride, offset = x.size(), x.stride(), x.storage_offset()
     for k, y in enumerate(mine):
         if x is y:
-            return lambda inputs, fresh: inputs[k]
+            return k
         if isinstance(y, Tensor) and _shared(x, y):
             more = offset - y.storage_offset()
             return lambda inputs, fresh: inputs[k].as_strided(
@@ -359,8 +381,7 @@ def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor
     partners = [y for y in results if isinstance(y, Tensor) and _shared(x, y)]
     if len(partners) == 1 and is_dense(x):
         left.append(x)
-        number = len(left) - 1
-        return lambda inputs, fresh: fresh[number]
+        return len(mine) + len(left) - 1
     number = next((n for n, y in enumerate(left) if _shared(x, y)), len(left))
     if number == len(left):
         left.append(_whole(partners))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -134,9 +135,15 @@ class FakeGpu:
         finally:
             self.stream, self.is_capturing = before
 
-    def holders(self, x: Tensor) -> int:
+    def holders(self, tensors: Sequence[Tensor]) -> Callable[[], list[int]]:
         """Without those that a replay runs over: a graph has addresses alone."""
-        return storage_holders(x) - sum(storage_id(x) == storage_id(y) for y in self.held)
+        count, places = storage_holders(tensors), [*map(storage_id, tensors)]
+
+        def others() -> list[int]:
+            held = Counter(map(storage_id, self.held))
+            return [n - held[place] for n, place in zip(count(), places, strict=True)]
+
+        return others
 
     def like(self, x: Tensor) -> Callable[[], Tensor]:
         return partial(self._empty_strided, x.size(), x.stride(), x.dtype)
