@@ -119,12 +119,16 @@ def _cuda_states() -> States:
 def is_spent(x: torch.Tensor, passed: Sequence[Any]) -> bool:
     """Whether a backward pass from `x` would meet what those in the graph have used up.
 
-    raises   Anew if one could go on beside that: then the first is none of the graph's
+    raises   Anew if one could go on beside that: then the first is none of the graph's;
+             Lost if autograd refuses to tell
     """
     if not passed:
         return False
     with torch._C.DisableTorchFunction():
-        below = {*map(id, history(x))} if x.requires_grad and not x.is_leaf else ()
+        try:
+            below = {*map(id, history(x))} if x.requires_grad and not x.is_leaf else ()
+        except RuntimeError:
+            raise Lost("a view, made without gradients, of what was written to with them") from None
     if below and below.isdisjoint(map(id, passed)):
         raise Anew("between")
     return bool(below)

@@ -471,8 +471,9 @@ def is_watched() -> bool:
 
 def spent(x: torch.Tensor) -> torch.Tensor:
     """What a graph gives in the place of a tensor whose history a backward pass has used up."""
-    begin = torch.empty(0, requires_grad=True)
-    return _Spent.apply(begin, [x])  # type: ignore[no-untyped-call, no-any-return]
+    with torch.inference_mode(False):  # gradients are on, whatever is on where the piece began
+        begin = torch.empty(0, requires_grad=True)
+        return _Spent.apply(begin, [x])  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Spent(torch.autograd.Function):

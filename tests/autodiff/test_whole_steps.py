@@ -729,6 +729,36 @@ def test_what_autocast_keeps_may_end_at_an_older_node_of_a_leaf() -> None:
     equal(seen[:3], seen[3:])
 
 
+def test_what_is_used_up_behind_a_break_where_gradients_are_off() -> None:
+    def step(x: Tensor, flag: Tensor) -> Tensor:
+        with torch.no_grad():
+            if flag:
+                pass
+        y = x * 2
+        y.backward(torch.ones(2))
+        return y
+
+    made = AsCaptured(step)(torch.ones(2).requires_grad_(), torch.ones(()))
+    assert made.requires_grad and not made.is_leaf
+    with pytest.raises(RuntimeError, match="second time"):
+        made.backward(torch.ones(2))
+
+
+def test_a_view_whose_history_autograd_refuses_to_tell() -> None:
+    scale = torch.ones((), requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        (scale * 3).backward()
+        x = x * 2
+        first, _ = x.unbind()
+        x.mul_(scale)
+        return first
+
+    with pytest.raises(RuntimeError, match="function that returns multiple views"):
+        AsCaptured(step)(torch.ones(2)).add_(1)
+    assert scale.grad == 3
+
+
 def test_a_bad_index_leaves_all_as_it_was() -> None:
     def step(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
         o.zero_grad()
