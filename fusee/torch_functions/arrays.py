@@ -490,7 +490,9 @@ def as_numpy(
     made = x.resolve_conj().resolve_neg().numpy()
     if is_scalar:
         return made[()]
-    if strides is not None and not _has_strides(x, made, strides):
+    if strides is not None and not made.size:
+        made = np.ndarray(made.shape, made.dtype, np.empty(0, np.uint8), strides=strides)
+    elif strides is not None and not _has_strides(x, made, strides):
         order = sorted(range(made.ndim), key=lambda k: -strides[k])
         back = [order.index(k) for k in range(made.ndim)]
         made = np.ascontiguousarray(made.transpose(order)).transpose(back)
@@ -502,7 +504,8 @@ def as_numpy(
 def _rebuilt(r: Rebuild, x: Array, tensor: str) -> str:
     is_scalar = not isinstance(x.shadow, np.ndarray)
     # a view must lie where it does
-    strides = x.shadow.strides if not is_scalar and _root(x.shadow) is x.shadow else None
+    is_own = not is_scalar and (_root(x.shadow) is x.shadow or not x.shadow.size)
+    strides = x.shadow.strides if is_own else None
     about = f"{is_scalar}, {x.shadow.flags.writeable}, {strides}"
     return r.call(as_numpy, tensor, about)
 
@@ -546,7 +549,8 @@ def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
             x = m.call(getattr(torch.Tensor, way), x)
     with torch._C.DisableTorchFunction():
         plain = not (x.requires_grad or x.is_conj() or x.is_neg()) and x.device.type == "cpu"
-        strides = tuple(step * x.element_size() for step in x.stride())
+        width = x.element_size() if x.numel() else 0  # NumPy's own arrays without elements have 0
+        strides = tuple(step * width for step in x.stride())
     name = str(x.dtype).removeprefix("torch.")
     if not plain or id(x) in m.world.seen or name == "bfloat16":
         raise GraphBreak("numpy() of a tensor whose elements must be computed or moved first")
@@ -579,8 +583,16 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         raise GraphBreak("a tensor of inference mode that shares an array's memory")
     with _unheard(m):
         given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
-        plain = m.call(torch.Tensor.detach, x.tensor)
+        plain = m.call(torch.Tensor.detach, x.tensor) if x.shadow.size else _empty(m, x)
         return m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
+
+
+def _empty(m: Capturing, x: Array) -> torch.Tensor:
+    """The tensor of an array without elements, which has no memory and NumPy's strides."""
+    strides = [step // x.shadow.itemsize for step in x.shadow.strides]
+    given = {"dtype": x.tensor.dtype, "device": "cpu"}
+    found: torch.Tensor = m.call(torch.empty_strided, [*x.shadow.shape], strides, **given)
+    return found
 
 
 def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:

@@ -135,12 +135,15 @@ class Portrait:
         return self._storages.setdefault(address if size else 0, len(self._storages))
 
     def _array(self, x: np.ndarray) -> str:
-        owner = x
+        owner: Any = x
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        start = owner.__array_interface__["data"][0]
-        offset = x.__array_interface__["data"][0] - start
-        where = self._place(start, owner.nbytes)
+        start, size = owner.__array_interface__["data"][0], owner.nbytes
+        if isinstance(owner.base, torch.Tensor):  # whose memory it has a part of
+            storage = owner.base.untyped_storage()
+            start, size = storage.data_ptr(), storage.nbytes()
+        offset = x.__array_interface__["data"][0] - start if x.size else 0
+        where = self._place(start, size if x.size else 0)
         return (
             f"array {x.dtype} {list(x.shape)} strides {list(x.strides)} in storage"
             f" {where}+{offset} writeable {x.flags.writeable}"

@@ -446,3 +446,22 @@ def test_wrong_values_are_warned_of_as_numpy_does(fn: Any) -> None:
         # a graph that writes to what it is given can't run again for the sake of a warning
         assert told[0] == told[1] or (fn is _logs_in_place and told[0][0] == told[1][0])
     assert fn not in (_logs, _logs_in_place) or len(traced.graphs) == 1
+
+
+def without_elements(a: Any) -> Any:
+    made = a[:0], a[:0] * 2, a[:, :0], np.zeros((0, 3))
+    tensors = [f(x) for x in made for f in (torch.from_numpy, torch.tensor)]
+    arrays = [x.detach().numpy() for x in (torch.ones(0, 3), torch.from_numpy(a)[1:1])]
+    tensors += map(torch.from_numpy, arrays)
+    return [x.strides for x in (*made, *arrays)], made, tensors
+
+
+def test_strides_of_arrays_without_elements() -> None:
+    def told(found: Any) -> Any:
+        seen, arrays, tensors = found
+        places = [(x.stride(), x.storage_offset()) for x in tensors]
+        return seen, [x.strides for x in arrays], places
+
+    traced = Traced(without_elements)
+    assert told(traced(A.copy())) == told(without_elements(A.copy()))
+    assert traced.stops == []

@@ -1061,6 +1061,11 @@ class Doubled(torch.autograd.Function):
         return grad * 2 + x * 0
 
 
+def doubling(x):
+    x.grad_fn  # or torch dies, if x is a view whose base was written to
+    x.register_hook(lambda g: g * 2)
+
+
 NET = Net()
 HOOKED = []
 """,
@@ -1089,8 +1094,7 @@ HOOKED = []
         NET.weight.requires_grad_(<B>); log.append(<T>.requires_grad); log.append(LEAF.grad);
         MODEL.eval();
         NET(<T>).pow(2).sum().backward(); LEAF.data.add_(1); LEAF.add_(1); <T>.retain_grad();
-        <T>.backward(torch.ones(4)); <T>.mul_(LEAF); <T>[0] = LEAF[1]; <T>.register_hook(lambda g: g
-        * 2);
+        <T>.backward(torch.ones(4)); <T>.mul_(LEAF); <T>[0] = LEAF[1]; doubling(<T>);
         (LEAF * <T>).sum().backward(retain_graph=True); torch.nn.utils.clip_grad_norm_([LEAF], 1.0);
         NET.layers.append(torch.nn.ReLU()); NET.extra = <I>; NET.weight.data.mul_(0.5);
         log.append(NET.seen);
