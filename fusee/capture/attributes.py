@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture import symbols
+from fusee.capture import mirrors, symbols
 from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import VALUES, Computed, Varying
 from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
@@ -191,7 +191,9 @@ class Capturing(Semantics):
     def in_order(self, x: Any) -> Any:
         """The same, for what goes through it: the order of a set from outside is a fact then."""
         if isinstance(x, set) and self.is_outside(x):
-            return self.world.in_order(x)
+            return mirrors.in_order(self.world, x)
+        if id(x) in self.world.frozen:
+            mirrors.read_order(self.world, x)
         return self.plain(x)
 
     def look(self, objects: Iterable[Any], methods: tuple[str, ...] = ()) -> None:
@@ -213,7 +215,7 @@ class Capturing(Semantics):
                 continue
             seen.add((id(x), is_held))
             if "__repr__" in methods and issubclass(cls, (set, frozenset)):
-                self.world.passing.append("the order of a set")
+                mirrors.read_order(self.world, x)
             is_container = issubclass(cls, (*CONTAINERS, tuple))
             is_outside = self.is_outside(x)
             if methods and is_container:

@@ -147,6 +147,7 @@ class World:
         self.later: list[Later] = []
         self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
         self.hashed: dict[int, Origin] = {}  # tensors, by id of the fake
+        self.frozen: dict[int, Origin] = {}  # frozensets that are known by value
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.numbers: dict[Origin, Number] = {}
         self.symbols = Symbols(where, self.mode)
@@ -236,12 +237,8 @@ class World:
             return self._load_tuple(obj, origin)
         if type(obj) is slice:
             return self._load_slice(obj, origin)
-        if type(obj) is frozenset and all(type(item) in EXACT for item in obj):
-            self._exactly(obj, origin)
+        if type(obj) is frozenset and self._load_frozen(obj, origin):
             return obj
-        if type(obj) is frozenset and all(map(is_named, obj)):
-            self.fact(guards.EqualsMatch, origin, obj)
-            return self._hold_items(obj, origin)
         if known is not None:
             self.fact(guards.Alias, origin, known)
             return obj
@@ -473,12 +470,23 @@ class World:
             else:
                 items.append(self.load(item, part))
 
-    def _hold_items(self, obj: Any, origin: Origin) -> Any:
+    def _load_frozen(self, obj: frozenset[Any], origin: Origin) -> bool:
+        """Make a fact of a set, if all that it holds is known by value or by name."""
+        if all(type(item) in EXACT for item in obj):
+            self._exactly(obj, origin)
+        elif all(map(is_named, obj)):
+            self.fact(guards.EqualsMatch, origin, obj)
+            self._hold_items(obj, origin)
+        else:
+            return False
+        self.frozen[id(obj)] = origin
+        return True
+
+    def _hold_items(self, obj: Any, origin: Origin) -> None:
         """Know the functions and classes in a set that is a fact."""
         for item in obj:
             if not is_scalar(item):
                 self.hold(item, f"an element of {origin}")
-        return obj
 
     def _load_slice(self, obj: Any, origin: Origin) -> Any:
         self.fact(guards.TypeMatch, origin, slice)
@@ -643,18 +651,6 @@ class World:
         if mirror.tail:
             mirror.copy.extend(mirror.tail)
         return mirror.copy
-
-    def in_order(self, obj: Any) -> Any:
-        """The copy of a set from outside that somebody goes through: its order is a fact, too.
-
-        It hangs on all that was ever done to the set, so a copy that is changed has another.
-        """
-        copy, mirror = self.whole(obj), self.mirror(obj)
-        if mirror.is_changed() or [*copy] != [*obj]:
-            raise GraphBreak("the order of a set from outside, which a copy has not")
-        order = ResultOf(mirror.origin, tuple, "the order of ")
-        self.fact(guards.EqualsMatch, order, tuple(obj))
-        return copy
 
     def append(self, obj: list[Any], value: Any) -> None:
         """`obj.append(value)` of a list from outside: what it has already is no fact."""

@@ -40,7 +40,7 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
-from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_of
+from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_of, read_order
 from fusee.capture.recorder import effects
 from fusee.capture.sources import IN_C, is_trusted
 from fusee.capture.torch_api import FakeTensor
@@ -489,7 +489,7 @@ class Interpreter(Capturing):
                 return iter(x)
             raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
         if isinstance(x, (set, frozenset)):
-            self.world.passing.append("the order of a set")
+            read_order(self.world, x)
         return iter(x)
 
     def next(self, iterator: Any) -> Any:

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fusee.capture.frame import ABSENT, FIXED, is_scalar
-from fusee.capture.sources import Origin
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import EqualsMatch
+from fusee.capture.sources import Origin, ResultOf
 from fusee.capture.tracebacks import Line
 from fusee.source import Args, Kwargs
 
@@ -94,6 +96,28 @@ class Mirror:
                 for key, value in self.writes.items()
             )
         return [*map(id, self.copy)] != [*map(id, self.before)]
+
+
+def in_order(world: Any, obj: Any) -> Any:
+    """The copy of a set from outside that somebody goes through: its order is a fact, too.
+
+    It hangs on all that was ever done to the set, so a copy that is changed has another.
+    """
+    copy, mirror = world.whole(obj), world.mirror(obj)
+    if mirror.is_changed() or [*copy] != [*obj]:
+        raise GraphBreak("the order of a set from outside, which a copy has not")
+    world.fact(EqualsMatch, ResultOf(mirror.origin, tuple, "the order of "), tuple(obj))
+    return copy
+
+
+def read_order(world: Any, x: Any) -> None:
+    """Note that the program sees the order of a set, or of the copy of one from outside."""
+    world.passing.append("the order of a set")
+    for mirror in [*world.mirrors.values()]:
+        if x is mirror.copy or x is mirror.obj:
+            in_order(world, mirror.obj)
+    if id(x) in world.frozen:
+        world.fact(EqualsMatch, ResultOf(world.frozen[id(x)], tuple, "the order of "), tuple(x))
 
 
 def _same_items(a: Any, b: Any) -> bool:

@@ -1132,3 +1132,24 @@ def test_a_debugger_or_profiler_sees_the_capture(switch: Callable[[Any], None]) 
     finally:
         sys.settrace(before[0])
         sys.setprofile(before[1])
+
+
+SHOWS: list[Any] = [repr, "{}".format, lambda x: f"{[x]}", lambda x: [*x], lambda x: [*x | {17}]]
+
+
+@pytest.mark.parametrize("show", SHOWS)
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_the_order_of_a_set(kind: Any, show: Any) -> None:
+    """It hangs on what was ever done to the set, and a copy has another."""
+
+    def fn(pool: Any) -> Any:
+        for k in [1, 9] if kind is set else []:
+            pool.discard(k)
+            pool.update([1, 9])
+        return show(pool)
+
+    def told(run: Callable[..., Any]) -> Any:
+        pools = [kind([1, 9]), kind([9, 1]), kind([1, 9, 17])]
+        return [run(pool) for pool in pools for _ in range(2)]
+
+    assert told(Traced(fn)) == told(fn)
