@@ -26,6 +26,7 @@ from fusee.capture.recorder import BODY, effects, written_by
 from fusee.capture.torch_api import (
     FakeTensor,
     SelectiveMode,
+    State,
     apply_function,
     graph_module,
     higher_order,
@@ -67,16 +68,19 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         return _checkpoint_reentrant(m, *given)
     if cls in m.made_classes or kwargs:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
-    needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
+    with torch._C.DisableTorchFunction():
+        needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]
     is_grad = torch.is_grad_enabled()
     calls = m.world.recorder.calls
     if not (is_grad and any(needs)):  # nothing goes backward: it is what its lines do
-        m.call(set_grad_enabled, False)
+        _switch_grad(m, False)
         try:
             return _run_forward(m, cls, given, _Context((False,) * len(needs)))
         finally:
-            m.call(set_grad_enabled, is_grad)
+            _switch_grad(m, is_grad)
+    if m.modes:
+        raise GraphBreak(f"a function mode hears what {cls.__qualname__} computes")
     with m.world.recorder.apart():
         set_grad_enabled(False)
         try:
@@ -93,6 +97,14 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     apply.__name__ = apply.__qualname__ = cls.__name__
     apply.__module__ = cls.__module__
     return m.world.recorder.call_whole(apply, *map(m.deep, given))
+
+
+def _switch_grad(m: Capturing, is_on: bool) -> None:
+    """Switch gradients, of which no function mode hears."""
+    before = State.now()
+    with torch._C.DisableTorchFunction():
+        set_grad_enabled(is_on)
+    m.world.recorder.switch(before, State.now())
 
 
 def _run_forward(m: Capturing, cls: Any, given: Args, context: _Context) -> Any:

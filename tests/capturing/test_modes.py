@@ -182,6 +182,17 @@ def test_guards_are_not_seen_by_a_mode() -> None:
 PARAMETER = torch.nn.Parameter(torch.ones(3))
 
 
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.sin(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return torch.cos(ctx.saved_tensors[0]) * grads[0]
+
+
 def _asserted(x: Tensor) -> Tensor:
     assert x
     return x * 1
@@ -199,6 +210,7 @@ def _asserted(x: Tensor) -> Tensor:
         lambda x, n: torch.get_default_device(),
         lambda x, n: (x.add_(n), x**2, 2**x),
         lambda x, n: _asserted(x.max() >= n),
+        lambda x, n: Sine.apply(x),
     ],
 )
 def test_a_mode_hears_what_it_hears_in_eager(call: Callable[..., Any]) -> None:
@@ -212,6 +224,15 @@ def test_a_mode_hears_what_it_hears_in_eager(call: Callable[..., Any]) -> None:
         with other:
             got = traced(y, n)
         assert other.seen == one.seen and shape_of(got) == shape_of(want), traced.stops
+
+
+def test_a_mode_changes_what_an_autograd_function_computes() -> None:
+    def fn(x: Tensor) -> Any:
+        with Doubled():
+            return Sine.apply(x)
+
+    x = torch.ones(3, requires_grad=True)
+    assert torch.equal(Traced(fn)(x), fn(x))
 
 
 def test_looking_for_one_of_many_versions_is_not_seen_by_a_mode() -> None:
