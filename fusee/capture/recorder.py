@@ -731,13 +731,13 @@ class Recorder(TorchFunctionMode):
 
     def without_switches(self, graph: fx.Graph, ambient: bool) -> bool:
         """Whether a graph is to begin with gradients, where the program does so or not: if any of
-        its calls has some. It then switches only where it must."""
-        mode, calls = ambient, []
+        its calls has some. It then switches only where it must. In inference mode none has."""
+        mode, calls = ambient and not self.inference, []
         for node in list(graph.nodes):
             if node.target is set_grad_enabled:
-                mode = bool(node.args[0])
+                mode = bool(node.args[0]) and not self.inference
                 graph.erase_node(node)
-            elif node.op not in ("placeholder", "output"):
+            elif node.op not in ("placeholder", "output") and node.target not in STATE_SWITCHES:
                 calls.append((node, mode))
         begin = now = any(wanted for _, wanted in calls) if calls else ambient
         for node, wanted in (*calls, (next(iter(reversed(graph.nodes))), begin)):

@@ -44,6 +44,11 @@ def with_gradients_on(x: T) -> T:
     return y, torch.is_grad_enabled()
 
 
+def with_gradients_on_and_autocast(x: T) -> T:
+    with torch.autocast("cpu"), torch.inference_mode(), torch.enable_grad():
+        return (x @ x.t()).sin()
+
+
 def before_and_within(x: T) -> T:
     a = x + 1
     with torch.inference_mode():
@@ -88,7 +93,10 @@ def _kinds(found: T) -> list[tuple[bool, bool]]:
     return [(x.is_inference(), x.requires_grad) for x in tensors]
 
 
-WHOLE = [within, decorated, switched_off, with_gradients_on, ends_autocast, gradients_again]
+WHOLE = [
+    within, decorated, switched_off, with_gradients_on, with_gradients_on_and_autocast,
+    ends_autocast, gradients_again,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -109,8 +117,9 @@ def test_results_are_of_the_kind_that_eager_gives(fn: Callable[..., Any]) -> Non
 @pytest.mark.parametrize("fn", WHOLE)
 def test_compiled_by_fusee_itself(fn: Callable[..., Any]) -> None:
     fast = api.compile(fn, fullgraph=True)
-    torch.testing.assert_close(fast(X), fn(X))
-    assert _kinds(fast(X)) == _kinds(fn(X))
+    for x in (X, X.clone().requires_grad_() * 1):
+        torch.testing.assert_close(fast(x), fn(x))
+        assert _kinds(fast(x)) == _kinds(fn(x))
 
 
 @pytest.mark.parametrize(
