@@ -214,10 +214,19 @@ class _Attempt:
         try:
             self._state(rebuild)
             self._write_effects(rebuild)
+            self._guard_writes(list(self.recorder.graph.nodes))
         except (Lost, GraphBreak):
             return False
-        nodes = list(self.recorder.graph.nodes)
-        return not (self.recorder.writers(nodes) and _keep_apart(self.world, nodes))
+        return True
+
+    def _guard_writes(self, nodes: list[fx.Node]) -> tuple[str, ...]:
+        """The names of the calls that change inputs; Lost where these are none to be changed."""
+        changes = tuple(node.name for node in self.recorder.writers(nodes))
+        if changes:
+            _keep_apart(self.world, nodes)
+            if not self.recorder.inference:
+                _keep_ordinary(self.world, nodes)
+        return changes
 
     def _start(self) -> Frame:
         place, world = self.place, self.world
@@ -336,11 +345,7 @@ class _Attempt:
     ) -> tuple[list[str], list[str], str]:
         """What comes before the call of a graph, the call, and what takes later errors."""
         nodes, before, more = list(graph.graph.nodes), [], ""
-        changes = tuple(node.name for node in self.recorder.writers(nodes))
-        if changes and (shared := _keep_apart(self.world, nodes)):
-            raise Lost(f"{shared} share memory, and it is written to")
-        if changes and not self.recorder.inference:
-            _keep_ordinary(self.world, nodes)
+        changes = self._guard_writes(nodes)
         if changes and self.machine.checks and not self.machine.policy.is_exporting:
             raise Anew("unchecked")
         is_one = not (self.recorder.is_parted or self.machine.policy.is_exporting)
@@ -413,11 +418,11 @@ def _keep_ordinary(world: World, nodes: list[fx.Node]) -> None:
             )
 
 
-def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> str:
+def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
     """Guard that what others must not share is apart from what else a graph that writes is given.
 
     Tensors of arrays would not know of a write; and who shares memory with what has gradients since
-    a write has some too. The words for two that do share some; "" if none do
+    a write has some too.
     """
     inputs = {origin: x for x, origin in world.inputs.values()}
     alone = [array for _, _, array in world.arrays.values()]
@@ -432,9 +437,8 @@ def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> str:
                 if other is one or isinstance(x, torch.nn.Parameter):
                     continue
                 if overlap(inputs[one], x):
-                    return f"{one} and {other}"
+                    raise Lost(f"{one} and {other} share memory, and it is written to")
                 world.fact(NoOverlap, one, other)
-    return ""
 
 
 # ---------------------------------------------------------------------------- copies

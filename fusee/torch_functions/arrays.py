@@ -583,16 +583,11 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         raise GraphBreak("a tensor of inference mode that shares an array's memory")
     with _unheard(m):
         given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
-        plain = m.call(torch.Tensor.detach, x.tensor) if x.shadow.size else _empty(m, x)
+        plain = m.call(torch.Tensor.detach, x.tensor)
+        if not x.shadow.size:  # it has no memory, and NumPy's strides
+            strides = [step // x.shadow.itemsize for step in x.shadow.strides]
+            plain = m.call(plain.new_empty_strided, [*x.shadow.shape], strides)
         return m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
-
-
-def _empty(m: Capturing, x: Array) -> torch.Tensor:
-    """The tensor of an array without elements, which has no memory and NumPy's strides."""
-    strides = [step // x.shadow.itemsize for step in x.shadow.strides]
-    given = {"dtype": x.tensor.dtype, "device": "cpu"}
-    found: torch.Tensor = m.call(torch.empty_strided, [*x.shadow.shape], strides, **given)
-    return found
 
 
 def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:

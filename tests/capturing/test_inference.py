@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fusee import api
-from tests.capturing.same import same
+from fusee.capture import trace
+from tests.capturing.same import Traced, same
 
 T = Any
 X = torch.arange(6.0).reshape(2, 3)
@@ -141,3 +142,24 @@ def test_writes_to_inference_tensors_are_refused(program: Any) -> None:
             compiled(x, torch.ones(3))
         with torch.inference_mode():
             compiled(x, torch.ones(3))
+
+
+def test_a_refused_write_takes_a_few_attempts_to_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the program before it is."""
+    attempts, begin = [], trace._Attempt.__init__
+    monkeypatch.setattr(
+        trace._Attempt, "__init__", lambda *args: attempts.append(1) or begin(*args)
+    )
+
+    def program(x: T) -> T:
+        y = x
+        for _ in range(50):
+            y = y + 1
+        x.add_(1)
+        return y
+
+    with torch.inference_mode():
+        x = torch.ones(3)
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        Traced(program)(x)
+    assert len(attempts) <= 6
