@@ -14,6 +14,7 @@ import inspect
 import itertools
 import operator
 import re
+import sys
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -45,7 +46,7 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.sources import IN_C, Source
+from fusee.capture.sources import IN_C, Source, given_by
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, of_subclass, spent
 from fusee.capture.tracebacks import calling_from, passed, passing
@@ -388,7 +389,10 @@ class Rebuild:
             named.add("args")  # with a list that may hold other exceptions by now
         more = "__traceback__", "__cause__", "__context__", "__suppress_context__"
         for key in (*sorted(named), *more):
-            if getattr(x, key, None):  # the last one last: setting the cause sets it too
+            is_first = x.__context__ is None or x.__context__ is sys.exception()
+            if key == "__context__" and x.__traceback__ and is_first:  # but for what callers handle
+                self.lines.append(f"{name}.{key} = {self.source.variable(given_by(sys.exception))}")
+            elif getattr(x, key, None):  # the last one last: setting the cause sets it too
                 self.lines.append(f"{name}.{key} = {yield getattr(x, key)}")
 
     # ---------------------------------------------------------------------- effects

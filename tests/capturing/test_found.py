@@ -1153,3 +1153,27 @@ def test_the_order_of_a_set(kind: Any, show: Any) -> None:
         return [run(pool) for pool in pools for _ in range(2)]
 
     assert told(Traced(fn)) == told(fn)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_error_that_is_kept_has_the_context_that_its_caller_handles(first: int) -> None:
+    def fn() -> Any:
+        found: list[Exception] = []
+        for _ in range(2):
+            try:
+                raise ValueError(*found)
+            except ValueError as error:
+                found.append(error)
+        return found
+
+    traced = Traced(fn)
+    outer = [None, KeyError(), TypeError()]
+    for handled in (*outer[first:], *outer[:first]):
+        try:
+            if handled is not None:
+                raise handled
+            found = traced()
+        except (KeyError, TypeError):
+            found = traced()
+        assert [error.__context__ for error in found] == [handled, handled]
+    assert traced.entries == 1
