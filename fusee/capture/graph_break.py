@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
+from fusee.fake.backward import goes_beside
 from fusee.fake.layouts import is_dense
 from fusee.source import Args, Kwargs
 
@@ -126,10 +127,16 @@ def is_spent(x: torch.Tensor, passed: Sequence[Any]) -> bool:
         return False
     with torch._C.DisableTorchFunction():
         try:
-            below = {*map(id, history(x))} if x.requires_grad and not x.is_leaf else ()
+            below = {*history(x)} if x.requires_grad and not x.is_leaf else set()
         except RuntimeError:
             raise Lost("a view, made without gradients, of what was written to with them") from None
-    if below and below.isdisjoint(map(id, passed)):
+        # a tensor is there in the place of nodes that save nothing
+        used_up = {one for one in passed if not isinstance(one, Tensor)}
+        try:
+            goes_on = bool(below) and (below.isdisjoint(used_up) or goes_beside(x, used_up))
+        except RuntimeError:  # what is saved was written to, and a pass will say so
+            goes_on = True
+    if goes_on:
         raise Anew("between")
     return bool(below)
 

@@ -7,7 +7,7 @@ is what eager gives.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,21 @@ def saves(node: Any) -> bool:
     """
     found = [getattr(node, name) for name in _saved(node.__class__)]
     return any(isinstance(x, (Tensor, tuple)) for x in found)
+
+
+def goes_beside(x: Tensor, used_up: Collection[Any]) -> bool:
+    """Whether a pass from `x` gets past what saves something to a leaf, and meets nothing of
+    `used_up` on its way."""
+    row, known = [(x.grad_fn, False)], set()
+    while row:
+        at = node, has_saved = row.pop()
+        if node is None or node in used_up or at in known:
+            continue
+        known.add(at)
+        if has_saved and hasattr(node, "variable"):
+            return True
+        row += [(below, has_saved or saves(node)) for below, _ in node.next_functions]
+    return False
 
 
 @functools.cache

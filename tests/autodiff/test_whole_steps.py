@@ -744,6 +744,22 @@ def test_what_is_used_up_behind_a_break_where_gradients_are_off() -> None:
         made.backward(torch.ones(2))
 
 
+def test_a_pass_that_goes_beside_the_one_in_the_graph() -> None:
+    first, other = (torch.ones((), requires_grad=True) for _ in range(2))
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = first * x
+        y.backward()
+        return other**3 * y, y * 2
+
+    for run in (AsCaptured(step), step):  # whose results hold the leaves
+        beside, spent = run(torch.ones(()))
+        assert torch.autograd.grad(beside, other)[0] == 3
+        for x in (beside, spent):
+            with pytest.raises(RuntimeError, match="second time"):
+                torch.autograd.grad(x, first, allow_unused=True)
+
+
 def test_a_view_whose_history_autograd_refuses_to_tell() -> None:
     scale = torch.ones((), requires_grad=True)
 
