@@ -147,6 +147,7 @@ class World:
         self.later: list[Later] = []
         self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
         self.hashed: dict[int, Origin] = {}  # tensors, by id of the fake
+        self.of_arrays: dict[int, torch.Tensor] = {}  # those whose memory is an array's
         self.frozen: dict[int, Origin] = {}  # frozensets that are known by value
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.numbers: dict[Origin, Number] = {}

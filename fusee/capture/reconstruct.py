@@ -54,6 +54,12 @@ from fusee.capture.tracebacks import calling_from, passed, passing
 # ---------------------------------------------------------------------------- rebuild
 
 
+def _of_array(x: torch.Tensor) -> torch.Tensor:
+    """What torch.from_numpy() makes of an array that lies here: nobody can resize its memory."""
+    with torch._C.DisableTorchFunction():
+        return torch.from_numpy(x.numpy())
+
+
 def _resumed(
     nested: Nested,
     code: types.CodeType,
@@ -190,6 +196,8 @@ class Rebuild:
         elif is_spent(x, self.world.passed or ()):
             self.outputs[-1] = self.world.recorder.call(torch.Tensor.detach, x)
             text = self._named(self.call(spent, text))
+        elif id(x) in self.world.of_arrays:
+            text = self._named(self.call(_of_array, text))
         kind, mirror = self.world.seen.get(id(x), (None, self.world.put_on.get(id(x))))
         if mirror is None:
             return text

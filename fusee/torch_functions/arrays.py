@@ -587,7 +587,10 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         if not x.shadow.size:  # it has no memory, and NumPy's strides
             strides = [step // x.shadow.itemsize for step in x.shadow.strides]
             plain = m.call(plain.new_empty_strided, [*x.shadow.shape], strides)
-        return m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
+        found = m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
+    if found is plain and x.shadow.size:
+        m.world.of_arrays[id(found)] = found
+    return found
 
 
 def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:

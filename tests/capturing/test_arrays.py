@@ -465,3 +465,16 @@ def test_strides_of_arrays_without_elements() -> None:
     traced = Traced(without_elements)
     assert told(traced(A.copy())) == told(without_elements(A.copy()))
     assert traced.stops == []
+
+
+def test_memory_of_arrays_stays_as_large_as_it_is() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x * 2, torch.from_numpy((x * 2).numpy()[1:]), torch.as_tensor(x.numpy())
+
+    for run in (Traced(fn), fn):
+        ours, *of_arrays = run(torch.ones(4))
+        assert ours.resize_(9).numel() == 9
+        for made in of_arrays:
+            assert made.storage_offset() == 0
+            with pytest.raises(RuntimeError, match="not resizable"):
+                made.resize_(9)
