@@ -84,17 +84,20 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any) -> None:
     """raises  TraceError if elements of a target share memory, or it lies partly over an operand"""
-    others = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor)]
+    others: dict[int, list[torch.Tensor]] = {}  # by memory
+    for other in pytree.tree_leaves(operands):
+        if isinstance(other, torch.Tensor):
+            value = t.value(other)
+            others.setdefault(id(value.store), []).append(value.tensor)
     for target in pytree.tree_leaves(list(targets)):
-        x = t.value(target).tensor
+        written = t.value(target)
+        x = written.tensor
         if not _is_static(x):
             continue
         if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride())):
             raise t.b.unsupported(f"{op} writes to elements that share memory")
-        for other in others:
-            value = t.value(other)
-            same = value.store is t.value(target).store and value.tensor is not x
-            if same and _is_static(value.tensor) and _is_partial(x, value.tensor):
+        for y in others.get(id(written.store), ()):
+            if y is not x and _is_static(y) and _is_partial(x, y):
                 raise t.b.unsupported(f"{op} writes to memory that it reads as another tensor")
 
 

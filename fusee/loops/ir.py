@@ -252,7 +252,7 @@ def _infix(name: str) -> tuple[Infix, Infix]:
 class Value:
     """One scalar per point of the axes. Made only by a Values table: equal means identical."""
 
-    __slots__ = ("args", "attr", "cost", "dtype", "op", "operands", "table")
+    __slots__ = ("args", "attr", "cost", "dtype", "op", "operands", "order", "table")
     table: Values
     op: str
     args: tuple[Value, ...]
@@ -260,6 +260,7 @@ class Value:
     attr: Any
     cost: int  # additions that computing it takes, shared parts counted each time
     operands: tuple[Value, ...]  # args, and the values inside its index expressions
+    order: tuple[Value, ...]  # of `walk`, once that was asked for; until then empty
 
     # Python's operators are those of the vocabulary; a number is a literal of the other's dtype.
     # Equality stays identity.
@@ -309,7 +310,7 @@ class Values:
             row = SCALAR_OPS.get(op)
             own = row.heavy if row else int(op not in ("const", "index", "acc"))
             found.cost = min(own + sum(arg.cost for arg in args), MOST)
-            found.operands = args
+            found.operands, found.order = args, ()
             if op in ("load", "index"):
                 hidden = payloads(index_of(found))
                 found.operands += tuple(hidden)
@@ -435,22 +436,27 @@ def index_of(value: Value) -> Size:
     return 0
 
 
-def walk(roots: Iterable[Value]) -> list[Value]:
+def walk(roots: Iterable[Value]) -> Sequence[Value]:
     """Every value below `roots`, operands before users, each once."""
-    done: dict[int, None] = {}
-    order: list[Value] = []
-    stack: list[tuple[Value, bool]] = [(root, False) for root in reversed(list(roots))]
+    orders = [root.order or _ordered(root) for root in roots]
+    if len(orders) == 1:
+        return orders[0]
+    return [*{id(value): value for order in orders for value in order}.values()]
+
+
+def _ordered(root: Value) -> tuple[Value, ...]:
+    """What `walk` gives for one value, which keeps it: values do not change."""
+    done: dict[int, Value] = {}
+    stack = [root]
     while stack:
-        value, ready = stack.pop()
-        if id(value) in done:
-            continue
-        if ready:
-            done[id(value)] = None
-            order.append(value)
+        value = stack[-1]
+        left = [arg for arg in value.operands if id(arg) not in done]
+        if left:
+            stack += left
         else:
-            stack.append((value, True))
-            stack.extend([(arg, False) for arg in value.operands if id(arg) not in done])
-    return order
+            done[id(stack.pop())] = value
+    root.order = tuple(done.values())
+    return root.order
 
 
 def rewrite(

@@ -387,7 +387,7 @@ def reads(step: Loop | Extern | Kernel) -> list[Buffer]:
     return step.reads_memo
 
 
-def reads_back(phases: Sequence[Phase], orders: Sequence[list[Value]]) -> bool:
+def reads_back(phases: Sequence[Phase], orders: Sequence[Sequence[Value]]) -> bool:
     """Whether a phase reads what another one stores, or it stores at other points of its own.
 
     What a point reads and then overwrites, once all phases are over, is its own.

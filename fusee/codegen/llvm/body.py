@@ -88,7 +88,7 @@ class Tile:
 
 
 def choose_vectors(
-    kernel: Kernel, orders: Sequence[list[Value]], lane: Symbol | None, machine: Machine
+    kernel: Kernel, orders: Sequence[Sequence[Value]], lane: Symbol | None, machine: Machine
 ) -> tuple[Symbol | None, list[Stage], Tile | None]:
     """The axis that vectors run along, how, and in which tile.
 
@@ -112,7 +112,7 @@ def choose_vectors(
 
 
 def _tile(
-    kernel: Kernel, orders: Sequence[list[Value]], lane: Symbol, lanes: int, machine: Machine
+    kernel: Kernel, orders: Sequence[Sequence[Value]], lane: Symbol, lanes: int, machine: Machine
 ) -> Tile | None:
     """The tile that serves a kernel whose vectors run along `lane`, or None."""
     if kernel.ordered or lanes < 4 or any(p.inner for p in kernel.phases):
@@ -314,11 +314,13 @@ class Body:
     `masks_sums`: the lanes run along a reduced axis, so those beyond its end must change nothing.
     """
 
-    def __init__(self, ctx: Context, orders: Mapping[int, list[Value]], masks_sums: bool) -> None:
+    def __init__(
+        self, ctx: Context, orders: Mapping[int, Sequence[Value]], masks_sums: bool
+    ) -> None:
         self.ctx, self.writer = ctx, ctx.writer
         self.orders, self.masks_sums = orders, masks_sums
 
-    def order(self, phase: Phase) -> list[Value]:
+    def order(self, phase: Phase) -> Sequence[Value]:
         return self.orders[id(phase)]
 
     def sum_mask(self) -> str | None:
@@ -703,7 +705,7 @@ def is_short(phase: Phase) -> bool:
 
 
 def choose_stages(
-    phases: Sequence[Phase], orders: Sequence[list[Value]], lane: Symbol, machine: Machine
+    phases: Sequence[Phase], orders: Sequence[Sequence[Value]], lane: Symbol, machine: Machine
 ) -> list[Stage]:
     """The loops along `lane`, one after the other."""
     lanes = machine.bits // _element_bits(phases, orders)
@@ -726,7 +728,7 @@ def choose_stages(
     return [Stage(copies, lanes), *middle, Stage(1, 1)]
 
 
-def _element_bits(phases: Sequence[Phase], orders: Sequence[list[Value]]) -> int:
+def _element_bits(phases: Sequence[Phase], orders: Sequence[Sequence[Value]]) -> int:
     """The width that a vector is filled with: the widest, but 64 only if most values are."""
     widths: list[int] = []
     for phase, order in zip(phases, orders, strict=True):
@@ -758,7 +760,7 @@ def _copies(phase: Phase, order: Sequence[Value], lane: Symbol) -> int:
     return 4 if weight <= FEW else 2 if weight <= SOME else 1
 
 
-def outlined(orders: Iterable[list[Value]]) -> frozenset[tuple[str, torch.dtype]]:
+def outlined(orders: Iterable[Sequence[Value]]) -> frozenset[tuple[str, torch.dtype]]:
     """The elementary functions, by op and dtype, of which a kernel has too many to inline them."""
     values = (value for order in orders for value in order)
     counts = Counter((v.op, v.dtype) for v in values if v.op in SCALAR_OPS)
@@ -766,7 +768,7 @@ def outlined(orders: Iterable[list[Value]]) -> frozenset[tuple[str, torch.dtype]
     return frozenset(key for key in heavy if SCALAR_OPS[key[0]].heavy >= HEAVY)
 
 
-def is_light(orders: Sequence[list[Value]]) -> bool:
+def is_light(orders: Sequence[Sequence[Value]]) -> bool:
     """True if a kernel does little more than move data."""
     plain = ("const", "index", "load", "acc", "cast")
     return sum(value.op not in plain for order in orders for value in order) <= FEW and not any(
