@@ -9,6 +9,11 @@ torch's functorch partitioner; there, only what is saved has a cost.
 
 node.meta["recompute"] is the number of a checkpointed region: all inside is computed once more,
 whatever it costs, and nothing but what leaves the region is saved; or "save": never once more.
+
+Cuts are found by Dinic's algorithm, with distances counted towards the sink: the nearest to it.
+
+source   E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power
+         estimation", Soviet Math. Doklady 11 (1970)
 """
 
 from __future__ import annotations
@@ -33,7 +38,6 @@ from fusee.aten.graph import (
     memory_root,
     must_run,
 )
-from fusee.autodiff.flow import Network
 from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS
@@ -489,3 +493,82 @@ def is_saved_by_eager(node: fx.Node) -> bool:
 def _may_repeat(node: Any) -> bool:
     """Whether running the node a second time gives the same value and nothing else."""
     return not isinstance(node, fx.Node) or node.op != "call_function" or is_pure(node)
+
+
+class Network:
+    """A directed network of `count` vertices, numbered from 0."""
+
+    def __init__(self, count: int) -> None:
+        # Arc 2k leads where arc 2k+1 comes from: pushing through one makes room in the other.
+        self._arcs: list[list[int]] = [[] for _ in range(count)]
+        self._head: list[int] = []
+        self._room: list[int] = []
+
+    def add(self, tail: int, head: int, capacity: int) -> None:
+        """An arc from `tail` to `head`."""
+        self._arcs[tail].append(len(self._head))
+        self._arcs[head].append(len(self._head) + 1)
+        self._head += (head, tail)
+        self._room += (capacity, 0)
+
+    def minimum_cut(self, source: int, sink: int) -> tuple[int, bytearray]:
+        """Push a maximum flow: its value, and for each vertex whether it is on the sink's side.
+
+        The arcs into that side from the rest are a minimum cut. Call it once.
+        """
+        value = 0
+        while True:
+            distance = self._distances(sink)
+            if distance[source] < 0:
+                return value, bytearray(d >= 0 for d in distance)
+            value += self._push_all(source, sink, distance)
+
+    def _distances(self, sink: int) -> list[int]:
+        """How many arcs with room lead from each vertex to the sink; -1 where none do."""
+        arcs, head, room = self._arcs, self._head, self._room
+        distance = [-1] * len(arcs)
+        distance[sink] = 0
+        row = [sink]
+        for at in row:
+            further = distance[at] + 1
+            for arc in arcs[at]:
+                if room[arc ^ 1] and distance[head[arc]] < 0:
+                    distance[head[arc]] = further
+                    row.append(head[arc])
+        return distance
+
+    def _push_all(self, source: int, sink: int, distance: list[int]) -> int:
+        """Push along shortest paths until none is left; how much."""
+        arcs, head, room = self._arcs, self._head, self._room
+        tried = [0] * len(arcs)  # arcs of each vertex that lead nowhere any more
+        path: list[int] = []
+        total = 0
+        at = source
+        while True:
+            if at == sink:
+                amount = min([room[arc] for arc in path])
+                total += amount
+                full = 0
+                for k in range(len(path) - 1, -1, -1):
+                    arc = path[k]
+                    room[arc] -= amount
+                    room[arc ^ 1] += amount
+                    if not room[arc]:
+                        full = k
+                at = head[path[full] ^ 1]
+                del path[full:]
+                continue
+            row, k = arcs[at], tried[at]
+            nearer = distance[at] - 1
+            while k < len(row) and not (room[row[k]] and distance[head[row[k]]] == nearer):
+                k += 1
+            tried[at] = k
+            if k < len(row):
+                path.append(row[k])
+                at = head[row[k]]
+            elif path:
+                arc = path.pop()
+                at = head[arc ^ 1]
+                tried[at] += 1
+            else:
+                return total

@@ -15,11 +15,11 @@ from typing import Any
 
 from torch import nn
 
+from fusee.capture.bytecode import called_from
 from fusee.capture.frame import ABSENT, BINARY, Frame, Semantics, suspended
 from fusee.capture.opcodes import TABLES  # noqa: F401  # fills the table that frames run by
 from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.torch_api import has_global_hooks
-from fusee.capture.tracebacks import called_from
 from fusee.source import Args, Kwargs
 
 # `(function, its first argument)` to what is called in its place.

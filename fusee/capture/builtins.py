@@ -30,6 +30,7 @@ from torch.fx.node import map_aggregate
 
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
+from fusee.capture.bytecode import Line
 from fusee.capture.dynamic import Computed, Number, converted, read
 from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, is_scalar, variables
 from fusee.capture.graph_break import GraphBreak
@@ -45,7 +46,6 @@ from fusee.capture.torch_api import (
     State,
     enter_inference_mode,
 )
-from fusee.capture.tracebacks import Line
 from fusee.source import Args, Kwargs, Rules
 
 # ---------------------------------------------------------------------------- stand ins

@@ -37,7 +37,7 @@ from fusee.capture.sources import (
     variable,
 )
 from fusee.capture.torch_api import MODE_STACK, conditions_of_price, without_function_modes
-from fusee.capture.watched import Watched
+from fusee.capture.watched import Watched, quick_check
 from fusee.runtime import process
 from fusee.runtime.change_detection import (
     CheckTable,
@@ -48,7 +48,6 @@ from fusee.runtime.change_detection import (
     changed,
     differs,
 )
-from fusee.runtime.quick_check import quick_check
 from fusee.source import define
 from fusee.sym.expr import Size, Steps, Symbol, coefficient, substitute, symbols
 from fusee.sym.ranges import COMPARISONS

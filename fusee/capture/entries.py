@@ -27,7 +27,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fusee import log
 from fusee.capture.between import Between, around
-from fusee.capture.bytecode import first_line, overwritten, parameters, program
+from fusee.capture.bytecode import (
+    at_caller,
+    first_line,
+    overwritten,
+    parameters,
+    program,
+    without_ours,
+)
 from fusee.capture.captured import Captured, CaptureKeeper, Entry, Place, Site, tells_of_its_end
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame
@@ -47,7 +54,6 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
-from fusee.capture.tracebacks import at_caller, without_ours
 from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
 from fusee.fake.mode import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler

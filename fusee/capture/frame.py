@@ -24,10 +24,9 @@ from typing import Any
 
 import torch
 
-from fusee.capture.bytecode import Instruction, program
+from fusee.capture.bytecode import Instruction, passed, program, without_ours
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.torch_api import IN_CPP, note_lines
-from fusee.capture.tracebacks import passed, without_ours
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- frame

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
-from fusee.fake.backward import goes_beside
+from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense
 from fusee.source import Args, Kwargs
 

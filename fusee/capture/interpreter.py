@@ -25,7 +25,7 @@ import torch
 from fusee.capture import attributes, containers, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.builtins import handled
-from fusee.capture.bytecode import Bytecode, Instruction
+from fusee.capture.bytecode import Bytecode, Instruction, passed, without_ours
 from fusee.capture.calls import call
 from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, compute
 from fusee.capture.frame import (
@@ -44,7 +44,6 @@ from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_o
 from fusee.capture.recorder import effects
 from fusee.capture.sources import IN_C, is_trusted
 from fusee.capture.torch_api import FakeTensor
-from fusee.capture.tracebacks import passed, without_ours
 
 _IN_PLACE = len(BINARY) // 2
 _MANY = 10_000

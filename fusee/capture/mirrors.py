@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fusee.capture.bytecode import Line
 from fusee.capture.frame import ABSENT, FIXED, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.sources import Origin, ResultOf
-from fusee.capture.tracebacks import Line
 from fusee.source import Args, Kwargs
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
+from fusee.capture.bytecode import standing_at
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.sources import Held
 from fusee.capture.torch_api import (
@@ -30,7 +31,6 @@ from fusee.capture.torch_api import (
     is_traced,
     run_for_real,
 )
-from fusee.capture.tracebacks import standing_at
 
 # ---------------------------------------------------------------------------- policy
 

@@ -24,6 +24,7 @@ import torch
 
 from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
+from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, is_scalar, suspended
 from fusee.capture.graph_break import Lost, is_spent
@@ -49,7 +50,6 @@ from fusee.capture.mirrors import (
 from fusee.capture.sources import IN_C, Source, given_by
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, of_subclass, spent
-from fusee.capture.tracebacks import calling_from, passed, passing
 
 # ---------------------------------------------------------------------------- rebuild
 

@@ -36,7 +36,7 @@ from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, hint, only_symbol, symbols
-from fusee.sym.ranges import COMPARISONS, FUNCTIONS, refuse
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, refuse, steady
 from fusee.sym.shape_env import (
     BoolNode,
     FloatNode,
@@ -47,7 +47,6 @@ from fusee.sym.shape_env import (
     size_of,
     wrapped,
 )
-from fusee.sym.steady import common_divisor, steady
 
 
 class Text:

@@ -18,7 +18,7 @@ from torch import fx
 
 from fusee.capture import tensor_objects
 from fusee.capture.builtins import left
-from fusee.capture.bytecode import parameters
+from fusee.capture.bytecode import parameters, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
 from fusee.capture.frame import UNBOUND, Frame
@@ -49,7 +49,6 @@ from fusee.capture.torch_api import (
     state_restored,
     without_function_modes,
 )
-from fusee.capture.tracebacks import without_ours
 from fusee.errors import source_line
 from fusee.runtime import process
 

@@ -36,10 +36,10 @@ from fusee.loops.ir import (
     joined,
     walk,
 )
-from fusee.loops.online import in_one_pass
 from fusee.loops.schedule import (
     cuts,
     cuts_of,
+    in_one_pass,
     order_loops,
     points_of,
     reads,

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from fusee.sym import steady
 from fusee.sym.expr import (
     Size,
     Symbol,
@@ -45,6 +44,8 @@ from fusee.sym.ranges import (
     Unbacked,
     Written,
     as_ratio,
+    compared,
+    rounded,
     sides,
 )
 
@@ -477,7 +478,7 @@ class FloatNode(Node):
             (a, b), (c, d) = left, right
             if self.env.holds(b, ">", 0) and self.env.holds(d, ">", 0):
                 return BoolNode(self.env, a * d, op, c * b)
-        return self.wrap_bool(steady.compared(self, op, other))
+        return self.wrap_bool(compared(self, op, other))
 
     def _rounded(self, function: Callable[[float], int]) -> SizeNode:
         """What rounds down or up; exact as long as sizes are below 2^53, which memory sees to."""
@@ -488,7 +489,7 @@ class FloatNode(Node):
             return SizeNode(self.env, -floordiv(-a, b) if function is math.ceil else floordiv(a, b))
         if (scaled := self._scaled(function)) is not None:
             return SizeNode(self.env, scaled)
-        return self.wrap_int(steady.rounded(self, function))
+        return self.wrap_int(rounded(self, function))
 
     def _scaled(self, function: Callable[[float], int]) -> Size | None:
         """What rounds a size times, or over, a number that is not exact, as int(n * 1.7)."""
@@ -530,7 +531,7 @@ class FloatNode(Node):
             is_between = 1 - minimum(mod(2 * a + b, 2 * b), 1)
             return SizeNode(self.env, up - is_between * mod(up, 2))
         if digits is None:
-            return self.wrap_int(steady.rounded(self, round))
+            return self.wrap_int(rounded(self, round))
         return self.wrap_float(round(self.guarded(), digits))
 
     def __str__(self) -> str:

@@ -2,27 +2,35 @@
 
 Everything that is true of one machine alone stands behind its `Target`: what loops and saved values
 cost (numbers), which operators stay calls and how they are called, which passes prepare a graph for
-them, and how a schedule of kernels becomes something that runs. What comes before knows none.
+them, and how a schedule of kernels becomes something that runs. What comes before knows none. What
+all do alike, kernels, calls and memory of a schedule as one function, is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from fusee import log
 from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen.host import HostArguments
+from fusee.codegen.host import HostArguments, HostCode, Launch, emit_host
+from fusee.codegen.llvm.kernel import KernelCode
 from fusee.config import Options
-from fusee.loops.ir import Kernel, Profile
+from fusee.loops.ir import Buffer, Kernel, Profile
 from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
+from fusee.loops.schedule import form
 from fusee.runtime.change_detection import DerivedSet, Fixed
+from fusee.runtime.jit import Build, Function
+from fusee.runtime.launch import Frames, Program
+from fusee.source import HostFunction, define
 
 # The tensors that are kept between calls: those derived from parameters, then constants. Those of
 # its `snapshot`, which follows parameters if the HostArguments say so.
@@ -103,3 +111,127 @@ class Target(Protocol):
         raises (when run) as eager does for an index outside of its dimension, a divisor of zero
         """
         ...
+
+
+aten = torch.ops.aten
+
+# `out` only where the kernel writes into the given memory itself, of any row stride, and where what
+# it writes does not depend on the strides of the result.
+PRODUCTS: dict[OpOverload, ExternSpec] = {
+    aten.mm.default: ExternSpec(torch.mm, torch.mm),
+    aten.bmm.default: ExternSpec(torch.bmm, torch.bmm),
+    aten.addmm.default: ExternSpec(torch.addmm, torch.addmm),
+    aten.baddbmm.default: ExternSpec(torch.baddbmm, torch.baddbmm),
+    aten.mv.default: ExternSpec(torch.mv, torch.mv),
+    aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
+    aten.convolution.default: ExternSpec(torch.convolution),
+}
+
+
+class Batches(Protocol):
+    """What makes one launch of several."""
+
+    def takes(self, batch: Sequence[Launch], launch: Launch) -> bool:
+        """Whether a launch can be one with those before it; asked of each in order."""
+        ...
+
+    def join(self, batch: Sequence[Launch]) -> Launch: ...
+
+
+def link_graph(
+    plan: Plan,
+    arguments: HostArguments,
+    kept: Kept,
+    emit: Callable[[Kernel], KernelCode],
+    build: Build,
+    names: Mapping[str, Any] | Callable[[HostCode], Mapping[str, Any]],
+    timed: Callable[[str], AbstractContextManager[object]],
+    arena: Callable[[int], Tensor] | None = None,
+    batches: Batches | None = None,
+) -> Built:
+    """See fusee.targets.Target.build.
+
+    names   what the host function calls: `run`, `threads`, `fail`, and what differs from the CPU
+    arena   gives memory for what lies between kernels
+    batches makes one launch of several
+    """
+    with timed("emit"):
+        launches, functions = _emitted(plan, emit, build, batches)
+        plan, room = plan.with_room(code.shared for code, _ in launches)
+        for k, (code, kernels) in enumerate(launches):
+            if room is not None and code.shared != 0:
+                launches[k] = Launch(replace(code, buffers=(*code.buffers, room)), kernels)
+    with timed("host"):
+        host = emit_host(plan, launches, arguments)
+        log.publish("host", "", host.source)
+    used = [functions[code.name] for code in host.functions]
+    run = bind_host(host, used, kept, names(host) if callable(names) else names, arena)
+    names_of = {kernel: code.name for code, kernels in launches for kernel in kernels}
+    return Built(run, names_of, uses=lambda name: build.uses(functions[name]))
+
+
+def _emitted(
+    plan: Plan, emit: Callable[[Kernel], KernelCode], build: Build, batches: Batches | None
+) -> tuple[list[Launch], dict[str, Function]]:
+    named: dict[str, KernelCode] = {}
+    forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
+    found: list[Launch] = []
+    batch: list[Launch] = []  # of one kernel each
+
+    def end() -> None:
+        if batch:
+            found.append(batch[0] if batches is None or len(batch) == 1 else batches.join(batch))
+            batch.clear()
+            code = found[-1].code
+            if named.setdefault(code.name, code) is code:
+                build.add(code.module)
+
+    for item in plan.schedule.items:
+        if not isinstance(item, Kernel):
+            end()
+            continue
+        key, buffers = form(item)
+        if key not in forms:
+            forms[key] = emit(item), buffers
+        twin, theirs = forms[key]
+        ours = dict(zip(theirs, buffers, strict=True))
+        launch = Launch(replace(twin, buffers=tuple(ours[b] for b in twin.buffers)), (item,))
+        if batches is None or not batches.takes(batch, launch):
+            end()
+        batch.append(launch)
+    end()
+    return found, dict(zip(named, build.finish(), strict=True))
+
+
+def bind_host(
+    host: HostCode,
+    functions: Sequence[Function],
+    kept: Kept,
+    names: Mapping[str, Any],
+    arena: Callable[[int], Tensor] | None = None,
+) -> HostFunction:
+    """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
+    program = Program(functions, host.layout, arena=arena)
+    waiting: list[Any] = []  # what no call uses; its pop and append are atomic
+
+    def checkout(sizes: tuple[int, ...]) -> Any:
+        frames = Frames(program)
+        return frames if host.layout.inputs else frames[sizes]
+
+    call: Any = define(
+        host.source,
+        "call",
+        "host",
+        {
+            **host.names,
+            "take": waiting.pop,
+            "give": waiting.append,
+            "checkout": checkout,
+            "weights": kept,
+            "same": kept.same if isinstance(kept, DerivedSet) else None,
+            **names,
+        },
+    )
+    made: HostFunction = call
+    made.is_alone = host.is_alone
+    return made

@@ -6,9 +6,8 @@ Capture itself knows Python and what a tensor is. Each module here registers sta
 
 from fusee.torch_functions import (  # noqa: F401
     arrays,
-    backward,
     higher_order,
-    optimizers,
+    training,
     transforms,
     triton_kernels,
 )

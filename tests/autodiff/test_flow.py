@@ -9,7 +9,7 @@ import networkx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusee.autodiff.flow import Network
+from fusee.autodiff.min_cut import Network
 
 Arcs = list[tuple[int, int, int]]
 

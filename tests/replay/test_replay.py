@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusee import targets
 from fusee.aten.weights import run_passes
 from fusee.backends import native
 from fusee.codegen.host import emit_host
 from fusee.codegen.llvm.kernel import emit_kernel
 from fusee.loops.fusion import fuse
-from fusee.targets import cpu, linking
+from fusee.targets import cpu
 from tests.aten.harness import one_node
 from tests.replay import main
 from tests.replay.texts import STAGES, Recorder, cases, fixed, versions
@@ -68,7 +69,7 @@ CHANGES: dict[str, tuple[ModuleType, str, Callable[..., Any], bool]] = {
     "aten": (native, "run_passes", _one_more_call, True),
     "loops": (native, "fuse", _not_merged, True),
     "llvm": (cpu, "emit_kernel", _with_comment, False),
-    "host": (linking, "emit_host", _with_line, False),
+    "host": (targets, "emit_host", _with_line, False),
 }
 
 
@@ -132,7 +133,7 @@ def test_texts_of_a_revision_are_shown_beside_todays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(main, "OUT", main.ROOT / "out" / tmp_path.name)
-    monkeypatch.setattr(linking, "emit_host", _with_line)
+    monkeypatch.setattr(targets, "emit_host", _with_line)
     case = next(case for case in cases() if case.startswith("op/"))
     shown = main.show(case, "HEAD")
     assert "+# a comment" in shown

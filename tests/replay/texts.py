@@ -31,10 +31,10 @@ from torch import fx
 from torch.utils._pytree import tree_map
 
 import fusee
-from fusee import config, log
+from fusee import config, log, targets
 from fusee.autodiff.joint import Split
 from fusee.backends import native
-from fusee.targets import cpu, linking
+from fusee.targets import cpu
 from tests.models import zoo
 
 with warnings.catch_warnings():
@@ -151,7 +151,7 @@ class Recorder:
         with (
             mock.patch.object(cpu, "Build", self._build),
             mock.patch.object(cpu, "prepare", lambda: None),
-            mock.patch.object(linking, "bind_host", lambda *args: None),
+            mock.patch.object(targets, "bind_host", lambda *args: None),
             mock.patch.object(native, "bind", lambda gm, *args: gm.forward),
             mock.patch.object(native, "bind_split", _with_backward),
         ):

@@ -37,13 +37,23 @@ from fusee.codegen.llvm.body import (
 )
 from fusee.codegen.llvm.kernel import Across, KernelCode
 from fusee.codegen.llvm.ops import STATIC_SIZE
-from fusee.codegen.simt.online import OnlineCarried, accumulators
-from fusee.codegen.simt.team import COUNTER_BYTES, MOST_BLOCKS, WARP, Exchange, Meeting, barrier
-from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext, woven_stores
+from fusee.codegen.simt.thread import (
+    COUNTER_BYTES,
+    MOST_BLOCKS,
+    WARP,
+    Exchange,
+    Meeting,
+    OnlineCarried,
+    Stretch,
+    ThreadBody,
+    ThreadContext,
+    accumulators,
+    barrier,
+    woven_stores,
+)
 from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
 from fusee.loops.ir import Acc, Kernel, Phase, Store, walk
-from fusee.loops.online import in_one_pass
-from fusee.loops.schedule import reads_back
+from fusee.loops.schedule import in_one_pass, reads_back
 from fusee.runtime.llvm_text import BITS, InsertPoint, Machine
 from fusee.sym.expr import (
     Size,

@@ -1,15 +1,20 @@
-"""What one thread of a GPU does: names of arguments, code that only some threads run, atomics.
+"""What one thread of a GPU does: arguments, code that only some threads run, atomics, reductions.
 
 The value code is that of vectors (codegen/llvm): the lanes of a vector are elements of one thread.
+Two reductions run in one pass where the second needs the first's result (loops/schedule.py).
+Where threads or blocks share one, each has its part, then parts are exchanged and merged: threads
+of one warp exchange by shuffles, others through memory that a block shares. All threads of a team
+come to the same result: the one part of a pair is merged with the other in both of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from fusee.codegen.llvm.body import Body, Carried
+from fusee.codegen.llvm.body import Body, Carried, across, carried
 from fusee.codegen.llvm.memory import (
     NEAR,
     AccessPlace,
@@ -19,11 +24,164 @@ from fusee.codegen.llvm.memory import (
     store_scalar,
     store_vector,
 )
-from fusee.codegen.llvm.ops import Context, from_memory, to_memory
-from fusee.codegen.simt.online import OnlineCarried
-from fusee.loops.ir import Accumulate, Buffer, Store
-from fusee.runtime.llvm_text import BITS, SIGNED, InsertPoint, Level, memory_type, vector
+from fusee.codegen.llvm.ops import Context, compare, emit, from_memory, to_memory
+from fusee.loops.ir import Acc, Accumulate, Buffer, Phase, Store, identity
+from fusee.loops.schedule import Online
+from fusee.runtime.llvm_text import (
+    BITS,
+    HELD,
+    SIGNED,
+    InsertPoint,
+    Level,
+    literal,
+    memory_type,
+    vector,
+)
 from fusee.sym.expr import Size, Symbol, coefficient
+
+
+def accumulators(phase: Phase, along: bool) -> dict[Acc, Carried]:
+    """How each accumulator of a phase is kept. `along`: lanes run along the reduced axis."""
+    found: dict[Acc, Carried] = {}
+    for s in phase.body:
+        if isinstance(s, Online):
+            how = Squares if s.acc.op == "sum" else Powers
+            found[s.acc] = how(s.acc, s.value.dtype, False, s.raw, along)
+        elif isinstance(s, Accumulate):
+            found[s.acc] = carried(s, two_level=False)
+    return found
+
+
+@dataclass(frozen=True)
+class OnlineCarried(Carried):
+    """Parts: of the first accumulator, of the second one without its base, and what else it takes.
+
+    Where lanes run along the reduced axis, they become one at each step.
+    """
+
+    raw: Acc
+    along: bool
+
+    def round(self, lanes: int) -> tuple[list[str], list[str]]:
+        """Types and first values of what goes round a loop."""
+        lanes = 1 if self.along else lanes
+        return self.kinds(lanes), self.start(lanes)
+
+    def step(self, ctx: Context, t: InsertPoint, old: list[str], given: list[str]) -> list[str]:
+        """One more element per lane: the value, and the factor if there is one."""
+        raise NotImplementedError
+
+    def finished(self, t: InsertPoint, parts: list[str]) -> list[str]:
+        """What went round a loop as parts."""
+        return parts
+
+    def _apply(self, t: InsertPoint) -> Callable[..., str]:
+        return lambda op, *args: emit(t, op, self.dtype, [*args])
+
+    def _one(self, ctx: Context, t: InsertPoint, x: str, op: str = "sum") -> str:
+        """All lanes as one."""
+        return across(ctx, t, Carried(Acc("", op, self.dtype), self.dtype, False), [x])[0]
+
+
+class Powers(OnlineCarried):
+    """A maximum m, and the sum of exp(v - m)."""
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return self.dtype, self.dtype
+
+    def start(self, lanes: int) -> list[str]:
+        return [literal(n, self.dtype, lanes) for n in (identity("max", self.dtype), 0)]
+
+    def _base(self, t: InsertPoint, m: str) -> str:
+        """The maximum, 0 if it is infinite: exp(x - base) is what a sum of infinities would be."""
+        kind, size = HELD[self.dtype], self._apply(t)("abs", m)
+        endless = compare(t, "eq", self.dtype, size, literal(float("inf"), self.dtype, t.lanes))
+        return t.select(endless, kind, literal(0, self.dtype, t.lanes), m)
+
+    def _power(self, t: InsertPoint, x: str, base: str) -> str:
+        apply = self._apply(t)
+        return apply("exp", apply("sub", x, base))
+
+    def step(self, ctx: Context, t: InsertPoint, old: list[str], given: list[str]) -> list[str]:
+        own = InsertPoint(t.level, t.machine, 1 if self.along else t.lanes)
+        apply, (x, *factor) = self._apply(own), given
+        m = apply("maximum", self._one(ctx, t, x, "max") if self.along else x, old[0])
+        base = self._base(own, m)
+        wide = base if own.lanes == t.lanes else t.level.splat(HELD[self.dtype], base, t.lanes)
+        power = self._power(t, x, wide)
+        if factor:
+            power = self._apply(t)("mul", power, factor[0])
+        if self.along:
+            power = self._one(ctx, t, power)
+        return [m, apply("fma", old[1], self._power(own, old[0], base), power)]
+
+    def merge(self, t: InsertPoint, a: list[str], b: list[str]) -> list[str]:
+        apply = self._apply(t)
+        m = apply("maximum", a[0], b[0])
+        base = self._base(t, m)
+        left, right = (self._power(t, x, base) for x, _ in (a, b))
+        return [m, apply("fma", b[1], right, apply("mul", a[1], left))]
+
+
+class Squares(OnlineCarried):
+    """A sum, the sum of squares of what elements are away from their mean, and their number.
+
+    The number is the same for all lanes, and in a loop its inverse goes round with it.
+    """
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return self.dtype, self.dtype, self.dtype
+
+    def widths(self, lanes: int) -> list[int]:
+        return [lanes, lanes, 1]
+
+    def start(self, lanes: int) -> list[str]:
+        return [literal(0, self.dtype, width) for width in self.widths(lanes)]
+
+    def round(self, lanes: int) -> tuple[list[str], list[str]]:
+        kinds, first = super().round(lanes)
+        return [*kinds, kinds[2]], [*first, first[2]]
+
+    def step(self, ctx: Context, t: InsertPoint, old: list[str], given: list[str]) -> list[str]:
+        (x,), dtype, kind, count = given, self.dtype, HELD[self.dtype], 1
+        one = InsertPoint(t.level, t.machine, 1)
+        apply, alone = self._apply(t), self._apply(one)
+        total = mean = x
+        squares = old[1]
+        if self.along and t.lanes > 1:
+            count, total = t.lanes, self._one(ctx, t, x)
+            mean = alone("mul", total, literal(1 / count, dtype, 1))
+            away = apply("sub", x, t.level.splat(kind, mean, count))
+            squares = alone("add", squares, self._one(ctx, t, apply("mul", away, away)))
+            apply, t = alone, one
+        n = alone("add", old[2], literal(count, dtype, 1))
+        inverse = alone("div", literal(1, dtype, 1), n)
+        share = alone("mul", old[2], alone("mul", inverse, literal(count, dtype, 1)))
+        share, before = (self._wide(t, y) for y in (share, old[3]))
+        away = apply("sub", mean, apply("mul", old[0], before))
+        squares = apply("fma", apply("mul", away, share), away, squares)
+        return [apply("add", old[0], total), squares, n, inverse]
+
+    def _wide(self, t: InsertPoint, x: str) -> str:
+        return x if t.lanes == 1 else t.level.splat(HELD[self.dtype], x, t.lanes)
+
+    def finished(self, t: InsertPoint, parts: list[str]) -> list[str]:
+        return parts[:3]
+
+    def merge(self, t: InsertPoint, a: list[str], b: list[str]) -> list[str]:
+        one = InsertPoint(t.level, t.machine, 1)
+        apply, alone, unit = self._apply(t), self._apply(one), literal(1, self.dtype, 1)
+        n = alone("add", a[2], b[2])
+        inverses = [alone("div", unit, alone("maximum", x, unit)) for x in (a[2], b[2], n)]
+        share = alone("mul", a[2], alone("mul", b[2], inverses[2]))
+        left, right, share = (self._wide(t, x) for x in (*inverses[:2], share))
+        away = apply("sub", apply("mul", b[0], right), apply("mul", a[0], left))
+        squares = apply("add", a[1], b[1])
+        squares = apply("fma", apply("mul", away, share), away, squares)
+        return [apply("add", a[0], b[0]), squares, n]
+
 
 # Where a kernel's threads find memory that all may read, past the address of the status.
 SPARE_BYTES = 64
@@ -239,3 +397,255 @@ def _exchange(t: InsertPoint, store: Store, kind: str, x: str, address: str) -> 
     done = level.op(f"extractvalue {{ {bits}, i1 }} {both}, 1")
     level.do(f"br i1 {done}, label %fine{number}, label %again{number}")
     level._open(f"fine{number}")
+
+
+WARP = 32
+Places = list[list[tuple[str, str]]]  # per part and lane: its type in memory, and the address
+
+
+def barrier(level: Level, threads: int) -> None:
+    """All threads of a team, or of the block if teams have more than a warp, have come here."""
+    if threads <= WARP:
+        level.call("void", "llvm.nvvm.bar.warp.sync", ("i32", "-1"))
+    else:
+        level.call("void", "llvm.nvvm.barrier0")
+
+
+def shuffled(level: Level, kind: str, x: str, distance: int) -> str:
+    """What the thread whose number differs in the bit `distance` has."""
+    bits = BITS[kind]
+
+    def moved(word: str) -> str:
+        given = (("i32", "-1"), ("i32", word), ("i32", str(distance)), ("i32", "31"))
+        return level.call("i32", "llvm.nvvm.shfl.sync.bfly.i32", *given)
+
+    if bits < 32:
+        word = moved(level.op(f"zext {kind} {x} to i32"))
+        return level.op(f"trunc i32 {word} to {kind}")
+    if bits == 32:
+        word = x if kind == "i32" else level.op(f"bitcast {kind} {x} to i32")
+        word = moved(word)
+        return word if kind == "i32" else level.op(f"bitcast i32 {word} to {kind}")
+    whole = x if kind == "i64" else level.op(f"bitcast {kind} {x} to i64")
+    low = moved(level.op(f"trunc i64 {whole} to i32"))
+    high = moved(level.op(f"trunc i64 {level.op(f'lshr i64 {whole}, 32')} to i32"))
+    high = level.op(f"shl i64 {level.op(f'zext i32 {high} to i64')}, 32")
+    whole = level.op(f"or i64 {high}, {level.op(f'zext i32 {low} to i64')}")
+    return whole if kind == "i64" else level.op(f"bitcast i64 {whole} to {kind}")
+
+
+class Exchange:
+    """Merges what the threads of a team have.
+
+    threads  of a team, a power of two
+    apart    how far apart in the block the threads of a team are: 1, or the number of teams
+    tid      the number of the thread in its block
+    """
+
+    def __init__(self, ctx: Context, block: int, threads: int, apart: int, tid: str) -> None:
+        self.ctx, self.block, self.threads, self.apart, self.tid = ctx, block, threads, apart, tid
+        self.shared_bytes = 0
+
+    def word(self) -> str:
+        """The address of four bytes that are nobody else's."""
+        start = -(-self.shared_bytes // 4) * 4
+        self.shared_bytes = start + 4
+        return f"getelementptr (i8, ptr addrspace(3) @shared, i64 {start})"
+
+    def merged(self, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
+        """`parts` of all threads of the team as one, in all of them."""
+        end = self.apart * self.threads
+        parts = self._by_shuffles(t, how, parts, self.apart, min(end, WARP))
+        if end <= WARP:
+            return parts
+        if self.apart == 1:
+            return self._by_warps(t, how, parts)
+        distance = max(self.apart, WARP)
+        while distance < end:
+            self._put(t, how, parts, self._places(t, how, self.tid, self.block, 0))
+            barrier(t.level, self.block)
+            partner = t.level.op(f"xor i32 {self.tid}, {distance}")
+            others = self._get(t, how, self._places(t, how, partner, self.block, 0))
+            barrier(t.level, self.block)
+            parts = how.merge(t, parts, others)
+            distance *= 2
+        return parts
+
+    def _by_shuffles(
+        self, t: InsertPoint, how: Carried, parts: list[str], first: int, end: int
+    ) -> list[str]:
+        distance = first
+        while distance < end:
+            rows = zip(how.kinds(1), how.widths(t.lanes), parts, strict=True)
+            others = [_per_lane(t.level, *row, distance) for row in rows]
+            parts = how.merge(t, parts, others)
+            distance *= 2
+        return parts
+
+    def _by_warps(self, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
+        """One place per warp, which all warps read; each reduction has places of its own."""
+        level, warps, start = t.level, self.threads // WARP, -(-self.shared_bytes // 16) * 16
+        warp = level.op(f"lshr i32 {self.tid}, {WARP.bit_length() - 1}")
+        own = self._places(t, how, warp, warps, start)
+        follows = level.op(f"icmp ne i32 {level.op(f'and i32 {self.tid}, {WARP - 1}')}, 0")
+        level.unless(follows, lambda: self._put(t, how, parts, own))
+        barrier(level, self.block)
+        lane = level.op(f"and i32 {self.tid}, {warps - 1}")
+        parts = self._get(t, how, self._places(t, how, lane, warps, start))
+        return self._by_shuffles(t, how, parts, 1, warps)
+
+    # Elements of one lane lie side by side, so that the threads of a warp use all banks.
+
+    def _places(self, t: InsertPoint, how: Carried, number: str, count: int, start: int) -> Places:
+        """Of one of `count` threads or warps that have places from the byte `start` on."""
+        found, level = [], t.level
+        for kind, width in zip(how.kinds(1), how.widths(t.lanes), strict=True):
+            held = "i8" if kind == "i1" else kind
+            lanes = []
+            for _ in range(width):
+                address = f"getelementptr (i8, ptr addrspace(3) @shared, i64 {start})"
+                at = level.op(f"getelementptr {held}, ptr addrspace(3) {address}, i32 {number}")
+                lanes.append((held, at))
+                start += count * (BITS[held] // 8)
+            found.append(lanes)
+        self.shared_bytes = max(self.shared_bytes, start)
+        return found
+
+    def _put(self, t: InsertPoint, how: Carried, parts: list[str], places: Places) -> None:
+        level = t.level
+        for kind, x, lanes in zip(how.kinds(1), parts, places, strict=True):
+            for k, (held, address) in enumerate(lanes):
+                one = x
+                if len(lanes) > 1:
+                    one = level.op(f"extractelement {vector(kind, len(lanes))} {x}, i64 {k}")
+                if held != kind:
+                    one = level.op(f"zext {kind} {one} to {held}")
+                align = BITS[held] // 8
+                level.do(f"store {held} {one}, ptr addrspace(3) {address}, align {align}")
+
+    def _get(self, t: InsertPoint, how: Carried, places: Places) -> list[str]:
+        level, found = t.level, []
+        for kind, lanes in zip(how.kinds(1), places, strict=True):
+            whole = "poison"
+            for k, (held, address) in enumerate(lanes):
+                align = BITS[held] // 8
+                one = level.op(f"load {held}, ptr addrspace(3) {address}, align {align}")
+                if held != kind:
+                    one = level.op(f"trunc {held} {one} to {kind}")
+                full = vector(kind, len(lanes))
+                if len(lanes) > 1:
+                    one = level.op(f"insertelement {full} {whole}, {kind} {one}, i64 {k}")
+                whole = one
+            found.append(whole)
+        return found
+
+
+def _per_lane(level: Level, kind: str, width: int, x: str, distance: int) -> str:
+    if width == 1:
+        return shuffled(level, kind, x, distance)
+    full, whole = vector(kind, width), "poison"
+    for k in range(width):
+        one = level.op(f"extractelement {full} {x}, i64 {k}")
+        one = shuffled(level, kind, one, distance)
+        whole = level.op(f"insertelement {full} {whole}, {kind} {one}, i64 {k}")
+    return whole
+
+
+# ---------------------------------------------------------------------------- blocks
+# Blocks that share what a team reduces: the one that comes last merges what all have found.
+#
+# Memory that they share begins with a counter for each group of blocks; the last block of a group
+# sets its counter back. Behind the counters lies a record for each team of each block.
+
+# Blocks that share points are at most so many, and so are groups of them.
+MOST_BLOCKS = 1024
+COUNTER_BYTES = 4 * MOST_BLOCKS
+_ALIGN = 16  # of records and their parts, in bytes
+
+
+class Meeting:
+    """One group of blocks.
+
+    blocks  how many they are; part: which of them this one is; group: their number, an i32
+    """
+
+    def __init__(self, ctx: ThreadContext, blocks: Size, block: str) -> None:
+        self.ctx, self.level = ctx, ctx.ranked[1]
+        op = self.level.op
+        self.blocks = ctx.param("blocks", blocks)
+        number = op(f"zext i32 {block} to i64")
+        self.part = op(f"urem i64 {number}, {self.blocks}")
+        self._group = op(f"udiv i64 {number}, {self.blocks}")
+        self.group = op(f"trunc i64 {self._group} to i32")
+        self.record_bytes = 0
+        self._places: dict[Acc, list[tuple[str, str, int]]] = {}  # types, held and in memory; where
+
+    def lay_out(self, hows: Mapping[Acc, Carried], lanes: int) -> None:
+        """What a record is made of."""
+        for acc, how in hows.items():
+            places = self._places[acc] = []
+            rows = zip(how.kinds(lanes), how.kinds(1), how.widths(lanes), strict=True)
+            for kind, one, width in rows:
+                memory = "i8" if one == "i1" else one
+                places.append((kind, vector(memory, width), self.record_bytes))
+                size = width * BITS[memory] // 8
+                self.record_bytes += -(-size // _ALIGN) * _ALIGN
+
+    def _record(self, t: InsertPoint, team: str, part: str) -> str:
+        op = t.level.op
+        number = op(f"add i64 {op(f'mul i64 {team}, {self.blocks}')}, {part}")
+        place = op(f"add i64 {op(f'mul i64 {number}, {self.record_bytes}')}, {COUNTER_BYTES}")
+        return t.level.at(self.ctx.shared(), place)
+
+    def leave(self, t: InsertPoint, team: str, found: Mapping[Acc, list[str]]) -> None:
+        """What a team of this block has found."""
+        record = self._record(t, team, self.part)
+        for acc, places in self._places.items():
+            for x, (kind, memory, at) in zip(found[acc], places, strict=True):
+                x = x if kind == memory else t.level.op(f"zext {kind} {x} to {memory}")
+                address = t.level.at(record, at)
+                t.level.do(f"store {memory} {x}, ptr {address}, align {_align(memory)}")
+
+    def of(self, t: InsertPoint, team: str, part: str) -> dict[Acc, list[str]]:
+        """What a team of another block has found."""
+        found: dict[Acc, list[str]] = {}
+        record = self._record(t, team, part)
+        for acc, places in self._places.items():
+            found[acc] = []
+            for kind, memory, at in places:
+                address = t.level.at(record, at)
+                x = t.level.op(f"load {memory}, ptr {address}, align {_align(memory)}")
+                x = x if kind == memory else t.level.op(f"trunc {memory} {x} to {kind}")
+                found[acc].append(x)
+        return found
+
+    def stay_if_last(self, exchange: Exchange) -> None:
+        """All blocks but the one that comes last end here; it sees what they have left."""
+        level, op = self.level, self.level.op
+        word = exchange.word()
+        level.call("void", "llvm.nvvm.membar.gl")
+        barrier(level, exchange.block)
+
+        def arrive() -> None:
+            counter = level.at(self.ctx.shared(), self._group, "i32")
+            before = op(f"atomicrmw add ptr {counter}, i32 1 monotonic")
+            missing = op(f"sub i64 {self.blocks}, {op(f'zext i32 {before} to i64')}")
+            early = op(f"icmp ne i64 {missing}, 1")
+            level.unless(early, lambda: level.do(f"store i32 0, ptr {counter}, align 4"))
+            early = op(f"zext i1 {early} to i32")
+            level.do(f"store i32 {early}, ptr addrspace(3) {word}, align 4")
+
+        def meet() -> str:
+            level.unless(op(f"icmp ne i32 {exchange.tid}, 0"), arrive)
+            barrier(level, exchange.block)
+            early = op(f"load i32, ptr addrspace(3) {word}, align 4")
+            return op(f"icmp ne i32 {early}, 0")
+
+        alone = op(f"icmp eq i64 {self.blocks}, 1")
+        level.leave(level.unless(alone, meet, "i1", "false"), lambda: "void")
+        level.call("void", "llvm.nvvm.membar.gl")
+
+
+def _align(memory: str) -> int:
+    count, _, kind = memory.strip("<>").rpartition(" x ")
+    return min(int(count or 1) * BITS[kind] // 8, _ALIGN)

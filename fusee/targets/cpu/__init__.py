@@ -41,7 +41,7 @@ from fusee.runtime import jit
 from fusee.runtime.jit import Build, compile_one, prepare
 from fusee.runtime.launch import LaunchFrame, runner
 from fusee.runtime.llvm_text import Level, Machine, Writer, splat, vector
-from fusee.targets import Built, Kept
+from fusee.targets import PRODUCTS, Built, Kept, link_graph
 from fusee.targets.cpu.onednn import (
     channels_last,
     for_any_size,
@@ -51,7 +51,6 @@ from fusee.targets.cpu.onednn import (
     prepack,
     upcast,
 )
-from fusee.targets.linking import PRODUCTS, link_graph
 
 aten = torch.ops.aten
 

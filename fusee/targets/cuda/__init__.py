@@ -26,10 +26,18 @@ from fusee.loops.memory import Plan
 from fusee.runtime.jit import prepare
 from fusee.runtime.launch import LaunchFrame
 from fusee.source import with_names
-from fusee.targets import Built, Kept
-from fusee.targets.cuda.branches import Beside, Joined, rows_of
+from fusee.targets import PRODUCTS, Built, Kept, link_graph
 from fusee.targets.cuda.device import gpu_at
-from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, late_error, runner
+from fusee.targets.cuda.launch import (
+    MISALIGNED,
+    Beside,
+    Joined,
+    KernelBuild,
+    Launches,
+    late_error,
+    rows_of,
+    runner,
+)
 from fusee.targets.cuda.passes import (
     channels_last,
     even_rows,
@@ -42,7 +50,6 @@ from fusee.targets.cuda.passes import (
     rows_as_sums,
 )
 from fusee.targets.cuda.recording import Recordable, Replayer, Together, why_launched
-from fusee.targets.linking import PRODUCTS, link_graph
 
 # 512: blocks that keep a GPU of 132 processors busy. Registers and arithmetic cost little beside
 # memory, so that values are computed again rather than loaded, and loops read many buffers.

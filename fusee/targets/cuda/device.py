@@ -24,9 +24,7 @@ from fusee.aten.torch_api import storage_holders
 from fusee.errors import CompileError, MissingPackage
 from fusee.loops.ir import Message
 from fusee.runtime import process
-from fusee.targets.cuda.assemble import refused
-from fusee.targets.cuda.branches import MOST
-from fusee.targets.cuda.launch import late_error
+from fusee.targets.cuda.launch import MOST, late_error, refused
 from fusee.targets.cuda.recording import Copies
 
 Sizes = tuple[int, ...]
@@ -133,7 +131,7 @@ class Device:
         return f"driver {version.value}"
 
     def link(self, texts: Sequence[bytes], capability: int) -> tuple[bytes, str]:
-        """See assemble.link: by the driver, which knows the GPU of its context."""
+        """See launch.link: by the driver, which knows the GPU of its context."""
         words = ctypes.create_string_buffer(_LOG_BYTES)
         options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
         values = (ctypes.c_void_p * 2)(ctypes.addressof(words), _LOG_BYTES)

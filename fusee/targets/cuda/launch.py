@@ -1,4 +1,9 @@
-"""Launches of kernels on a GPU: the twin of the CPU's `run`, and units that become kernels.
+"""Kernels on a GPU: PTX becomes machine code, and is launched: one by one, as one, or side by side.
+
+Adapter to nvJitLink and NVRTC, both of which torch's CUDA wheels bring (tested with CUDA 13.0, the
+names are those of 12.3 and later). Neither holds Python's lock, and neither needs a GPU. Where
+there is no nvJitLink, the driver links (device.py). What a kernel calls by a name that begins with
+math.DEVICE is a function of CUDA's library: NVRTC gives it as PTX, once.
 
 A frame is laid out as on the CPU (fusee/runtime/launch.py). What it says of a launch:
 
@@ -8,23 +13,193 @@ A frame is laid out as on the CPU (fusee/runtime/launch.py). What it says of a l
 `run` takes the address of a stream in the place of a number of threads. It gives 0, the negative
 of the driver's status for the first launch that failed, or MISALIGNED: a launch, whose address is
 the frame's `value`, has a pointer that its accesses are too wide for.
+
+Equal kernels that follow each other are one launch: what an optimizer does with each parameter.
+
+    define ptx_kernel void @k_<hash>(ptr byval([n x i64]) %rows)
+
+The words are the pointers of all launches, the status, the first block of each launch, and the
+sizes of all. A block finds the launch that it belongs to, and goes on as one of that. Others that
+leave most of a GPU idle run beside each other, as branches of the graph that is recorded, if they
+do not depend on each other.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import hashlib
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from fusee.errors import LateError, MissingPackage
-from fusee.loops.ir import Message
-from fusee.runtime.cache import ObjectCache
+from fusee.codegen.host import Launch
+from fusee.codegen.llvm.kernel import KernelCode
+from fusee.codegen.llvm.math import DEVICE
+from fusee.errors import CompileError, LateError, MissingPackage
+from fusee.loops.ir import Buffer, Extern, Message
+from fusee.loops.memory import Plan, size_bytes
+from fusee.loops.schedule import reads, writes
+from fusee.runtime.cache import ObjectCache, content_key
 from fusee.runtime.jit import Build, Cpu, Function, Library, builtin, emitter
 from fusee.runtime.launch import gather, run_unit
 from fusee.runtime.llvm_text import Writer
-from fusee.targets.cuda import assemble
+from fusee.sym.expr import Size
+
+TRIPLE = "nvptx64-nvidia-cuda"
+# Capabilities that LLVM knows, with the version of PTX that it writes for them. Others get the
+# PTX of the nearest one below.
+CAPABILITIES = {75: 63, 80: 78, 86: 78, 89: 78, 90: 80, 100: 86, 120: 87}
+_PTX = 2  # what nvJitLinkAddData is given
+_CALLED = re.compile(rf"\.extern \.func\s*\(.*?\)\s*{DEVICE}(\w+)")
+
+
+class _SharedLibrary:
+    """A shared library of CUDA's, found beside torch or by the system, and its functions."""
+
+    def __init__(self, stem: str, prefix: str) -> None:
+        self.prefix = prefix
+        self.path, self.library = self._find(stem)
+
+    @staticmethod
+    def _find(stem: str) -> tuple[str, ctypes.CDLL]:
+        major = (torch.version.cuda or "13").split(".")[0]
+        wheels = Path(torch.__file__).parent.parent / "nvidia"
+        places = [str(p) for p in sorted(wheels.glob(f"*/lib/{stem}.so.{major}*"))]
+        problem = ""
+        for place in [*places, f"{stem}.so.{major}"]:
+            try:
+                return place, ctypes.CDLL(place)
+            except OSError as error:
+                problem = str(error)
+        raise MissingPackage(
+            f"CUDA's {stem} cannot be loaded ({problem})",
+            remedy="install torch's CUDA wheels, or CUDA's toolkit",
+        )
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """A function's status, 0 if all went well."""
+        status: int = getattr(self.library, self.prefix + name)(*arguments)
+        return status
+
+    def text(self, what: str, of: ctypes.c_void_p) -> bytes:
+        """What a pair of functions <what>Size and <what> gives."""
+        size = ctypes.c_size_t()
+        if self.call(f"{what}Size", of, ctypes.byref(size)):
+            return b""
+        found = ctypes.create_string_buffer(size.value)
+        self.call(what, of, found)
+        return found.raw
+
+
+@functools.cache
+def linker() -> _SharedLibrary:
+    return _SharedLibrary("libnvJitLink", "nvJitLink")
+
+
+@functools.cache
+def version() -> str:
+    """Of what assembles."""
+    found = (ctypes.c_uint * 2)()
+    linker().call("Version", ctypes.byref(found, 0), ctypes.byref(found, 4))
+    return f"{found[0]}.{found[1]}"
+
+
+def known(capability: int) -> int:
+    """The capability that PTX is written for."""
+    return max((sm for sm in CAPABILITIES if sm <= capability), default=min(CAPABILITIES))
+
+
+def with_functions(ptx: bytes, capability: int, cache: ObjectCache | None = None) -> list[bytes]:
+    """PTX for a GPU of a capability, such as 90, with that of what it calls of CUDA's library."""
+    return [ptx, *(_function(name, capability, cache) for name in called(ptx))]
+
+
+def called(ptx: bytes) -> list[str]:
+    """Functions of CUDA's library that PTX calls."""
+    return list(dict.fromkeys(_CALLED.findall(ptx.decode())))
+
+
+def link(texts: Sequence[bytes], capability: int, *options: str) -> tuple[bytes, str]:
+    """Machine code of PTX texts, and what there is to say of it.
+
+    raises   CompileError in NVIDIA's words
+    """
+    tool, handle = linker(), ctypes.c_void_p()
+    given = [f"-arch=sm_{capability}".encode(), *(option.encode() for option in options)]
+    array = (ctypes.c_char_p * len(given))(*given)
+    status = tool.call("Create", ctypes.byref(handle), len(given), array)
+    try:
+        for number, text in enumerate(texts):
+            size = ctypes.c_size_t(len(text) + 1)
+            name = f"part{number}".encode()
+            status = status or tool.call("AddData", handle, _PTX, text + b"\0", size, name)
+        status = status or tool.call("Complete", handle)
+        if status:
+            raise refused("nvJitLink", tool.text("GetErrorLog", handle), status)
+        code = tool.text("GetLinkedCubin", handle)
+        return code, tool.text("GetInfoLog", handle).rstrip(b"\0").decode()
+    finally:
+        if handle:
+            tool.call("Destroy", ctypes.byref(handle))
+
+
+# ---------------------------------------------------------------------------- CUDA's functions
+
+
+@functools.cache
+def _nvrtc() -> _SharedLibrary:
+    return _SharedLibrary("libnvrtc", "nvrtc")
+
+
+def _function(name: str, capability: int, cache: ObjectCache | None) -> bytes:
+    """PTX of one of CUDA's functions under our name."""
+    key = content_key("cuda function", name, str(capability), _nvrtc().path)
+    code = None if cache is None else cache.get(key)
+    if code is None:
+        code = _compiled(name, capability)
+        if cache is not None:
+            cache.put(key, code)
+    return code
+
+
+_TWO = ("pow", "atan2", "hypot", "fmod", "nextafter")
+
+
+def _compiled(name: str, capability: int) -> bytes:
+    kind = "float" if name.endswith("f") and name != "erf" else "double"
+    names = "xy" if name.removesuffix("f") in _TWO else "x"
+    takes = ", ".join(f"{kind} {x}" for x in names)
+    head = f'extern "C" __device__ {kind} {DEVICE}{name}({takes})'
+    source = f"{head} {{ return {name}({', '.join(names)}); }}"
+    tool, program = _nvrtc(), ctypes.c_void_p()
+    options = [f"-arch=compute_{known(capability)}".encode(), b"-rdc=true"]
+    array = (ctypes.c_char_p * len(options))(*options)
+    given = (source.encode(), b"function.cu", 0, None, None)
+    status = tool.call("CreateProgram", ctypes.byref(program), *given)
+    status = status or tool.call("CompileProgram", program, len(options), array)
+    try:
+        if status:
+            raise refused("NVRTC", tool.text("GetProgramLog", program), status)
+        return tool.text("GetPTX", program).rstrip(b"\0")
+    finally:
+        tool.call("DestroyProgram", ctypes.byref(program))
+
+
+def refused(who: str, words: bytes, status: int) -> CompileError:
+    said = words.rstrip(b"\0").decode(errors="replace").strip()
+    return CompileError(
+        f"{who} refused generated code: {said or f'status {status}'}",
+        did="stopped; nothing was run",
+        remedy="report this as a bug of Fusee, with the output of FUSEE_LOG=llvm",
+    )
 
 
 class Launches(Protocol):
@@ -151,9 +326,9 @@ class KernelBuild(Build):
 @functools.cache
 def target(capability: int) -> Cpu:
     """What LLVM writes PTX for."""
-    sm = assemble.known(capability)
-    flags = f"+ptx{assemble.CAPABILITIES[sm]}"
-    return Cpu(assemble.TRIPLE, f"sm_{sm}", frozenset(), flags)
+    sm = known(capability)
+    flags = f"+ptx{CAPABILITIES[sm]}"
+    return Cpu(TRIPLE, f"sm_{sm}", frozenset(), flags)
 
 
 Link = Callable[[Sequence[bytes], int], tuple[bytes, str]]
@@ -162,7 +337,7 @@ Link = Callable[[Sequence[bytes], int], tuple[bytes, str]]
 def linking(device: Launches) -> tuple[str, Link]:
     """What makes machine code of PTX, and which version of it: nvJitLink, else the driver."""
     try:
-        return assemble.version(), assemble.link
+        return version(), link
     except MissingPackage:
         return device.linker(), device.link
 
@@ -170,4 +345,195 @@ def linking(device: Launches) -> tuple[str, Link]:
 def to_code(text: str, capability: int, link: Link, cache: ObjectCache | None = None) -> bytes:
     """Machine code of a unit. Called in a compiling thread."""
     ptx = emitter(target(capability)).emit(text)
-    return link(assemble.with_functions(ptx, capability, cache), capability)[0]
+    return link(with_functions(ptx, capability, cache), capability)[0]
+
+
+# A launch takes arguments of so many bytes on all GPUs.
+_MOST_BYTES = 4096
+_HEAD = re.compile(r"define ptx_kernel void @\w+\((.*)\) (.*) \{\nstart:\n")
+_BLOCK = "call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()"
+
+
+def most_launches(code: KernelCode) -> int:
+    """How many launches of a kernel can be one; blocks that count each other are told apart by
+    nobody."""
+    if code.shared != 0:
+        return 1
+    return (_MOST_BYTES // 8 - 1) // (len(code.buffers) + len(code.params) + 1)
+
+
+def batched(codes: Sequence[KernelCode]) -> KernelCode:
+    """One kernel for launches of equal ones, at most `most_launches`."""
+    first, count = codes[0], len(codes)
+    head = _HEAD.match(first.text)
+    assert head is not None and all(code.name == first.name for code in codes)
+    names = [argument.split()[-1] for argument in head[1].split(", ")]
+    at = names.index("%status")
+    pointers, sizes = names[:at], names[at + 1 :]
+    starts = count * at + 1
+    words = starts + count * (1 + len(sizes))
+    lines: list[str] = []
+
+    def load(kind: str, name: str, row: str, first: int) -> None:
+        """A word, `first` behind that of number `row`."""
+        lines.append(f"{name}.in = add i64 {row}, {first}")
+        lines.append(f"{name}.at = getelementptr i64, ptr %rows, i64 {name}.in")
+        lines.append(f"{name} = load {kind}, ptr {name}.at, align 8")
+
+    lines += [f"%ctaid = {_BLOCK}", "%grid = zext i32 %ctaid to i64"]
+    found = "0"
+    for k in reversed(range((count - 1).bit_length())):
+        lines += [
+            f"%next{k} = add i64 {found}, {1 << k}",
+            f"%there{k} = icmp ult i64 %next{k}, {count}",
+            f"%try{k} = select i1 %there{k}, i64 %next{k}, i64 {found}",
+        ]
+        load("i64", f"%start{k}", f"%try{k}", starts)
+        lines += [
+            f"%begun{k} = icmp ule i64 %start{k}, %grid",
+            f"%found{k} = select i1 %begun{k}, i64 %try{k}, i64 {found}",
+        ]
+        found = f"%found{k}"
+    load("i64", "%begin", found, starts)
+    lines += ["%within = sub i64 %grid, %begin", "%block = trunc i64 %within to i32"]
+    for kind, ours, begin in (("ptr", pointers, 0), ("i64", sizes, starts + count)):
+        if ours:
+            lines.append(f"%row.{kind} = mul i64 {found}, {len(ours)}")
+        for k, name in enumerate(ours):
+            load(kind, f"{name}.any" if kind == "ptr" else name, f"%row.{kind}", begin + k)
+    load("ptr", "%status.any", "0", count * at)
+    for name in (*pointers, "%status"):  # they are the GPU's own memory
+        lines.append(f"{name}.own = addrspacecast ptr {name}.any to ptr addrspace(1)")
+        lines.append(f"{name} = addrspacecast ptr addrspace(1) {name}.own to ptr")
+    body = first.text[head.end() :].replace(_BLOCK, "add i32 %block, 0")
+    text = "\n".join(["first:", *lines, "br label %start", "start:", body])
+    given = f"(ptr byval([{words} x i64]) align 8 %rows) {head[2]}"
+    name = f"k_{hashlib.sha256(f'{given}{text}'.encode()).hexdigest()[:20]}"
+    begins: list[Size] = [0]
+    for code in codes:
+        begins.append(begins[-1] + code.total)
+    return replace(
+        first,
+        name=name,
+        text=f"define ptx_kernel void @{name}{given} {{\n{text}",
+        buffers=tuple(b for code in codes for b in code.buffers),
+        params=(*begins[:-1], *(n for code in codes for n in code.params)),
+        total=begins[-1],
+        align=8 * words | first.align >> 32 << 32,
+    )
+
+
+# Branches of a row: more would not fit a GPU side by side.
+MOST = 4
+
+Run = Callable[..., int]
+Place = tuple[Buffer | None, float, float]  # in the arena if there is no buffer
+Touched = tuple[list[Place], list[Place]]  # written, and read
+
+
+class Joined:
+    """See fusee.targets.Batches."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._touched: list[Touched | None] = []  # by each of the batch
+
+    def takes(self, batch: Sequence[Launch], launch: Launch) -> bool:
+        own, before = _touched(self.plan, launch), self._touched
+        found = 0 < len(batch) < most_launches(launch.code)
+        found = found and batch[0].code.name == launch.code.name
+        found = found and own is not None and not any(x is None or _depend(own, x) for x in before)
+        self._touched = [*(before if found else ()), own]
+        return found
+
+    def join(self, batch: Sequence[Launch]) -> Launch:
+        kernels = [kernel for launch in batch for kernel in launch.kernels]
+        return Launch(batched([launch.code for launch in batch]), kernels)
+
+
+def rows_of(plan: Plan, launches: Sequence[Launch]) -> list[range]:
+    """Launches that follow each other and that none of them depends on, two to MOST in each range.
+
+    launches   in order
+    """
+    found: list[range] = []
+    row: list[Touched] = []
+    rest = iter(launches)
+    number, waiting = 0, next(rest, None)
+
+    def end() -> None:
+        if len(row) > 1:
+            found.append(range(number - len(row), number))
+        row.clear()
+
+    for item in plan.schedule.items:
+        if isinstance(item, Extern):
+            end()
+        elif waiting is not None and item is waiting.kernels[0]:
+            own = _touched(plan, waiting)
+            if any(buffer.role == "input" for k in waiting.kernels for buffer in writes(k)):
+                own = None  # its memory may be that of another input
+            if own is None or len(row) == MOST or any(_depend(own, other) for other in row):
+                end()
+            if own is not None:
+                row.append(own)
+            number, waiting = number + 1, next(rest, None)
+    end()
+    return found
+
+
+def _touched(plan: Plan, launch: Launch) -> Touched | None:
+    """What is written and read; None if it must run alone: it shares a room with others."""
+    if launch.code.shared != 0:
+        return None
+    found = [
+        [_place(plan, buffer) for kernel in launch.kernels for buffer in which(kernel)]
+        for which in (writes, reads)
+    ]
+    return None if None in found[0] + found[1] else (found[0], found[1])  # type: ignore[return-value]
+
+
+def _place(plan: Plan, buffer: Buffer) -> Place | None:
+    if buffer.role != "scratch":
+        return buffer, 0, math.inf
+    start, size = plan.offsets[buffer], size_bytes(buffer)
+    if not isinstance(start, int) or not isinstance(size, int):
+        return None
+    return None, start, start + size
+
+
+def _depend(a: Touched, b: Touched) -> bool:
+    pairs = ((a[0], b[0]), (a[0], b[1]), (a[1], b[0]))
+    return any(_meet(x, y) for ours, theirs in pairs for x in ours for y in theirs)
+
+
+def _meet(a: Place, b: Place) -> bool:
+    return a[0] is b[0] and a[1] < b[2] and b[1] < a[2]
+
+
+class Beside:
+    """`run`, whose rows of launches run beside each other.
+
+    together   calls each with a stream of its own, and goes on after all; gives the first status
+               that is not 0
+    """
+
+    def __init__(
+        self, run: Run, rows: Sequence[range], together: Callable[[Sequence[Run]], int]
+    ) -> None:
+        self.run, self.together = run, together
+        self.rows = {row.start: row for row in rows}
+
+    def __call__(self, state: int, first: int, last: int, stream: int, *pointers: Any) -> int:
+        status, at = self.run(state, first, first, stream, *pointers), first
+        while not status and at < last:
+            row = self.rows.get(at)
+            if row is None:
+                end = min((start for start in self.rows if at < start < last), default=last)
+                status, at = self.run(state, at, end, stream), end
+            else:
+                # the rest has no pointers yet: what it works on is made after this run
+                row = range(at, min(row.stop, last))
+                status = self.together([partial(self.run, state, k, k + 1) for k in row])
+                at = row.stop
+        return status

@@ -36,7 +36,6 @@ from torch import Tensor
 from fusee.aten.torch_api import borrowed
 from fusee.codegen.host import HostArguments
 from fusee.codegen.llvm.kernel import KernelCode
-from fusee.codegen.simt.batch import batched
 from fusee.codegen.simt.kernel import emit_kernel
 from fusee.fake.layouts import extent, is_dense
 from fusee.loops.ir import Buffer, Extern, Kernel, Phase, Store, Values
@@ -45,7 +44,7 @@ from fusee.loops.schedule import writes
 from fusee.runtime.launch import Frames, FrameSpec, LaunchSpec, Program
 from fusee.source import picker
 from fusee.sym.expr import Size, Symbol, substitute
-from fusee.targets.cuda.launch import KernelBuild, Launches, runner
+from fusee.targets.cuda.launch import KernelBuild, Launches, batched, runner
 
 # Inputs above this are read where they are.
 _LARGE_BYTES = 8 << 20

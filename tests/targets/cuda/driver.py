@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusee.aten.torch_api import storage_holders, storage_id
 from fusee.loops.ir import Message
-from fusee.targets.cuda import assemble, launch
+from fusee.targets.cuda import launch
 from fusee.targets.cuda.recording import Copies
 from tests.targets.cuda.machine import Machine
 
@@ -240,7 +240,7 @@ _numbers = iter(range(1000, 100_000))
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A GPU whose machine code is the text that was to become machine code."""
-    monkeypatch.setattr(assemble, "linker", lambda: None)
-    monkeypatch.setattr(assemble, "version", lambda: "none")
+    monkeypatch.setattr(launch, "linker", lambda: None)
+    monkeypatch.setattr(launch, "version", lambda: "none")
     monkeypatch.setattr(launch, "to_code", lambda text, *rest: text.encode())
     return FakeGpu(next(_numbers))

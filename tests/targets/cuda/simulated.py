@@ -13,7 +13,7 @@ from fusee.autodiff.min_cut import Prices
 from fusee.codegen.host import HostArguments
 from fusee.codegen.llvm.kernel import KernelCode
 from fusee.codegen.simt.kernel import emit_kernel
-from fusee.codegen.simt.team import COUNTER_BYTES
+from fusee.codegen.simt.thread import COUNTER_BYTES
 from fusee.config import Options
 from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile, View
 from fusee.loops.memory import Plan

@@ -23,7 +23,7 @@ import fusee
 from fusee.backends.report import live_reports
 from fusee.codegen.simt import tile
 from fusee.errors import MissingPackage
-from fusee.targets.cuda import assemble
+from fusee.targets.cuda import launch
 from tests.capturing import test_distributed
 from tests.capturing.test_triton import KERNEL
 from tests.targets.cuda.test_kernels import (
@@ -199,8 +199,8 @@ def test_the_driver_links(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise MissingPackage("CUDA's libnvJitLink cannot be loaded")
 
-    monkeypatch.setattr(assemble, "version", missing)
-    monkeypatch.setattr(assemble, "link", missing)
+    monkeypatch.setattr(launch, "version", missing)
+    monkeypatch.setattr(launch, "link", missing)
     agree(lambda x: torch.softmax(x + 0.123, -1).sum(0), numbers(70, 300))
 
 

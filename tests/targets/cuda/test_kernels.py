@@ -21,7 +21,7 @@ from fusee.loops.ir import Buffer, Values
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import BITS, HELD
 from fusee.sym.expr import Symbol
-from fusee.targets.cuda import PROFILE, assemble
+from fusee.targets.cuda import PROFILE, launch
 from fusee.targets.cuda.launch import target
 from tests.targets.cuda import simulated
 from tests.targets.cuda.machine import Fault, Machine
@@ -454,13 +454,13 @@ def texts(gpu: Simulated) -> list[str]:
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
 def test_kernels_assemble(texts: list[str], capability: int) -> None:
-    assemble.linker()
+    launch.linker()
     emit = jit.emitter(target(capability)).emit
     for text in texts:
         ptx = emit(text)
-        functions = assemble.called(ptx)
-        parts = [ptx, *(assemble._function(name, capability, None) for name in functions)]
-        _, told = assemble.link(parts, capability, "-verbose")
+        functions = launch.called(ptx)
+        parts = [ptx, *(launch._function(name, capability, None) for name in functions)]
+        _, told = launch.link(parts, capability, "-verbose")
         spills = sum(map(int, re.findall(r"(\d+) bytes spill", told)))
         assert functions or not spills, f"{told}\n{text}"
 

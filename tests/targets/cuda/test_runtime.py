@@ -20,10 +20,10 @@ import fusee
 from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
-from fusee.targets.cuda import CUDA, assemble, device, launch
-from fusee.targets.cuda.branches import Beside
+from fusee.targets.cuda import CUDA, device, launch
+from fusee.targets.cuda.launch import Beside
 from fusee.targets.cuda.recording import Replayer
-from fusee.torch_functions import optimizers
+from fusee.torch_functions import training
 from tests.targets.cuda.driver import FakeGpu, fake_gpu
 
 
@@ -274,8 +274,8 @@ def test_the_driver_links_where_nvjitlink_is_missing(monkeypatch: pytest.MonkeyP
     driver, gpu = Driver(), device.Device.__new__(device.Device)
     gpu._context = ctypes.c_void_p()
     monkeypatch.setattr(device, "_driver", lambda: driver)
-    monkeypatch.setattr(assemble, "linker", missing)
-    monkeypatch.setattr(assemble, "version", missing)
+    monkeypatch.setattr(launch, "linker", missing)
+    monkeypatch.setattr(launch, "version", missing)
     monkeypatch.setattr(gpu, "linker", lambda: "driver 13000", raising=False)
     name, link = launch.linking(gpu)
     assert name == "driver 13000" and link([b"a kernel", b", a function"], 90)[0] == driver.linked
@@ -604,7 +604,7 @@ def test_an_optimizer_counts_its_steps_on_the_gpu(
     kind: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that all of a step is recorded."""
-    monkeypatch.setattr(optimizers, "_GPUS", {"cpu"})
+    monkeypatch.setattr(training, "_GPUS", {"cpu"})
     gpu.unknown, losses = 1 << 20, []
     nets = [nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))]
     nets.append(copy.deepcopy(nets[0]))
