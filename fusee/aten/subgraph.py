@@ -40,6 +40,7 @@ from fusee.aten.graph import (
 from fusee.fake.layouts import is_contiguous
 from fusee.fake.mode import on_metas
 from fusee.fake.rules import overloads
+from fusee.fake.torch_python import is_pointwise
 from fusee.source import listed
 from fusee.sym.expr import Expr, Size, hint
 
@@ -470,7 +471,7 @@ class _ExplicitNodes(Sized):
         op, val = node.target, node.meta["val"]
         if not isinstance(op, OpOverload) or op in _UNPROMOTED or not isinstance(val, Tensor):
             return
-        if torch.Tag.pointwise not in op.tags and op not in _PROMOTED:
+        if op not in _PROMOTED and not is_pointwise(op):
             return
         dtype = val.dtype
         if dtype is torch.bool:

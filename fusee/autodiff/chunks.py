@@ -27,14 +27,13 @@ from fusee.autodiff.joint import HALVES, Joint
 from fusee.autodiff.min_cut import name_of
 from fusee.fake.mode import on_metas
 from fusee.fake.rules import overloads
-from fusee.loops.operators import ROWS
+from fusee.loops.operators import is_pointwise
 
 aten = torch.ops.aten
 
 _MOST = 64  # chunks: each is compiled
 _LEAST = 16  # rows of a chunk
 
-_POINTWISE = {op for row in ROWS for op in row.overloads} | {aten._to_copy.default}
 _ALONG = frozenset(
     "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data amax amin argmax"
     " gather logsumexp mean scatter scatter_add sum".split()
@@ -73,10 +72,6 @@ def _bytes(node: Any) -> int:
 
 def _is_distinct(rows: Tensor) -> bool:
     return len(set(rows.flatten().tolist())) == rows.numel()
-
-
-def _is_pointwise(op: Any) -> bool:
-    return op in _POINTWISE or torch.Tag.pointwise in getattr(op, "tags", ())
 
 
 class _RowLoss:
@@ -143,7 +138,7 @@ class _RowLoss:
             return self._moved(node, first)
         if op is aten.mm.default:
             return rows if node.args[0] is first and node.args[1] not in self.rows else None
-        if _is_pointwise(op):
+        if is_pointwise(op):
             columns = self.has_columns(first)
             is_even = rows.shape == (*val.shape[: val.dim() - columns], 1)
         else:
@@ -218,7 +213,7 @@ class _RowLoss:
         if op is aten.expand.default:
             is_made = node.all_input_nodes[0].meta["val"].dim() in (0, rows.dim())
         else:
-            is_made = op is aten.full.default or _is_pointwise(op) or self._is_along(node)
+            is_made = op is aten.full.default or is_pointwise(op) or self._is_along(node)
             is_made = is_made and self._fits(node, rows, True)
         if is_made:
             self.rows[node] = rows
@@ -498,7 +493,7 @@ class _ChunkWriter:
         given = arguments(node)
         if op in (_LOSS, _LOSS_BACKWARD):
             return self._loss(node, given)
-        along = not _is_pointwise(op)
+        along = not is_pointwise(op)
         has_columns = along or loss.has_columns(node)
         given = {k: self._operand(x, rows, has_columns, node) for k, x in given.items()}
         if along:

@@ -40,7 +40,7 @@ from fusee.aten.graph import (
 )
 from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
-from fusee.loops.operators import ROWS
+from fusee.loops.operators import ROWS, is_pointwise
 from fusee.sym.expr import hint
 
 # ---------------------------------------------------------------------------- costs
@@ -105,10 +105,10 @@ class Kind(enum.Enum):
     ONCE = "random, or of unknown effect: only ever once"
 
 
-# Pointwise, and neither rows of loops/operators.py nor, in all versions, tagged so by torch.
-_POINTWISE = frozenset(
-    "_prelu_kernel_backward _to_copy clamp_backward clone copy fill glu glu_backward"
-    " lift_fresh_copy log_sigmoid_forward prelu tril triu zeros_like ones_like full_like".split()
+# Not pointwise, but made where they are read as well.
+_FUSED = frozenset(
+    "_prelu_kernel_backward copy fill glu glu_backward lift_fresh_copy log_sigmoid_forward prelu"
+    " tril triu zeros_like ones_like full_like".split()
 )
 _MOVING = frozenset(
     "_unsafe_index as_strided_scatter cat constant_pad_nd diagonal_scatter embedding flip gather"
@@ -135,7 +135,7 @@ def kind_of(op: Any) -> Kind:
     if is_view(op) or is_creation(op):
         return Kind.FREE
     name = name_of(op)
-    if name in _POINTWISE or torch.Tag.pointwise in op.tags:
+    if name in _FUSED or is_pointwise(op):
         return Kind.POINTWISE
     if name in _MOVING:
         return Kind.MOVING

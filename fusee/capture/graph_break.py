@@ -17,6 +17,7 @@ from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense
+from fusee.fake.torch_python import is_pointwise
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- breaks
@@ -349,7 +350,7 @@ def _is_pointwise(name: str) -> bool:
     if not isinstance(packet, OpOverloadPacket):
         return False
     names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
-    return any(torch.Tag.pointwise in getattr(packet, name).tags for name in names)
+    return any(is_pointwise(getattr(packet, name)) for name in names)
 
 
 def is_scale(tensors: Any, other: Any) -> bool:

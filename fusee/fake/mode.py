@@ -45,6 +45,7 @@ from fusee.fake.rules import RULES, Found, goes_by_elements, overload, overloads
 from fusee.fake.torch_python import (
     OPEN_NUMBERS,
     explicit_key,
+    is_pointwise,
     kernel,
     mode_of,
     moved,
@@ -431,7 +432,7 @@ def _by_elements(op: Any, may_write: bool) -> Callable[..., Any] | None:
     """
     if goes_by_elements(op):
         return _unless_unsure(functools.partial(_by_rule, results, op))
-    is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")
+    is_in_place = is_pointwise(op) and str(op._schema.name).endswith("_")
     is_one = may_write and is_in_place and len(op._schema.returns) == 1
     return _unless_unsure(_written) if is_one else None
 

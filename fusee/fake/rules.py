@@ -37,7 +37,7 @@ from fusee.fake.layouts import (
     suggested_layout,
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
-from fusee.loops.operators import ROWS, Row
+from fusee.loops.operators import ROWS, Row, is_pointwise
 from fusee.source import Rules
 from fusee.sym.symint import same_ints
 
@@ -132,13 +132,14 @@ def goes_by_elements(op: Op) -> bool:
         and str(returns[0].type) == "Tensor"
         and not returns[0].alias_info
     )
-    lists = any("[]" in str(a.type) for a in op._schema.arguments)
-    is_pointwise = torch.Tag.pointwise in op.tags or op in _UNTAGGED
-    return is_one and not lists and is_pointwise and _SEEDED not in op.tags
+    others = any("[]" in str(a.type) or a.name == "memory_format" for a in op._schema.arguments)
+    others = others or op in _TURNED or _SEEDED in op.tags
+    return is_one and not others and is_pointwise(op)
 
 
 _SEEDED = torch.Tag.nondeterministic_seeded
-_UNTAGGED = {*overloads("where.ScalarOther where.ScalarSelf where.Scalar")}
+# Laid out by their operands in another order, or by one of them.
+_TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
 
 
 def _pointwise(row: Row) -> Rule:

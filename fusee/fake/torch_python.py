@@ -34,6 +34,8 @@ from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch._subclasses.meta_utils import MetaConverter
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
+from fusee.loops.operators import is_pointwise as is_pointwise
+
 # ---------------------------------------------------------------------------- sizes
 
 
@@ -482,7 +484,7 @@ _WARN_OF_BYTES = frozenset(
 @functools.cache
 def takes_any_size(op: Any) -> bool:
     """Whether ATen refuses the same dtypes of tensors with one element."""
-    is_known = torch.Tag.pointwise in op.tags or packet_name(op) in _OF_ALL_SIZES
+    is_known = is_pointwise(op) or packet_name(op) in _OF_ALL_SIZES
     return op.namespace == "aten" and is_known and torch.Tag.nondeterministic_seeded not in op.tags
 
 

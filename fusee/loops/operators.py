@@ -13,6 +13,7 @@ source   aten/src/ATen/native/cpu: Activation.cpp, BinaryOpsKernel.cpp, Pointwis
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +94,17 @@ def row(
     if gradient is not None:
         backward = named(" ".join(f"{name}_backward" for name in names.split()))
         ROWS.append(Row(backward, gradient, takes, shape=laid_as))
+
+
+# Without a row, and without torch's tag.
+_UNTAGGED = {*named("where", "ScalarOther", "ScalarSelf", "Scalar"), *named("_to_copy")}
+
+
+@functools.cache
+def is_pointwise(op: Any) -> bool:
+    """Whether each element of the result depends on those at its place alone."""
+    is_told = op in _UNTAGGED or torch.Tag.pointwise in getattr(op, "tags", ())
+    return is_told or any(op in row.overloads for row in ROWS)
 
 
 def claimed(engine: str) -> list[OpOverload]:
