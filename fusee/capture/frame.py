@@ -236,16 +236,7 @@ class Frame:
 
     def _handling(self, run: Callable[[], bool | None]) -> bool | None:
         """Run while Python itself handles what the machine does: for sys.exc_info(), contexts."""
-        error: Any = self.machine.handled
-        before, later = (error.__traceback__, error.__context__), _led_to(error)
-        try:
-            raise error
-        except BaseException:  # noqa: BLE001  # it was raised for this
-            error.__traceback__, error.__context__ = before
-            if later is not None:
-                later.__context__ = error
-            del error, before, later  # which know frames
-            return run()
+        return _with_raised(self.machine.handled, None, run)
 
     def throw(self, error: BaseException) -> bool:
         """Raise in the suspended generator of this. True if it yields: what it delegates to did.
@@ -274,16 +265,10 @@ class Frame:
                 error = other
         self.push(None)  # in place of what would have been sent
         self.at -= 1  # the exception comes from the instruction that yielded
-        known, later = (error.__traceback__, self.own or error.__context__), _led_to(error)
         try:
-            raise error
-        except BaseException:  # noqa: BLE001  # it was raised for this
-            self.raised_again = [known]
-            if later is not None:
-                later.__context__ = error
-            self._unwind(error)
+            _with_raised(error, self.own, lambda: self._unwind(sys.exception()))
         finally:
-            del error, known, later  # which know this frame
+            del error  # which knows this frame
         return False
 
     def _send_ended(self, send: Instruction, value: Any) -> None:
@@ -305,7 +290,7 @@ class Frame:
         finally:
             del error  # which knows this frame
 
-    def _unwind(self, error: BaseException) -> None:
+    def _unwind(self, error: Any) -> None:
         """Go to the handler of `error`, or raise it if there is none."""
         for error.__traceback__, error.__context__ in self.raised_again:  # as if it had never left
             self.raised_again = []
@@ -331,6 +316,19 @@ class Frame:
             self.push(raised)
         self.push(error)
         self.at = handler.target
+
+
+def _with_raised(error: Any, own: Any, run: Callable[[], bool | None]) -> bool | None:
+    """Run while Python handles an exception, which stays as it is but for its context."""
+    before, later = (error.__traceback__, own or error.__context__), _led_to(error)
+    try:
+        raise error
+    except BaseException:  # noqa: BLE001  # it was raised for this
+        error.__traceback__, error.__context__ = before
+        if later is not None:
+            later.__context__ = error
+        del error, own, before, later  # which know frames
+        return run()
 
 
 def _led_to(error: BaseException) -> BaseException | None:
