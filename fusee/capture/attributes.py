@@ -309,15 +309,6 @@ def read(m: Capturing, fake: torch.Tensor) -> Any:
     return world.load(grad, world.place(fake, "grad"))
 
 
-def item_by_tensor(m: Capturing, mirror: Mirror, key: torch.Tensor) -> Any:
-    """`state[parameter]` of a dict from outside."""
-    real, origin = m.world.inputs.get(id(key), (None, None))
-    if real is None or origin is None or real not in mirror.obj or mirror.is_changed():
-        raise GraphBreak("a dict from outside is asked for a tensor that it does not have")
-    place = m.world.entry(mirror, real, str(origin))
-    return m.world.load(dict.__getitem__(mirror.obj, real), place)
-
-
 def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
     """`tensor.grad = value`."""
     if m.modes:

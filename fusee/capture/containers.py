@@ -355,9 +355,12 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
         return dict.get(container, m.plain(key), ABSENT)
     mirror = m.world.mirror(container)
     if isinstance(key, FakeTensor) and mirror.copy is None and not mirror.writes:
-        real, _ = m.world.inputs.get(id(key), (None, None))
+        real, origin = m.world.inputs.get(id(key), (None, None))
         if real is not None and real in mirror.obj:
-            return attributes.item_by_tensor(m, mirror, key)
+            if origin is None or mirror.is_changed():
+                raise GraphBreak("a dict from outside is asked for a tensor that it does not have")
+            place = m.world.entry(mirror, real, str(origin))
+            return m.world.load(dict.__getitem__(mirror.obj, real), place)
     if not is_key(key) and mirror.copy is None:
         m.world.whole(container)
     return m.world.get(mirror, key)

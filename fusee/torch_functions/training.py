@@ -36,7 +36,7 @@ from torch.optim import adadelta, adagrad, adam, adamax, lr_scheduler, nadam, ra
 from torch.optim import optimizer as base
 from torch.utils import _foreach_utils
 
-from fusee.capture import attributes
+from fusee.capture import attributes, containers
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, breaking, stands_for, stands_for_each
 from fusee.capture.frame import ABSENT
@@ -356,7 +356,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
         of_param = dict.get(state.obj, param)
         if of_param is None:
             continue
-        mirror = world.mirror(attributes.item_by_tensor(m, state, fake))
+        mirror = world.mirror(containers.item(m, state.obj, fake))
         world.fact(Keys, mirror.origin, tuple(of_param))
         for key, value in of_param.items():
             loaded = world.get(mirror, key)
