@@ -548,14 +548,6 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
     return getattr(cls, name)
 
 
-def _of_classmethod(m: Capturing, found: Any, cls: type, name: str) -> Any:
-    inner = found.__func__
-    is_function = isinstance(inner, types.FunctionType) or not hasattr(type(inner), "__get__")
-    if is_function or sys.version_info >= (3, 13):
-        return types.MethodType(inner, cls)
-    return _bound(m, inner, cls, type(cls), name)  # a property of the class
-
-
 def _in_own_classes(m: Capturing, kind: type, name: str) -> Any:
     found = (m.world.class_item(x, name) for x in own_classes(kind) if name in x.__dict__)
     return next(found, ABSENT)
@@ -675,7 +667,11 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         return types.MethodType(found, obj)
     words = f"{cls.__qualname__}.{name}"
     if isinstance(found, classmethod):
-        return _of_classmethod(m, found, cls, name)
+        inner = found.__func__
+        is_function = isinstance(inner, types.FunctionType) or not hasattr(type(inner), "__get__")
+        if is_function or sys.version_info >= (3, 13):
+            return types.MethodType(inner, cls)
+        return _bound(m, inner, cls, type(cls), name)  # a property of the class
     if isinstance(found, staticmethod):
         return m.world.hold(found.__func__, words)
     if isinstance(found, property):
@@ -709,7 +705,12 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     obj = symbols.value(obj) if symbols.is_open(obj) else obj  # a SymInt would take any
     if isinstance(obj, FakeTensor):
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
-            _store_in_tensor(m, obj, name, value)
+            kind, mirror = m.world.seen[id(obj)]
+            if value is DELETED or _is_data_descriptor(_in_own_classes(m, kind, name)):
+                raise GraphBreak(
+                    f"the attribute {name} of a {kind.__qualname__} is deleted, or a property"
+                )
+            m.world.set(mirror, name, value)
             return
         if store_grad(m, obj, name, value):
             return
@@ -735,13 +736,6 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     which, *given = ("__delattr__",) if value is DELETED else ("__setattr__", value)
     if ask(m, obj, which, name, *given) is ABSENT:
         store_plainly(m, obj, name, value)
-
-
-def _store_in_tensor(m: Capturing, obj: Any, name: str, value: Any) -> None:
-    kind, mirror = m.world.seen[id(obj)]
-    if value is DELETED or _is_data_descriptor(_in_own_classes(m, kind, name)):
-        raise GraphBreak(f"the attribute {name} of a {kind.__qualname__} is deleted, or a property")
-    m.world.set(mirror, name, value)
 
 
 def of_slot(m: Capturing, obj: Any, name: str) -> Any:

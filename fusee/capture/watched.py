@@ -103,7 +103,13 @@ class Watched:
         """Whether the facts hold, since something that is watched has changed."""
         while (k := changed()(self.address)) >= 0:
             if k >= len(self._watch.dicts) or not self._is_as_it_was(self._watch.dicts[k]):
-                return self._look_at_all()
+                if not self._check():
+                    return False
+                self._forget()
+                for fact in self._facts:
+                    fact.watched(self)
+                self.start(self._facts, self._check)
+                return True
             self._watch.note(k)
         return True
 
@@ -117,15 +123,6 @@ class Watched:
                 return False
         keys = self._wholly.get(id(names))
         return keys is None or keys == tuple(names)
-
-    def _look_at_all(self) -> bool:
-        if not self._check():
-            return False
-        self._forget()
-        for fact in self._facts:
-            fact.watched(self)
-        self.start(self._facts, self._check)
-        return True
 
     # ---------------------------------------------------------------------- containers
 

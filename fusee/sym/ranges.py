@@ -187,10 +187,6 @@ class Ranges:
         k = -constant // scale if op in ("==", "!=", "<=", ">") else -(constant // scale)
         if op in ("<", ">"):
             k, op = (k + 1, ">=") if op == ">" else (k - 1, "<=")
-        return self._inside(core, op, k)
-
-    def _inside(self, core: Expr, op: str, k: int) -> Form | bool:
-        """The same of what is divided, where a quotient or remainder is all there is."""
         atom = only_atom(core)
         if isinstance(atom, Call) and atom.op == "//" and isinstance(atom.b, int):
             if op == ">=":
