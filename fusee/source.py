@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 Args = tuple[Any, ...]  # of a call
 Kwargs = dict[str, Any]
 
@@ -130,3 +132,22 @@ class Rules(dict[K, F]):
             return function
 
         return enter
+
+
+def overload(name: str) -> Any:
+    """`add.Tensor` -> aten.add.Tensor, `relu` -> aten.relu.default; others' are `space::op`."""
+    space, _, own = name.rpartition("::")
+    packet, _, kind = own.partition(".")
+    return getattr(getattr(getattr(torch.ops, space or "aten"), packet), kind or "default")
+
+
+def overloads(names: str) -> list[Any]:
+    return [overload(name) for name in names.split()]
+
+
+class OpRules(Rules[Any, F]):
+    """A function for each overload of an operator."""
+
+    def rule(self, *keys: Any) -> Callable[[F], F]:
+        """The same; several overloads may be named in one text."""
+        return super().rule(*(op for x in keys for op in (overloads(x) if type(x) is str else [x])))

@@ -26,8 +26,8 @@ from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.fake.layouts import is_row_major, suggested_layout
 from fusee.fake.mode import on_metas
 from fusee.fake.open_sizes import narrowed, selected
-from fusee.fake.rules import LAYERS, overloads
-from fusee.source import Rules
+from fusee.fake.rules import LAYERS
+from fusee.source import OpRules, overloads
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- always
@@ -39,7 +39,7 @@ from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 
-ALWAYS: Rules[OpOverload, Rule] = Rules()
+ALWAYS: OpRules[Rule] = OpRules()
 
 _END = 2**63 - 1  # how Python's x[a:] spells its end
 
@@ -55,29 +55,29 @@ def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
 # ------------------------------------------------------------------------------ aliases
 
 
-@ALWAYS.rule(aten.detach.default, aten.alias.default, aten.lift.default, aten._lazy_clone.default)
+@ALWAYS.rule("detach alias lift _lazy_clone")
 def _same(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     made = t.same(args[0])
     t.value(made).apart = "detach" if op is aten.detach.default else ""
     return made
 
 
-@ALWAYS.rule(aten.lift_fresh.default)
+@ALWAYS.rule("lift_fresh")
 def _lift_fresh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.literal(args[0])
 
 
-@ALWAYS.rule(aten.detach_.default, aten.requires_grad_.default)
+@ALWAYS.rule("detach_ requires_grad_")
 def _itself(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-@ALWAYS.rule(aten.resolve_conj.default, aten.resolve_neg.default, aten.real.default)
+@ALWAYS.rule("resolve_conj resolve_neg real")
 def _itself_if_real(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.composite(op, args, kwargs) if is_opaque(args[0]) else args[0]
 
 
-@ALWAYS.rule(aten.scalar_tensor.default)
+@ALWAYS.rule("scalar_tensor")
 def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     dtype = kwargs.get("dtype") or torch.get_default_dtype()  # whatever the number is
     return t.call(aten.full.default, [], args[0], **{**kwargs, "dtype": dtype})
@@ -92,7 +92,7 @@ _QUERIES = (
 )
 
 
-@ALWAYS.rule(torch.ops.prim.device.default, torch.ops.prim.layout.default, *overloads(_QUERIES))
+@ALWAYS.rule("prim::device prim::layout", *overloads(_QUERIES))
 def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return on_metas(op, t.value(args[0]).tensor, *args[1:], **kwargs)
 
@@ -100,14 +100,14 @@ def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ shapes
 
 
-@ALWAYS.rule(aten.view.default, aten._unsafe_view.default)
+@ALWAYS.rule("view _unsafe_view")
 def _view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     shape = _whole(x, args[1])
     return t.same(x) if same_ints(shape, x.shape) else t.view(aten.view.default, x, shape)
 
 
-@ALWAYS.rule(aten.reshape.default, aten._reshape_copy.default)
+@ALWAYS.rule("reshape _reshape_copy")
 def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     shape = _whole(x, args[1])
@@ -147,7 +147,7 @@ def _is_open(n: Any) -> bool:
     return type(n) is int and n == -1
 
 
-@ALWAYS.rule(aten.flatten.using_ints)
+@ALWAYS.rule("flatten.using_ints")
 def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     rank = x.dim()
@@ -160,20 +160,20 @@ def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.reshape.default, x, [*x.shape[:first], merged, *x.shape[last + 1 :]])
 
 
-@ALWAYS.rule(aten.expand.default)
+@ALWAYS.rule("expand")
 def _expand(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     shape = list(t.b.twins.view(op, x, args[1]).shape)
     return t.same(x) if same_ints(shape, x.shape) else t.view(op, x, shape)
 
 
-@ALWAYS.rule(aten.unsqueeze.default)
+@ALWAYS.rule("unsqueeze")
 def _unsqueeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     return t.view(op, x, args[1] % (x.dim() + 1))
 
 
-@ALWAYS.rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@ALWAYS.rule("squeeze squeeze.dim squeeze.dims")
 def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     asked: Sequence[int] = range(x.dim())
@@ -184,7 +184,7 @@ def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(aten.squeeze.dims, x, axes) if axes else t.same(x)
 
 
-@ALWAYS.rule(aten.permute.default)
+@ALWAYS.rule("permute")
 def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axes = [axis % x.dim() for axis in args[1]]
@@ -193,7 +193,7 @@ def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(aten.permute.default, x, axes)
 
 
-@ALWAYS.rule(aten.transpose.int, aten.t.default)
+@ALWAYS.rule("transpose.int t")
 def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axes = list(range(x.dim()))
@@ -206,7 +206,7 @@ def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ parts
 
 
-@ALWAYS.rule(aten.slice.Tensor)
+@ALWAYS.rule("slice.Tensor")
 def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     _, axis, start, end, step = bound(op, args, kwargs)
@@ -233,7 +233,7 @@ def _bound(at: Any, n: Any, default: Any) -> Any:
     return at if at <= n else n
 
 
-@ALWAYS.rule(aten.select.int)
+@ALWAYS.rule("select.int")
 def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axis, index = args[1] % x.dim(), args[2]
@@ -245,7 +245,7 @@ def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(op, x, axis, index)
 
 
-@ALWAYS.rule(aten.unbind.int)
+@ALWAYS.rule("unbind.int")
 def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
     x = t.value(args[0]).tensor
     axis = bound(op, args, kwargs)[1] % x.dim()
@@ -253,8 +253,7 @@ def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch
     return [t.view(aten.select.int, x, axis, i) for i in range(count)]
 
 
-@ALWAYS.rule(aten.split.Tensor, aten.unsafe_split.Tensor)
-@ALWAYS.rule(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
+@ALWAYS.rule("split.Tensor unsafe_split.Tensor split_with_sizes unsafe_split_with_sizes")
 def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
     x = t.value(args[0]).tensor
     axis = bound(op, args, kwargs)[2] % x.dim()
@@ -267,9 +266,7 @@ def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.
     return parts
 
 
-@ALWAYS.rule(aten.diagonal.default, aten.unfold.default, aten.view.dtype)
-@ALWAYS.rule(aten.view_as_real.default, aten.view_as_complex.default)
-@ALWAYS.rule(aten._conj.default, aten._neg_view.default)
+@ALWAYS.rule("diagonal unfold view.dtype view_as_real view_as_complex _conj _neg_view")
 def _plain_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[0], complex):  # a factor that autograd takes for a tensor
         args = (t.literal(torch.tensor(args[0], dtype=torch.complex128)), *args[1:])
@@ -278,7 +275,7 @@ def _plain_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(op, *args, **kwargs)
 
 
-@ALWAYS.rule(aten.as_strided.default)
+@ALWAYS.rule("as_strided")
 def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     # The offset counts from the start of the storage, so only the base gives the right elements.
     x = t.value(args[0])
@@ -292,7 +289,7 @@ def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(op, base.tensor, list(size), list(stride), offset)
 
 
-@ALWAYS.rule(aten.as_strided_scatter.default)
+@ALWAYS.rule("as_strided_scatter")
 def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     value = t.value(args[0])
     x = value.tensor
@@ -320,7 +317,7 @@ def _within(
 # ------------------------------------------------------------------------------ copies
 
 
-@ALWAYS.rule(aten.contiguous.default)
+@ALWAYS.rule("contiguous")
 def _contiguous(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     layout = kwargs.get("memory_format", torch.contiguous_format)
@@ -329,7 +326,7 @@ def _contiguous(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.clone.default, x, memory_format=layout)
 
 
-@ALWAYS.rule(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
+@ALWAYS.rule("to.dtype to.dtype_layout to.device to.other")
 def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args)), **kwargs}
@@ -346,13 +343,13 @@ def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     )
 
 
-@ALWAYS.rule(aten.type_as.default)
+@ALWAYS.rule("type_as")
 def _type_as(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     other = t.value(args[1])
     return convert(t, args[0], other.tensor.dtype, other.store.device)
 
 
-@ALWAYS.rule(aten._to_copy.default)
+@ALWAYS.rule("_to_copy")
 def _to_copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     layout = kwargs.get("memory_format")
     return convert(t, args[0], kwargs.get("dtype"), kwargs.get("device"), layout, True)
@@ -389,7 +386,7 @@ def convert(
     return t.record(aten._to_copy.default, (x,), kwargs)
 
 
-@ALWAYS.rule(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
+@ALWAYS.rule("dropout feature_dropout alpha_dropout")
 def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, probability, is_training = args
     if not is_training or probability == 0:
@@ -406,7 +403,7 @@ def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.mul.Tensor, x, noise)
 
 
-@ALWAYS.rule(aten.convolution.default)
+@ALWAYS.rule("convolution")
 def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     rank = args[0].dim() - 2
     whole = [list(x) * rank if isinstance(x, (list, tuple)) and len(x) == 1 else x for x in args]
@@ -416,7 +413,7 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ indexing
 
 
-@ALWAYS.rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+@ALWAYS.rule("channel_shuffle native_channel_shuffle")
 def _channel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, groups = bound(op, args, kwargs)
     count, channels, *rest = x.shape
@@ -425,7 +422,7 @@ def _channel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> A
     return t.call(aten.contiguous.default, mixed, memory_format=suggested_layout(x))
 
 
-@ALWAYS.rule(aten.one_hot.default)
+@ALWAYS.rule("one_hot")
 def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, classes = t.value(args[0]).tensor, bound(op, args, kwargs)[1]
     if type(classes) is int and classes < 1:
@@ -435,7 +432,7 @@ def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.scatter.value, zeros, -1, t.call(aten.unsqueeze.default, x, -1), 1)
 
 
-@ALWAYS.rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+@ALWAYS.rule("index.Tensor _unsafe_index.Tensor")
 def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if _has_mask(args[1]) and t.b.twins.env is not None:
         return t.record(aten.index.Tensor, (args[0], _without_masks(t, args[1])), kwargs)
@@ -447,7 +444,7 @@ def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.record(aten.index.Tensor, args, kwargs)
 
 
-@ALWAYS.rule(aten.index_put.default, aten._unsafe_index_put.default)
+@ALWAYS.rule("index_put _unsafe_index_put")
 def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, indices, values, accumulate = bound(op, args, kwargs)[:4]
     env, to_size = t.b.twins.env, t.b.to_size
@@ -479,14 +476,14 @@ def _without_masks(t: Tracer, indices: Sequence[Any]) -> list[Any]:
 # ---------------------------------------------------------------------------- canonical
 
 
-CANONICAL: Rules[OpOverload, Rule] = Rules()
+CANONICAL: OpRules[Rule] = OpRules()
 
 # ------------------------------------------------------------------------------ convolution
 
 
-@CANONICAL.rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
-@CANONICAL.rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
-@CANONICAL.rule(aten.conv_transpose3d.input)
+@CANONICAL.rule(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
+)
 def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, weight, bias, stride, padding, *rest = bound(op, args, kwargs)
     if x.dtype.is_complex:  # four convolutions, or three
@@ -509,13 +506,13 @@ def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ norms
 
 
-@CANONICAL.rule(aten.layer_norm.default)
+@CANONICAL.rule("layer_norm")
 def _layer_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, shape, weight, bias, eps, _ = bound(op, args, kwargs)
     return t.call(aten.native_layer_norm.default, x, list(shape), weight, bias, eps)[0]
 
 
-@CANONICAL.rule(aten.group_norm.default)
+@CANONICAL.rule("group_norm")
 def _group_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, groups, weight, bias, eps, _ = bound(op, args, kwargs)
     meta = t.value(x).tensor
@@ -524,7 +521,7 @@ def _group_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.native_group_norm.default, x, weight, bias, *sizes, groups, eps)[0]
 
 
-@CANONICAL.rule(aten.batch_norm.default)
+@CANONICAL.rule("batch_norm")
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     *given, _ = bound(op, args, kwargs)
     return t.call(aten.native_batch_norm.default, *given)[0]
@@ -533,7 +530,7 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ softmax
 
 
-@CANONICAL.rule(aten.softmax.int, aten.log_softmax.int)
+@CANONICAL.rule("softmax.int log_softmax.int")
 def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, axis, dtype = bound(op, args, kwargs)
     kernel = aten._softmax.default if op is aten.softmax.int else aten._log_softmax.default
@@ -545,7 +542,7 @@ def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ products
 
 
-@CANONICAL.rule(aten.linalg_cross.default)
+@CANONICAL.rule("linalg_cross")
 def _cross(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, y, axis = bound(op, args, kwargs)
     if x.dtype.is_complex:
@@ -573,7 +570,7 @@ def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ factorisations
 
 
-@CANONICAL.rule(aten.linalg_svdvals.default)
+@CANONICAL.rule("linalg_svdvals")
 def _svdvals(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     # torch's own composition asks for vectors too while a dispatch mode is on, by another algorithm
     return t.call(aten._linalg_svd.default, args[0], False, False, **kwargs)[1]
@@ -596,7 +593,7 @@ _SCALED = {
 }
 
 
-FOREACH: Rules[OpOverload, Rule] = Rules()
+FOREACH: OpRules[Rule] = OpRules()
 
 
 @FOREACH.rule(*_BINARY)
@@ -618,7 +615,7 @@ def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return found
 
 
-@FOREACH.rule(aten._amp_foreach_non_finite_check_and_unscale.default)
+@FOREACH.rule("_amp_foreach_non_finite_check_and_unscale")
 def _unscaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Gradients without the scale of their loss, and 1 if one of them is not finite."""
     gradients, found, inverse = args
@@ -629,7 +626,7 @@ def _unscaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return [t.call(aten.mul.Tensor, x, inverse) for x in gradients], found
 
 
-@FOREACH.rule(aten._amp_update_scale.default)
+@FOREACH.rule("_amp_update_scale")
 def _updated_scale(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The scale of a loss, and for how many steps all gradients have been finite."""
     scale, steps, found, growth, backoff, interval = args

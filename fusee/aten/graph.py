@@ -37,8 +37,7 @@ from torch._ops import OpOverload
 from fusee.aten.torch_api import op_name, recurrent_layer, without_autocast
 from fusee.errors import user_line
 from fusee.fake.mode import may_raise, raises
-from fusee.fake.rules import overloads
-from fusee.source import HostSource, define, listed
+from fusee.source import HostSource, define, listed, overloads
 from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 

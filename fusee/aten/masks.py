@@ -20,7 +20,7 @@ from fusee.aten.graph import arguments
 from fusee.aten.rewriter import Editor, val
 from fusee.aten.torch_api import OpOverload
 from fusee.fake.layouts import like
-from fusee.source import Rules
+from fusee.source import OpRules
 from fusee.sym.expr import Expr, Size, Symbol, known_ge, known_lt, substitute
 
 aten = torch.ops.aten
@@ -227,7 +227,7 @@ def _calculated(function: Callable[..., Any]) -> Callable[..., Element]:
 
 # ------------------------------------------------------------------------------ rules
 
-_RULES: Rules[OpOverload, Callable[[_Followed, fx.Node, Index], Element]] = Rules()
+_RULES: OpRules[Callable[[_Followed, fx.Node, Index], Element]] = OpRules()
 
 
 def _overloads(*names: str) -> list[OpOverload]:
@@ -307,7 +307,7 @@ _RULES.rule(*_overloads("ones", "new_ones", "ones_like"))(_fill(1))
 _RULES.rule(*_overloads("zeros", "new_zeros", "zeros_like"))(_fill(0))
 
 
-@_RULES.rule(aten._to_copy.default)
+@_RULES.rule("_to_copy")
 def _converted(f: _Followed, node: fx.Node, index: Index) -> Element:
     found, dtype = f.operand(node.args[0], index), val(node).dtype
     if isinstance(found, Expr):
@@ -317,18 +317,18 @@ def _converted(f: _Followed, node: fx.Node, index: Index) -> Element:
     return _mapped(_typed(dtype), found)
 
 
-@_RULES.rule(aten.clone.default, aten.alias.default, aten.detach.default, aten.expand.default)
+@_RULES.rule("clone alias detach expand")
 def _same(f: _Followed, node: fx.Node, index: Index) -> Element:
     return f.operand(node.args[0], index)
 
 
-@_RULES.rule(aten.unsqueeze.default)
+@_RULES.rule("unsqueeze")
 def _unsqueeze(f: _Followed, node: fx.Node, index: Index) -> Element:
     dim = arguments(node)["dim"] % len(index)
     return f.at(node.args[0], index[:dim] + index[dim + 1 :])
 
 
-@_RULES.rule(aten.view.default, aten._unsafe_view.default, aten.squeeze.dim, aten.squeeze.dims)
+@_RULES.rule("view _unsafe_view squeeze.dim squeeze.dims")
 def _view(f: _Followed, node: fx.Node, index: Index) -> Element:
     """Of views that only make and drop axes of one element."""
     source: Any = node.args[0]
@@ -340,7 +340,7 @@ def _view(f: _Followed, node: fx.Node, index: Index) -> Element:
     return f.at(source, tuple([0 if n == 1 else next(rest) for n in before]))
 
 
-@_RULES.rule(aten.permute.default, aten.transpose.int)
+@_RULES.rule("permute transpose.int")
 def _permute(f: _Followed, node: fx.Node, index: Index) -> Element:
     count = len(index)
     order = list(range(count))
@@ -353,7 +353,7 @@ def _permute(f: _Followed, node: fx.Node, index: Index) -> Element:
     return f.at(node.args[0], tuple([places[k] for k in range(count)]))
 
 
-@_RULES.rule(aten.slice.Tensor)
+@_RULES.rule("slice.Tensor")
 def _slice(f: _Followed, node: fx.Node, index: Index) -> Element:
     named = arguments(node)
     dim, start = named["dim"] % len(index), named["start"] or 0
@@ -363,7 +363,7 @@ def _slice(f: _Followed, node: fx.Node, index: Index) -> Element:
     return f.at(node.args[0], (*index[:dim], at, *index[dim + 1 :]))
 
 
-@_RULES.rule(aten.select.int)
+@_RULES.rule("select.int")
 def _select(f: _Followed, node: fx.Node, index: Index) -> Element:
     named = arguments(node)
     dim, place = named["dim"] % (len(index) + 1), named["index"]
@@ -372,7 +372,7 @@ def _select(f: _Followed, node: fx.Node, index: Index) -> Element:
     return f.at(node.args[0], (*index[:dim], place, *index[dim:]))
 
 
-@_RULES.rule(aten.cat.default)
+@_RULES.rule("cat")
 def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
     """At a place that is known, or where the parts go on alike: one formula for all of them."""
     parts, dim = arguments(node)["tensors"], arguments(node)["dim"] % len(index)
@@ -408,7 +408,7 @@ def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
     return at(index[dim])
 
 
-@_RULES.rule(aten.cumsum.default)
+@_RULES.rule("cumsum")
 def _cumsum(f: _Followed, node: fx.Node, index: Index) -> Element:
     found = f.at(node.args[0], index)
     if isinstance(found, (Either, Expr)) or found != 0:
@@ -416,7 +416,7 @@ def _cumsum(f: _Followed, node: fx.Node, index: Index) -> Element:
     return 0
 
 
-@_RULES.rule(aten.index.Tensor)
+@_RULES.rule("index.Tensor")
 def _index(f: _Followed, node: fx.Node, index: Index) -> Element:
     source, given = node.args
     assert isinstance(source, fx.Node) and isinstance(given, (list, tuple))
@@ -430,7 +430,7 @@ def _index(f: _Followed, node: fx.Node, index: Index) -> Element:
     return f.at(source, places)
 
 
-@_RULES.rule(aten.tril.default, aten.triu.default)
+@_RULES.rule("tril triu")
 def _triangle(f: _Followed, node: fx.Node, index: Index) -> Element:
     named, found = arguments(node), f.at(node.args[0], index)
     rest = index[-2] - index[-1] + named["diagonal"]

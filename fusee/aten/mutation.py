@@ -25,7 +25,7 @@ from fusee.errors import MissingFake
 from fusee.fake.layouts import is_dense, is_row_major
 from fusee.fake.mode import on_metas
 from fusee.fake.torch_python import mode_of
-from fusee.source import Rules
+from fusee.source import OpRules
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom
@@ -125,7 +125,7 @@ def _range(x: torch.Tensor) -> tuple[int, int]:
 
 aten = torch.ops.aten
 
-_WRITES: Rules[OpOverload, Rule] = Rules()
+_WRITES: OpRules[Rule] = OpRules()
 
 # Operators whose counterpart has another name or overload. Where both return something, the
 # counterpart returns that first and the new contents after it.
@@ -280,7 +280,7 @@ def _refuse(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ contents
 
 
-@_WRITES.rule(aten.copy_.default)
+@_WRITES.rule("copy_")
 def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
     if not isinstance(source, torch.Tensor):
@@ -293,7 +293,7 @@ def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return target
 
 
-@_WRITES.rule(aten.fill_.Scalar, aten.zero_.default)
+@_WRITES.rule("fill_.Scalar zero_")
 def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0])
     fill = args[1] if len(args) > 1 else 0
@@ -303,12 +303,12 @@ def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-@_WRITES.rule(aten.fill_.Tensor)
+@_WRITES.rule("fill_.Tensor")
 def _fill_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.copy_.default, args[0], args[1])
 
 
-@_WRITES.rule(aten.bernoulli_.float)
+@_WRITES.rule("bernoulli_.float")
 def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     probability = args[1] if len(args) > 1 else 0.5
     _refuse_gaps(t, op, [args[0]])
@@ -326,7 +326,7 @@ def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 # native_batch_norm's schema does not say that it writes the running statistics
-@_WRITES.rule(aten._native_batch_norm_legit.default, aten.native_batch_norm.default)
+@_WRITES.rule("_native_batch_norm_legit native_batch_norm")
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, weight, bias, mean, var, training, *rest = bound(op, args, kwargs)
     if mean is None or var is None:
@@ -371,7 +371,7 @@ def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return target
 
 
-@_WRITES.rule(aten.resize_.default)
+@_WRITES.rule("resize_")
 def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, shape = args[0], args[1]
     value = t.value(target)
@@ -395,7 +395,7 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return target
 
 
-@_WRITES.rule(aten.set_.source_Tensor)
+@_WRITES.rule("set_.source_Tensor")
 def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     value = _own(t, op, args[0])
     _become(t, value, args[1])

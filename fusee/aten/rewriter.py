@@ -27,8 +27,7 @@ from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.graph import AtenGraph, is_deterministic
 from fusee.config import Options
 from fusee.fake.mode import on_metas
-from fusee.fake.rules import overloads
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, overloads
 from fusee.sym.expr import Expr, Size, hint
 from fusee.sym.symint import same_ints
 

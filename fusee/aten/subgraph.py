@@ -39,9 +39,8 @@ from fusee.aten.graph import (
 )
 from fusee.fake.layouts import is_contiguous
 from fusee.fake.mode import on_metas
-from fusee.fake.rules import overloads
 from fusee.fake.torch_python import is_pointwise
-from fusee.source import listed
+from fusee.source import listed, overloads
 from fusee.sym.expr import Expr, Size, hint
 
 aten = torch.ops.aten

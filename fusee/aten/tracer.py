@@ -29,7 +29,7 @@ from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake.mode import Twins
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
-from fusee.source import Rules
+from fusee.source import OpRules
 from fusee.sym.expr import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import size_of, wrapped
@@ -97,7 +97,7 @@ class TracedTensor:
 
 Inverse = Callable[["Builder", TracedTensor, fx.Node], fx.Node]
 # How new contents of a view change its parent: (builder, view, contents) -> node.
-_INVERSES: Rules[OpOverload, Inverse] = Rules()
+_INVERSES: OpRules[Inverse] = OpRules()
 
 
 class Builder:
@@ -298,13 +298,13 @@ def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ------------------------------------------------------------------------------ inverses
 
 
-@_INVERSES.rule(aten.view.default, aten.unsqueeze.default, aten.squeeze.dims)
+@_INVERSES.rule("view unsqueeze squeeze.dims")
 def _reshape(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     return b.reshape(contents, list(view.parent.tensor.shape))
 
 
-@_INVERSES.rule(aten.expand.default)
+@_INVERSES.rule("expand")
 def _expand(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     if view.parent.tensor.numel() != view.tensor.numel():
@@ -312,7 +312,7 @@ def _expand(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     return b.reshape(contents, list(view.parent.tensor.shape))
 
 
-@_INVERSES.rule(aten.permute.default)
+@_INVERSES.rule("permute")
 def _permute(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.view is not None
     dims = view.view[1][0]
@@ -322,7 +322,7 @@ def _permute(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     return b.apply(aten.permute.default, contents, inverse)
 
 
-@_INVERSES.rule(aten.view.dtype)
+@_INVERSES.rule("view.dtype")
 def _bits(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     before, after = view.parent.tensor.dtype, view.tensor.dtype

@@ -34,8 +34,7 @@ from fusee.aten.masks import known_masks
 from fusee.aten.rewriter import Editor, Pass, only_user, val
 from fusee.aten.torch_api import laid_out
 from fusee.config import Options
-from fusee.fake.rules import overloads
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, overloads
 
 # ---------------------------------------------------------------------------- constants
 

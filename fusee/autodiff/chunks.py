@@ -26,8 +26,8 @@ from fusee.aten.graph import arguments, closure, dependents, is_pure, must_run
 from fusee.autodiff.joint import HALVES, Joint
 from fusee.autodiff.min_cut import name_of
 from fusee.fake.mode import on_metas
-from fusee.fake.rules import overloads
 from fusee.loops.operators import is_pointwise
+from fusee.source import overloads
 
 aten = torch.ops.aten
 

@@ -27,9 +27,8 @@ from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
-from fusee.fake.rules import overloads
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
-from fusee.source import Rules
+from fusee.source import OpRules, overloads
 from fusee.sym.expr import Expr, Size, hint, known_ge, maximum, minimum
 from fusee.sym.ranges import COMPARISONS
 
@@ -636,20 +635,18 @@ def _between(ends: Iterable[Size]) -> Interval:
     return reduce(minimum, found), reduce(maximum, found)
 
 
-_RULES: Rules[Any, Callable[[fx.Node], Interval | None]] = Rules()
+_RULES: OpRules[Callable[[fx.Node], Interval | None]] = OpRules()
 
 
 @_RULES.rule(
-    *overloads(
-        """view permute squeeze.dims unsqueeze expand repeat slice.Tensor select.int clone flip
-        roll index.Tensor index_select gather embedding _to_copy"""
-    )
+    "view permute squeeze.dims unsqueeze expand repeat slice.Tensor select.int clone flip"
+    " roll index.Tensor index_select gather embedding _to_copy"
 )
 def _passed(node: fx.Node) -> Interval | None:
     return interval(node.args[0])
 
 
-@_RULES.rule(*overloads("cat stack"))
+@_RULES.rule("cat stack")
 def _joined(node: fx.Node) -> Interval | None:
     return _hull([interval(x) for x in node.args[0]])  # type: ignore[union-attr]
 
@@ -658,13 +655,13 @@ def _either(*positions: int) -> Callable[[fx.Node], Interval | None]:
     return lambda node: _hull([interval(node.args[k]) for k in positions])
 
 
-@_RULES.rule(*overloads("constant_pad_nd"))
+@_RULES.rule("constant_pad_nd")
 def _padded(node: fx.Node) -> Interval | None:
     value = node.args[2] if len(node.args) > 2 else 0
     return _hull([interval(node.args[0]), interval(value)])
 
 
-@_RULES.rule(*overloads("arange.start_step"))
+@_RULES.rule("arange.start_step")
 def _arange(node: fx.Node) -> Interval | None:
     start, end = map(_number, node.args[:2])
     if start is None or end is None:
@@ -686,13 +683,13 @@ def _sums(sign: int) -> Callable[[fx.Node], Interval | None]:
     return rule
 
 
-@_RULES.rule(*overloads("mul.Tensor mul.Scalar"))
+@_RULES.rule("mul.Tensor mul.Scalar")
 def _product(node: fx.Node) -> Interval | None:
     a, b = map(interval, node.args[:2])
     return None if a is None or b is None else _between(x * y for x in a for y in b)
 
 
-@_RULES.rule(*overloads("rsub.Scalar"))
+@_RULES.rule("rsub.Scalar")
 def _reversed(node: fx.Node) -> Interval | None:
     a, b = map(interval, node.args[:2])
     if a is None or b is None or len(node.args) > 2 or node.kwargs:
@@ -700,7 +697,7 @@ def _reversed(node: fx.Node) -> Interval | None:
     return b[0] - a[1], b[1] - a[0]
 
 
-@_RULES.rule(*overloads("cumsum"))
+@_RULES.rule("cumsum")
 def _cumulative(node: fx.Node) -> Interval | None:
     found, val = interval(node.args[0]), node.args[0].meta["val"]  # type: ignore[union-attr]
     if found is None or not val.dim():
@@ -710,13 +707,13 @@ def _cumulative(node: fx.Node) -> Interval | None:
     return minimum(found[0], found[0] * n), maximum(found[1], found[1] * n)
 
 
-@_RULES.rule(*overloads("bitwise_and.Scalar bitwise_and.Tensor"))
+@_RULES.rule("bitwise_and.Scalar bitwise_and.Tensor")
 def _masked(node: fx.Node) -> Interval | None:
     found = [b for b in map(interval, node.args) if b is not None and known_ge(b[0], 0)]
     return (0, reduce(minimum, (high for _, high in found))) if found else None
 
 
-@_RULES.rule(*overloads("abs"))
+@_RULES.rule("abs")
 def _magnitude(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
     if found is None:
@@ -725,7 +722,7 @@ def _magnitude(node: fx.Node) -> Interval | None:
     return maximum(0, maximum(low, -high)), maximum(-low, high)
 
 
-@_RULES.rule(*overloads("neg"))
+@_RULES.rule("neg")
 def _negated(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
     return None if found is None else (-found[1], -found[0])

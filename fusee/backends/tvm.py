@@ -30,8 +30,8 @@ from fusee.aten.torch_api import OpOverload
 from fusee.backends.regions import CompiledRegion, Engine, Region
 from fusee.backends.registry import EngineOptions
 from fusee.config import knob
-from fusee.fake.rules import overloads
 from fusee.loops.operators import claimed
+from fusee.source import overloads
 
 aten = torch.ops.aten
 

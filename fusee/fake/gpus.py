@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from fusee.fake.layouts import Spec, rows
-from fusee.fake.rules import Found, Op, overloads, results
-from fusee.source import Rules
-
-aten = torch.ops.aten
+from fusee.fake.rules import Found, Op, results
+from fusee.source import OpRules, overloads
 
 # What torch's own fakes are asked, which takes them half a millisecond.
 ASKING = frozenset(
@@ -30,7 +28,7 @@ ASKING = frozenset(
 )
 
 # (what a rule gives, operands) -> what it is there
-_ELSEWHERE: Rules[Any, Callable[..., Found]] = Rules()
+_ELSEWHERE: OpRules[Callable[..., Found]] = OpRules()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -45,25 +43,21 @@ def results_there(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Foun
     return found if found is None or lies is None else lies(found, *args)
 
 
-@_ELSEWHERE.rule(aten.native_layer_norm.default)
+@_ELSEWHERE.rule("native_layer_norm")
 def _layer_norm(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     statistics = found[1]._replace(dtype=_wide(x.dtype))
     return found[0], statistics, statistics
 
 
 @_ELSEWHERE.rule(
-    *overloads(
-        """
-        native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats
-        _native_batch_norm_legit_no_training _native_batch_norm_legit_functional
-        """
-    )
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats"
+    " _native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
 )
 def _batch_norm(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     statistics = rows((x.shape[1],), _wide(x.dtype))
     return found[0], statistics, statistics, *found[3:]
 
 
-@_ELSEWHERE.rule(aten.log_sigmoid_forward.default)
+@_ELSEWHERE.rule("log_sigmoid_forward")
 def _log_sigmoid(found: tuple[Spec, ...], x: Tensor) -> Found:
     return found[0], rows((0,), x.dtype)

@@ -16,16 +16,14 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from fusee.fake.layouts import Sizes, Spec, broadcast, equal, is_dense, like, rows, strides
-from fusee.fake.rules import RULES, Found, convolution_spec, in_layout_of, overloads
-
-aten = torch.ops.aten
+from fusee.fake.rules import RULES, Found, convolution_spec, in_layout_of
 
 
 def _asked(specs: Iterable[Spec | None], mask: Sequence[bool]) -> tuple[Spec | None, ...]:
     return tuple(spec if asked else None for spec, asked in zip(specs, mask))
 
 
-@RULES.rule(aten.native_layer_norm_backward.default)
+@RULES.rule("native_layer_norm_backward")
 def _layer_norm_backward(
     grad: Tensor, x: Tensor, shape: Sizes, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
 ) -> Found:
@@ -33,13 +31,13 @@ def _layer_norm_backward(
     return _asked((None if p is None else rows(p.shape, p.dtype) for p in parts), mask)
 
 
-@RULES.rule(aten.native_batch_norm_backward.default)
+@RULES.rule("native_batch_norm_backward")
 def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Found:
     channels = rows((x.shape[1],), x.dtype if weight is None else weight.dtype)
     return _asked((in_layout_of(x), channels, channels), rest[-1])
 
 
-@RULES.rule(aten.native_group_norm_backward.default)
+@RULES.rule("native_group_norm_backward")
 def _group_norm_backward(
     grad: Tensor, x: Tensor, mean: Any, rstd: Any, weight: Any, n: Any, channels: Any, *rest: Any
 ) -> Found:
@@ -47,45 +45,45 @@ def _group_norm_backward(
     return _asked((in_layout_of(x), row, row), rest[-1])
 
 
-@RULES.rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+@RULES.rule("_softmax_backward_data _log_softmax_backward_data")
 def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) -> Found:
     return rows(grad.shape, dtype)
 
 
-@RULES.rule(*overloads(
+@RULES.rule(
     "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
     " nll_loss_backward nll_loss2d_backward multi_margin_loss_backward"
     " multilabel_margin_loss_backward fractional_max_pool3d_backward"
-))  # fmt: skip
+)
 def _row_by_row(grad: Tensor, x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype)
 
 
-@RULES.rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+@RULES.rule("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _flash_attention_backward(grad: Tensor, *operands: Any, **_: Any) -> Found:
     return tuple(Spec(x.shape, strides(x.shape, (0, 2, 1, 3)), x.dtype) for x in operands[:3])
 
 
-@RULES.rule(aten.embedding_dense_backward.default)
+@RULES.rule("embedding_dense_backward")
 def _embedding_backward(grad: Tensor, index: Tensor, count: Any, *_: Any) -> Found:
     return rows((count, grad.shape[-1]), grad.dtype)
 
 
-RULES.rule(*overloads(
+RULES.rule(
     "max_pool2d_with_indices_backward reflection_pad2d_backward reflection_pad3d_backward"
     " replication_pad2d_backward replication_pad3d_backward"
-))(lambda grad, x, *_: in_layout_of(x))  # fmt: skip
-RULES.rule(aten.binary_cross_entropy_backward.default)(lambda grad, x, *_: like(x, x.dtype))
-RULES.rule(aten.log_sigmoid_forward.default)(lambda x: (rows(x.shape, x.dtype),) * 2)
+)(lambda grad, x, *_: in_layout_of(x))
+RULES.rule("binary_cross_entropy_backward")(lambda grad, x, *_: like(x, x.dtype))
+RULES.rule("log_sigmoid_forward")(lambda x: (rows(x.shape, x.dtype),) * 2)
 
 
-@RULES.rule(aten.convolution_backward.default)
+@RULES.rule("convolution_backward")
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Found:
     image, kernel = (convolution_spec(y.shape, x, weight, rest[-2]) for y in (x, weight))
     return _asked((image, kernel, rows((grad.shape[1],), weight.dtype)), rest[-1])
 
 
-@RULES.rule(aten.linalg_solve_triangular.default)
+@RULES.rule("linalg_solve_triangular")
 def _solved(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, **_: Any) -> Found:
     """Columns come one after the other. Errors, and what is lazily conjugated, are torch's."""
     n = b.shape[-2 if left else -1]

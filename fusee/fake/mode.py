@@ -41,7 +41,7 @@ from fusee.fake.open_sizes import (
     refuse_part,
     refuse_place,
 )
-from fusee.fake.rules import RULES, Found, goes_by_elements, overload, overloads, results
+from fusee.fake.rules import RULES, Found, goes_by_elements, results
 from fusee.fake.torch_python import (
     OPEN_NUMBERS,
     explicit_key,
@@ -55,6 +55,7 @@ from fusee.fake.torch_python import (
     refuse_dtypes,
     takes_any_size,
 )
+from fusee.source import overload, overloads
 from fusee.sym.expr import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
 from fusee.sym.symint import same_ints

@@ -30,16 +30,16 @@ from fusee.fake.layouts import (
     view_strides,
 )
 from fusee.fake.open_composites import COMPOSITES as COMPOSITES  # what capture reads
-from fusee.fake.rules import RULES, Found, Op, Rule, columns, overload, overloads, pooled, reduced
-from fusee.source import Rules
+from fusee.fake.rules import RULES, Found, Op, Rule, columns, pooled, reduced
+from fusee.source import OpRules, overload, overloads
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 from fusee.sym.symint import same_ints
 
 Run = Callable[..., Any]
 
 # By operator, of meta tensors; makers give a meta tensor, too.
-OPEN_VIEWS: Rules[Any, Run] = Rules()
-OPEN_MAKERS: Rules[Any, Run] = Rules()
+OPEN_VIEWS: OpRules[Run] = OpRules()
+OPEN_MAKERS: OpRules[Run] = OpRules()
 
 
 def _strided(x: Tensor, size: Sizes, stride: Sizes, more: Any = 0) -> Tensor:
@@ -55,7 +55,7 @@ def _axis(axis: int, rank: int) -> int:
 # ---------------------------------------------------------------------------- axes
 
 
-@OPEN_VIEWS.rule(*overloads("permute"))
+@OPEN_VIEWS.rule("permute")
 def _permuted(x: Tensor, axes: Sequence[int]) -> Tensor | None:
     order = [_axis(k, x.dim()) for k in axes]
     if sorted(order) != [*range(x.dim())]:
@@ -64,7 +64,7 @@ def _permuted(x: Tensor, axes: Sequence[int]) -> Tensor | None:
     return _strided(x, [size[k] for k in order], [stride[k] for k in order])
 
 
-@OPEN_VIEWS.rule(*overloads("transpose.int"))
+@OPEN_VIEWS.rule("transpose.int")
 def _transposed(x: Tensor, a: int, b: int) -> Any:
     order = [*range(x.dim())]
     a, b = _axis(a, x.dim()), _axis(b, x.dim())
@@ -72,12 +72,12 @@ def _transposed(x: Tensor, a: int, b: int) -> Any:
     return _permuted(x, order)
 
 
-@OPEN_VIEWS.rule(*overloads("t"))
+@OPEN_VIEWS.rule("t")
 def _turned(x: Tensor) -> Tensor | None:
     return _permuted(x, [*range(x.dim())][::-1]) if x.dim() <= 2 else None
 
 
-@OPEN_VIEWS.rule(*overloads("unsqueeze"))
+@OPEN_VIEWS.rule("unsqueeze")
 def _unsqueezed(x: Tensor, axis: int) -> Tensor:
     axis = _axis(axis, x.dim() + 1)
     size, stride = [*x.shape], [*x.stride()]
@@ -85,7 +85,7 @@ def _unsqueezed(x: Tensor, axis: int) -> Tensor:
     return _strided(x, [*size[:axis], 1, *size[axis:]], [*stride[:axis], step, *stride[axis:]])
 
 
-@OPEN_VIEWS.rule(*overloads("squeeze squeeze.dim squeeze.dims"))
+@OPEN_VIEWS.rule("squeeze squeeze.dim squeeze.dims")
 def _squeezed(x: Tensor, axes: Any = None) -> Tensor:
     rank = x.dim()
     asked = range(rank) if axes is None else [axes] if isinstance(axes, int) else axes
@@ -99,7 +99,7 @@ def _is_negative(sizes: Sizes) -> bool:
     return any(isinstance(n, torch.SymInt) and n < 0 for n in sizes)
 
 
-@OPEN_VIEWS.rule(*overloads("expand"))
+@OPEN_VIEWS.rule("expand")
 def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
     lead = len(size) - x.dim()
     if lead < 0 or _is_negative(size):
@@ -119,7 +119,7 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
 # ---------------------------------------------------------------------------- parts
 
 
-@OPEN_VIEWS.rule(*overloads("select.int"))
+@OPEN_VIEWS.rule("select.int")
 def _selected(x: Tensor, axis: int, index: Any) -> Tensor | None:
     axis = _axis(axis, x.dim())
     n = x.shape[axis]
@@ -131,7 +131,7 @@ def _selected(x: Tensor, axis: int, index: Any) -> Tensor | None:
     return _strided(x, size, stride[:axis] + stride[axis + 1 :], at * stride[axis])
 
 
-@OPEN_VIEWS.rule(*overloads("slice.Tensor"))
+@OPEN_VIEWS.rule("slice.Tensor")
 def _sliced(x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     axis = _axis(axis, x.dim())
     if type(step) is not int or step < 1:
@@ -156,7 +156,7 @@ def _within(at: Any, n: Any) -> Any:
     return at if at <= n else n
 
 
-@OPEN_VIEWS.rule(*overloads("split_with_sizes"))
+@OPEN_VIEWS.rule("split_with_sizes")
 def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
     let_be_equal((sum(sizes),), (x.shape[axis],))
@@ -170,7 +170,7 @@ def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
     return parts
 
 
-@OPEN_VIEWS.rule(*overloads("split.Tensor unsafe_split.Tensor"))
+@OPEN_VIEWS.rule("split.Tensor unsafe_split.Tensor")
 def _split_evenly(x: Tensor, size: Any, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
     count = x.shape[axis] // size if size > 0 else size
@@ -181,13 +181,13 @@ def _split_evenly(x: Tensor, size: Any, axis: int = 0) -> Any:
     return _split(x, [size] * count, axis)
 
 
-@OPEN_VIEWS.rule(*overloads("unbind.int"))
+@OPEN_VIEWS.rule("unbind.int")
 def _unbound(x: Tensor, axis: int = 0) -> Any:
     count = x.shape[_axis(axis, x.dim())]
     return [_selected(x, axis, k) for k in range(count)] if type(count) is int else None
 
 
-@OPEN_VIEWS.rule(*overloads("diagonal"))
+@OPEN_VIEWS.rule("diagonal")
 def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor | None:
     a, b = _axis(first, x.dim()), _axis(second, x.dim())
     high, wide = x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)
@@ -200,12 +200,12 @@ def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Te
     return _strided(x, size, [*stride, x.stride(a) + x.stride(b)], more)
 
 
-@OPEN_VIEWS.rule(*overloads("diagonal_scatter"))
+@OPEN_VIEWS.rule("diagonal_scatter")
 def _diagonal_scattered(x: Tensor, src: Tensor, *place: int) -> Tensor | None:
     return _scattered(x, src, _diagonal(x, *place))
 
 
-@OPEN_VIEWS.rule(*overloads("slice_scatter"))
+@OPEN_VIEWS.rule("slice_scatter")
 def _slice_scattered(x: Tensor, src: Tensor, *place: Any, **named: Any) -> Tensor | None:
     """Torch's own does not ask whether `src` fits."""
     if any(type(n) is torch.SymInt and _now(n) is None for n in (*place, *named.values())):
@@ -213,7 +213,7 @@ def _slice_scattered(x: Tensor, src: Tensor, *place: Any, **named: Any) -> Tenso
     return _scattered(x, src, _sliced(x, *place, **named))
 
 
-@OPEN_VIEWS.rule(*overloads("select_scatter"))
+@OPEN_VIEWS.rule("select_scatter")
 def _select_scattered(x: Tensor, src: Tensor, axis: int, index: Any) -> Tensor | None:
     is_known = type(index) is int or _now(index) is not None
     return _scattered(x, src, _selected(x, axis, index)) if is_known else None
@@ -230,7 +230,7 @@ def _scattered(x: Tensor, src: Tensor, part: Tensor | None) -> Tensor | None:
 # ---------------------------------------------------------------------------- shapes
 
 
-@OPEN_VIEWS.rule(*overloads("view _unsafe_view"))
+@OPEN_VIEWS.rule("view _unsafe_view")
 def _viewed(x: Tensor, size: Any) -> Tensor | None:
     if not isinstance(size, (list, tuple)):
         return None
@@ -253,7 +253,7 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
     return _strided(x, *rows(sizes, x.dtype)[:2]) if x.is_contiguous() else None
 
 
-@OPEN_VIEWS.rule(*overloads("reshape"))
+@OPEN_VIEWS.rule("reshape")
 def _reshaped(x: Tensor, size: Any) -> Tensor | None:
     found: Tensor | None = _viewed(x, size)
     if found is not None or not isinstance(size, (list, tuple)):
@@ -294,22 +294,22 @@ OPEN_VIEWS.update({op: op for op in overloads("alias detach as_strided as_stride
 
 
 # How a view of a whole storage lies, without the view.
-VIEWS: Rules[Op, Callable[..., Spec | None]] = Rules()
+VIEWS: OpRules[Callable[..., Spec | None]] = OpRules()
 
 
-@VIEWS.rule(*overloads("view"))
+@VIEWS.rule("view")
 def _viewed_whole(x: Tensor, size: Sizes) -> Spec | None:
     let_be_as_many(x.shape, size)
     return rows(size, x.dtype) if is_row_major(x) else None
 
 
-@VIEWS.rule(*overloads("permute"))
+@VIEWS.rule("permute")
 def _permuted_whole(x: Tensor, axes: Sequence[int]) -> Spec | None:
     size, stride = x.shape, x.stride()
     return Spec([size[k] for k in axes], [stride[k] for k in axes], x.dtype)
 
 
-@VIEWS.rule(*overloads("slice.Tensor"))
+@VIEWS.rule("slice.Tensor")
 def _cut_whole(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Spec | None:
     if type(start) is not int or start != 0 or step != 1:
         return None
@@ -325,19 +325,19 @@ def _new(size: Sizes, dtype: torch.dtype) -> Tensor | None:
     return torch.empty_strided(*rows(size, dtype)[:2], dtype=dtype, device="meta")
 
 
-@OPEN_MAKERS.rule(*overloads("zeros ones"))
+@OPEN_MAKERS.rule("zeros ones")
 def _filled(size: Sizes, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
     return _new(size, dtype or torch.get_default_dtype())
 
 
-@OPEN_MAKERS.rule(*overloads("full"))
+@OPEN_MAKERS.rule("full")
 def _full(size: Sizes, value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
     usual = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
     dtype = dtype or usual.get(type(value))
     return None if dtype is None else _new(size, dtype)
 
 
-@OPEN_MAKERS.rule(*overloads("arange arange.start arange.start_step"))
+@OPEN_MAKERS.rule("arange arange.start arange.start_step")
 def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
     start, end, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
     if any(type(x) not in (int, torch.SymInt) for x in (start, end, step)):
@@ -354,12 +354,12 @@ OPEN_MAKERS.update({op: op for op in overloads("empty.memory_format empty_stride
 # Operators whose meta kernels take known sizes alone, or that have none.
 
 
-@RULES.rule(*overloads("hash_tensor"))
+@RULES.rule("hash_tensor")
 def _hashed(x: Tensor, axes: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> Spec:
     return rows(reduced(x, axes, keepdim), torch.uint64)
 
 
-@RULES.rule(*overloads("geqrf"))
+@RULES.rule("geqrf")
 def _reflectors(x: Tensor) -> Found:
     if x.dim() < 2:
         return None
@@ -367,29 +367,29 @@ def _reflectors(x: Tensor) -> Found:
     return columns(x), rows([*x.shape[:-2], least(*x.shape[-2:])], x.dtype)
 
 
-@RULES.rule(*overloads("histogram.bins_tensor"))
+@RULES.rule("histogram.bins_tensor")
 def _counted_between(x: Tensor, bins: Tensor, **_: Any) -> Found:
     if bins.dim() != 1 or is_empty(bins) or bins.dtype is not x.dtype:
         return None
     return rows([bins.shape[0] - 1], x.dtype), rows(bins.shape, x.dtype)
 
 
-@RULES.rule(*overloads("histogram.bin_ct"))
+@RULES.rule("histogram.bin_ct")
 def _counted_evenly(x: Tensor, bins: int = 100, **_: Any) -> Found:
     return (rows([bins], x.dtype), rows([bins + 1], x.dtype)) if bins > 0 else None
 
 
-@RULES.rule(*overloads("_histogramdd_bin_edges"))
+@RULES.rule("_histogramdd_bin_edges")
 def _edges(x: Tensor, bins: Sequence[int], **_: Any) -> Found:
     return tuple([rows([n + 1], x.dtype) for n in bins]) if _has_columns(x, bins) else None
 
 
-@RULES.rule(*overloads("_histogramdd_from_bin_cts"))
+@RULES.rule("_histogramdd_from_bin_cts")
 def _counted_in_boxes(x: Tensor, bins: Sequence[int], **_: Any) -> Found:
     return rows(bins, x.dtype) if _has_columns(x, bins) else None
 
 
-@RULES.rule(*overloads("_histogramdd_from_bin_tensors"))
+@RULES.rule("_histogramdd_from_bin_tensors")
 def _counted_in_given_boxes(x: Tensor, bins: Sequence[Tensor], **_: Any) -> Found:
     if not _has_columns(x, bins) or any(b.dim() != 1 or b.dtype is not x.dtype for b in bins):
         return None
@@ -401,7 +401,7 @@ def _has_columns(x: Tensor, bins: Sequence[Any]) -> bool:
     return x.dim() > 1 and equal(x.shape[-1:], [len(bins)])
 
 
-@RULES.rule(*overloads("_trilinear"))
+@RULES.rule("_trilinear")
 def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Sequence[int], unroll_dim: int = 1) -> Spec:
     *added, gone = axes[:4]
     shapes = []
@@ -440,13 +440,13 @@ def _adaptive_max_pool(axes: int) -> Rule:
     return rule
 
 
-RULES.rule(*overloads("fractional_max_pool2d"))(_fractional_max_pool(2))
-RULES.rule(*overloads("fractional_max_pool3d"))(_fractional_max_pool(3))
-RULES.rule(*overloads("adaptive_max_pool2d"))(_adaptive_max_pool(2))
-RULES.rule(*overloads("adaptive_max_pool3d"))(_adaptive_max_pool(3))
+RULES.rule("fractional_max_pool2d")(_fractional_max_pool(2))
+RULES.rule("fractional_max_pool3d")(_fractional_max_pool(3))
+RULES.rule("adaptive_max_pool2d")(_adaptive_max_pool(2))
+RULES.rule("adaptive_max_pool3d")(_adaptive_max_pool(3))
 
 
-@RULES.rule(*overloads("avg_pool3d"))
+@RULES.rule("avg_pool3d")
 def _avg_pool3d(
     x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
 ) -> Found:
@@ -455,19 +455,15 @@ def _avg_pool3d(
 
 
 @RULES.rule(
-    *overloads(
-        "fractional_max_pool2d_backward fractional_max_pool3d_backward adaptive_max_pool3d_backward"
-    )
+    "fractional_max_pool2d_backward fractional_max_pool3d_backward adaptive_max_pool3d_backward"
 )
 def _unpooled(grad: Tensor, x: Tensor, *_: Any) -> Spec:
     return rows(x.shape, x.dtype)
 
 
 @RULES.rule(
-    *overloads(
-        "avg_pool2d_backward avg_pool3d_backward max_pool3d_with_indices_backward"
-        " adaptive_max_pool2d_backward"
-    )
+    "avg_pool2d_backward avg_pool3d_backward max_pool3d_with_indices_backward"
+    " adaptive_max_pool2d_backward"
 )
 def _unpooled_rows(grad: Tensor, x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype) if is_row_major(x) and not known(x.shape) else None
@@ -479,31 +475,31 @@ def _unpooled_rows(grad: Tensor, x: Tensor, *_: Any) -> Found:
 # Each such size is a new unbacked symbol. Whoever runs the operator reads it off the result.
 
 # A rule that is given the ShapeEnv for its new symbols first.
-UNBACKED: Rules[Op, Callable[..., Found]] = Rules()
+UNBACKED: OpRules[Callable[..., Found]] = OpRules()
 
 
 def _unbacked_size(env: ShapeEnv, lo: int = 0) -> Any:
     return wrapped(env, env.data.new(lo))
 
 
-@UNBACKED.rule(overload("nonzero"))
+@UNBACKED.rule("nonzero")
 def _nonzero(env: ShapeEnv, x: Tensor) -> Spec:
     count = wrapped(env, env.data.count(x))
     return Spec((count, x.dim()), (1, count), torch.int64)
 
 
-@UNBACKED.rule(overload("masked_select"))
+@UNBACKED.rule("masked_select")
 def _masked_select(env: ShapeEnv, x: Tensor, mask: Tensor) -> Spec:
     broadcast(x.shape, mask.shape)
     return rows((_unbacked_size(env),), x.dtype)
 
 
-@UNBACKED.rule(overload("repeat_interleave.Tensor"))
+@UNBACKED.rule("repeat_interleave.Tensor")
 def _repeat_interleave(env: ShapeEnv, repeats: Tensor, output_size: Any = None) -> Spec:
     return rows((_unbacked_size(env) if output_size is None else output_size,), torch.int64)
 
 
-@UNBACKED.rule(overload("bincount"))
+@UNBACKED.rule("bincount")
 def _bincount(env: ShapeEnv, x: Tensor, weights: Tensor | None = None, minlength: Any = 0) -> Spec:
     dtype = torch.int64
     if weights is not None:
@@ -514,7 +510,7 @@ def _bincount(env: ShapeEnv, x: Tensor, weights: Tensor | None = None, minlength
     return rows((count,), dtype)
 
 
-@UNBACKED.rule(overload("_unique2"))
+@UNBACKED.rule("_unique2")
 def _unique(
     env: ShapeEnv, x: Tensor, is_sorted: bool = True, inverse: bool = False, counts: bool = False
 ) -> tuple[Spec, ...]:
@@ -523,14 +519,14 @@ def _unique(
     return rows((count,), x.dtype), places, rows((count if counts else 0,), torch.int64)
 
 
-@UNBACKED.rule(overload("unique_consecutive"))
+@UNBACKED.rule("unique_consecutive")
 def _unique_consecutive(
     env: ShapeEnv, x: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
 ) -> tuple[Spec, ...]:
     return _unique(env, x, True, inverse, counts) if dim is None else _of_rows(env, x, dim)
 
 
-@UNBACKED.rule(*overloads("unique_dim unique_dim_consecutive"))
+@UNBACKED.rule("unique_dim unique_dim_consecutive")
 def _unique_dim(env: ShapeEnv, x: Tensor, dim: int, *_: Any, **__: Any) -> tuple[Spec, ...]:
     return _of_rows(env, x, dim)
 
@@ -543,7 +539,7 @@ def _of_rows(env: ShapeEnv, x: Tensor, dim: int) -> tuple[Spec, ...]:
     return made, rows((length,), torch.int64), rows((count,), torch.int64)
 
 
-@RULES.rule(*overloads("index_add index_copy"))
+@RULES.rule("index_add index_copy")
 def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> None:
     """As many rows as places, or eager raises. The rest is torch's to say."""
     if x.dim() and source.dim() and index.dim():

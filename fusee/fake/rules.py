@@ -38,7 +38,7 @@ from fusee.fake.layouts import (
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
 from fusee.loops.operators import ROWS, Row, is_pointwise
-from fusee.source import Rules
+from fusee.source import OpRules, overloads
 from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
@@ -50,7 +50,7 @@ Op = Any  # an OpOverload
 Found = Any
 Rule = Callable[..., Found]
 
-RULES: Rules[Op, Rule] = Rules()
+RULES: OpRules[Rule] = OpRules()
 
 
 def results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
@@ -65,17 +65,6 @@ def results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
         return _by_elements(op, args, kwargs) if is_left else found
     except Unsure:
         return None
-
-
-def overload(name: str) -> Op:
-    """`add.Tensor` -> aten.add.Tensor, `relu` -> aten.relu.default."""
-    packet, _, kind = name.partition(".")
-    found: Op = getattr(getattr(aten, packet), kind or "default")
-    return found
-
-
-def overloads(names: str) -> list[Op]:
-    return [overload(name) for name in names.split()]
 
 
 def in_python(op: Op) -> Callable[..., Any]:
@@ -185,12 +174,12 @@ for _row in ROWS:
         RULES.rule(*_row.overloads)(_gradient(("first", "second").index(_row.shape)))
 
 
-@RULES.rule(aten.where.self)
+@RULES.rule("where.self")
 def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
     return _combined([condition, a, b], a.dtype) if a.dtype == b.dtype else None
 
 
-@RULES.rule(aten.cat.default)
+@RULES.rule("cat")
 def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     first = tensors[0]
     rank = first.dim()
@@ -209,7 +198,7 @@ def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     return laid_out(size, first.dtype, layout)
 
 
-@RULES.rule(aten.stack.default)
+@RULES.rule("stack")
 def _stack(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     first = tensors[0] if tensors else None
     if first is None or axis not in range(-first.dim() - 1, first.dim() + 1):
@@ -257,10 +246,10 @@ def _sum_like(is_mean: bool, takes_axes: bool) -> Rule:
     return rule
 
 
-RULES.rule(aten.sum.dim_IntList)(_sum_like(False, True))
-RULES.rule(aten.mean.dim)(_sum_like(True, True))
-RULES.rule(aten.sum.default)(_sum_like(False, False))
-RULES.rule(aten.mean.default)(_sum_like(True, False))
+RULES.rule("sum.dim_IntList")(_sum_like(False, True))
+RULES.rule("mean.dim")(_sum_like(True, True))
+RULES.rule("sum")(_sum_like(False, False))
+RULES.rule("mean")(_sum_like(True, False))
 
 
 def _extreme(gives: torch.dtype | None) -> Rule:
@@ -270,11 +259,11 @@ def _extreme(gives: torch.dtype | None) -> Rule:
     return rule
 
 
-RULES.rule(aten.amax.default, aten.amin.default)(_extreme(None))
-RULES.rule(aten.argmax.default, aten.argmin.default)(_extreme(torch.int64))
+RULES.rule("amax amin")(_extreme(None))
+RULES.rule("argmax argmin")(_extreme(torch.int64))
 
 
-@RULES.rule(aten.cumsum.default)
+@RULES.rule("cumsum")
 def _cumsum(x: Tensor, axis: int, *, dtype: torch.dtype | None = None) -> Found:
     is_inexact = x.is_floating_point() or x.is_complex()
     return rows(_along(x, axis), dtype or (x.dtype if is_inexact else torch.int64))
@@ -311,7 +300,7 @@ def pooled(
     return size
 
 
-@RULES.rule(aten.max_pool2d_with_indices.default)
+@RULES.rule("max_pool2d_with_indices")
 def _max_pool2d(
     x: Tensor,
     kernel: Sizes,
@@ -325,15 +314,13 @@ def _max_pool2d(
     return laid_out(size, x.dtype, layout), laid_out(size, torch.int64, layout)
 
 
-RULES.rule(aten.max_pool2d.default)(
-    lambda x, *rest: None if known(x.shape) else _max_pool2d(x, *rest)[0]
-)
+RULES.rule("max_pool2d")(lambda x, *rest: None if known(x.shape) else _max_pool2d(x, *rest)[0])
 
 
-RULES.rule(aten.max_pool3d_with_indices.default)(functools.partial(_max_pool2d, axes=3))
+RULES.rule("max_pool3d_with_indices")(functools.partial(_max_pool2d, axes=3))
 
 
-@RULES.rule(aten.avg_pool2d.default)
+@RULES.rule("avg_pool2d")
 def _avg_pool2d(
     x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
 ) -> Found:
@@ -341,14 +328,14 @@ def _avg_pool2d(
     return laid_out(size, x.dtype, suggested_layout(x))
 
 
-@RULES.rule(aten._adaptive_avg_pool2d.default)
+@RULES.rule("_adaptive_avg_pool2d")
 def _adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Found:
     if x.dim() not in (3, 4) or len(size) != 2 or is_empty(x):
         return None
     return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 
 
-@RULES.rule(aten.max_unpool2d.default)
+@RULES.rule("max_unpool2d")
 def _max_unpool2d(x: Tensor, index: Tensor, size: Sizes) -> Found:
     return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 
@@ -356,14 +343,14 @@ def _max_unpool2d(x: Tensor, index: Tensor, size: Sizes) -> Found:
 # ---------------------------------------------------------------------------- copies
 
 
-@RULES.rule(aten.clone.default)
+@RULES.rule("clone")
 def _clone(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Found:
     if memory_format in (None, torch.preserve_format):
         return like(x, x.dtype)
     return laid_out(x.shape, x.dtype, memory_format)
 
 
-@RULES.rule(aten._to_copy.default)
+@RULES.rule("_to_copy")
 def _to_copy(x: Any, **kwargs: Any) -> Found:
     if not isinstance(x, Tensor):  # a number that functorch has made a tensor of
         x = torch.scalar_tensor(x, device="meta")
@@ -385,21 +372,21 @@ def _of_one(is_like: bool) -> Rule:
     return rule
 
 
-RULES.rule(*overloads("empty_like zeros_like ones_like full_like"))(_of_one(is_like=True))
-RULES.rule(*overloads("new_empty new_zeros new_ones new_full"))(_of_one(is_like=False))
+RULES.rule("empty_like zeros_like ones_like full_like")(_of_one(is_like=True))
+RULES.rule("new_empty new_zeros new_ones new_full")(_of_one(is_like=False))
 
 
-@RULES.rule(aten.native_dropout.default)
+@RULES.rule("native_dropout")
 def _dropout(x: Tensor, p: float, train: bool | None) -> Found:
     return (like(x, x.dtype), like(x, torch.bool)) if x.is_floating_point() else None
 
 
-@RULES.rule(aten.nonzero_static.default)
+@RULES.rule("nonzero_static")
 def _nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Found:
     return rows((size, x.dim()), torch.int64)
 
 
-@RULES.rule(aten.roll.default)
+@RULES.rule("roll")
 def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
     layout = suggested_layout(x)
     if is_row_major(x) and not known(x.shape):
@@ -413,7 +400,7 @@ def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
     return laid_out(x.shape, x.dtype, layout)
 
 
-@RULES.rule(aten.constant_pad_nd.default)
+@RULES.rule("constant_pad_nd")
 def _constant_pad(x: Tensor, padding: Sizes, value: Any = 0) -> Found:
     size = list(x.shape)
     if len(padding) % 2 or len(padding) > 2 * x.dim() or not is_row_major(x) or known(size):
@@ -439,13 +426,13 @@ for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replic
     RULES[_op] = _padded(_op)
 
 
-@RULES.rule(aten._linalg_svd.default)
+@RULES.rule("_linalg_svd")
 def _svd(x: Tensor, full: bool = False, vectors: bool = True, **kwargs: Any) -> Found:
     u, s, v = in_python(aten._linalg_svd.default)(x, full, vectors, **kwargs)
     return u, s, columns(v) if vectors else v
 
 
-@RULES.rule(aten.linalg_eig.default)
+@RULES.rule("linalg_eig")
 def _eig(x: Tensor) -> Found:
     values, vectors = in_python(aten.linalg_eig.default)(x)
     return values, columns(vectors)
@@ -474,16 +461,16 @@ def _nll_loss(rank: int) -> Rule:
     return rule
 
 
-RULES.rule(aten.nll_loss_forward.default)(_nll_loss(2))
-RULES.rule(aten.nll_loss2d_forward.default)(_nll_loss(4))
+RULES.rule("nll_loss_forward")(_nll_loss(2))
+RULES.rule("nll_loss2d_forward")(_nll_loss(4))
 
 
-@RULES.rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+@RULES.rule("_softmax _log_softmax _safe_softmax")
 def _softmax(x: Tensor, axis: int, *_: Any) -> Found:
     return rows(_along(x, axis), x.dtype)
 
 
-@RULES.rule(aten.native_layer_norm.default)
+@RULES.rule("native_layer_norm")
 def _layer_norm(x: Tensor, shape: Sizes, weight: Any, bias: Any, eps: float) -> Found:
     outer = x.dim() - len(shape)
     sizes = [p.shape for p in (weight, bias) if p is not None]
@@ -493,7 +480,7 @@ def _layer_norm(x: Tensor, shape: Sizes, weight: Any, bias: Any, eps: float) -> 
     return rows(x.shape, x.dtype), statistics, statistics
 
 
-@RULES.rule(aten.native_group_norm.default)
+@RULES.rule("native_group_norm")
 def _group_norm(
     x: Tensor, weight: Any, bias: Any, n: Any, channels: Any, pixels: Any, groups: int, eps: float
 ) -> Found:
@@ -511,7 +498,7 @@ def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
     return torch.float32 if is_mixed else x.dtype
 
 
-@RULES.rule(aten._native_batch_norm_legit_functional.default)
+@RULES.rule("_native_batch_norm_legit_functional")
 def _batch_norm_functional(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
 ) -> Found:
@@ -519,7 +506,7 @@ def _batch_norm_functional(
     return *found, like(mean, mean.dtype), like(var, var.dtype)
 
 
-@RULES.rule(aten.native_batch_norm.default)
+@RULES.rule("native_batch_norm")
 def _batch_norm(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
 ) -> tuple[Spec, ...]:
@@ -528,11 +515,11 @@ def _batch_norm(
     return in_layout_of(x), statistics, statistics
 
 
-RULES.rule(aten._native_batch_norm_legit.default)(_batch_norm)
-RULES.rule(aten._native_batch_norm_legit_no_training.default)(
+RULES.rule("_native_batch_norm_legit")(_batch_norm)
+RULES.rule("_native_batch_norm_legit_no_training")(
     lambda x, *rest: _batch_norm(x, *rest[:4], False)
 )
-RULES.rule(aten._native_batch_norm_legit.no_stats)(
+RULES.rule("_native_batch_norm_legit.no_stats")(
     lambda x, weight, bias, *_: _batch_norm(x, weight, bias, None, None, True)
 )
 
@@ -540,7 +527,7 @@ RULES.rule(aten._native_batch_norm_legit.no_stats)(
 # ---------------------------------------------------------------------------- contractions
 
 
-@RULES.rule(aten.linear.default)
+@RULES.rule("linear")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Found:
     if x.dim() == 0 or not equal(x.shape[-1:], weight.shape[-1:]) or x.dtype != weight.dtype:
         raise RuntimeError(
@@ -569,11 +556,11 @@ def _product(rank: int) -> Rule:
     return rule
 
 
-RULES.rule(aten.mm.default, aten.addmm.default)(_product(2))
-RULES.rule(aten.bmm.default, aten.baddbmm.default)(_product(3))
+RULES.rule("mm addmm")(_product(2))
+RULES.rule("bmm baddbmm")(_product(3))
 
 
-@RULES.rule(aten.convolution.default)
+@RULES.rule("convolution")
 def _convolution(
     x: Tensor,
     weight: Tensor,
@@ -632,7 +619,7 @@ def _is_onednns(x: Tensor, weight: Tensor, groups: int) -> bool:
     return is_large or bool(math.prod(x.shape[:4]) > 20480)
 
 
-@RULES.rule(aten.scaled_dot_product_attention.default)
+@RULES.rule("scaled_dot_product_attention")
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -666,14 +653,14 @@ def _takes_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gq
     return all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in operands)
 
 
-@RULES.rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@RULES.rule("_scaled_dot_product_flash_attention_for_cpu")
 def _flash_attention(q: Tensor, *rest: Any, **kwargs: Any) -> Found:
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     size = q.shape[:3]
     return like(q, q.dtype), Spec(size, strides(size, (0, 2, 1)), dtype)
 
 
-@RULES.rule(aten.gather.default)
+@RULES.rule("gather")
 def _gather(x: Tensor, axis: int, index: Tensor, **kwargs: Any) -> Found:
     others = (k for k in range(x.dim()) if k != axis % x.dim())
     plain = x.dim() == index.dim() > 0 and index.dtype == torch.int64
@@ -681,13 +668,13 @@ def _gather(x: Tensor, axis: int, index: Tensor, **kwargs: Any) -> Found:
     return rows(index.shape, x.dtype) if fits else None
 
 
-RULES.rule(aten.index.Tensor)(indexed)
-RULES.rule(aten.angle.default)(  # of complex numbers it is a part of another result, copied
+RULES.rule("index.Tensor")(indexed)
+RULES.rule("angle")(  # of complex numbers it is a part of another result, copied
     lambda x: rows(x.shape, x.dtype.to_real()) if x.is_complex() else None
 )
 
 
-@RULES.rule(aten.embedding.default)
+@RULES.rule("embedding")
 def _embedding(weight: Tensor, index: Tensor, *_: Any) -> Found:
     return rows((*index.shape, weight.shape[1]), weight.dtype) if weight.dim() == 2 else None
 
@@ -731,9 +718,9 @@ def _complex_to_complex(x: Tensor, dims: Sequence[int], norm: int, forward: bool
 
 
 if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-    RULES.rule(aten._fft_c2c.default)(_complex_to_complex)
-    RULES.rule(aten._fft_r2c.default)(_real_to_complex)
-    RULES.rule(aten._fft_c2r.default)(_complex_to_real)
+    RULES.rule("_fft_c2c")(_complex_to_complex)
+    RULES.rule("_fft_r2c")(_real_to_complex)
+    RULES.rule("_fft_c2r")(_complex_to_real)
 
 
 # ---------------------------------------------------------------------------- recurrent layers
@@ -753,7 +740,7 @@ def _recurrent(x: Tensor, states: Any, *options: Any) -> Found:
     return out, *(rows(state.shape, x.dtype) for state in states)
 
 
-@RULES.rule(aten.mkldnn_rnn_layer.default)
+@RULES.rule("mkldnn_rnn_layer")
 def _onednn_layer(x: Tensor, *rest: Any) -> Found:
     states = [rows(s.shape, s.dtype) for s in rest[4:6]]
     return rows((*x.shape[:2], rest[9]), x.dtype), *states, rows((0,), torch.uint8)
@@ -770,19 +757,19 @@ for _op in overloads(
     RULES[_op] = functools.partial(lambda op, *args, **kwargs: _by_elements(op, args, kwargs), _op)
 
 
-@RULES.rule(aten.log_sigmoid.default, aten.rrelu_with_noise.default)
+@RULES.rule("log_sigmoid rrelu_with_noise")
 def _by_rows(x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype)
 
 
-@RULES.rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+@RULES.rule("channel_shuffle native_channel_shuffle")
 def _channel_shuffle(x: Tensor, groups: int) -> Found:
     if x.dim() < 3 or groups < 1 or x.shape[1] % groups != 0:
         return None
     return laid_out(x.shape, x.dtype, suggested_layout(x))
 
 
-@RULES.rule(aten.binary_cross_entropy.default)
+@RULES.rule("binary_cross_entropy")
 def _binary_cross_entropy(
     x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1
 ) -> Found:

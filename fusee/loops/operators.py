@@ -60,12 +60,16 @@ ROWS: list[Row] = []
 
 
 def named(names: str, *overloads: str) -> tuple[OpOverload, ...]:
-    """The overloads of the named ops that this torch has; ATen's unless a name says `space::op`."""
+    """The ops `add.Tensor relu` that this torch has; ATen's unless a name says `space::op`.
+
+    overloads   of all of them, where names do not say it
+    """
     found = []
     for name in names.split():
         space, _, own = name.rpartition("::")
+        own, _, kind = own.partition(".")
         packet = getattr(getattr(torch.ops, space or "aten"), own, None)
-        for overload in overloads or ("default",):
+        for overload in overloads or (kind or "default",):
             if packet is not None and overload in packet.overloads():
                 found.append(getattr(packet, overload))
     return tuple(found)

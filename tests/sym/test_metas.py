@@ -16,8 +16,9 @@ from torch.utils import _pytree as pytree
 
 from fusee.fake.layouts import Spec, broadcast
 from fusee.fake.mode import Twins
-from fusee.fake.rules import overload, results
+from fusee.fake.rules import results
 from fusee.loops.operators import ROWS
+from fusee.source import overload
 
 Args = tuple[Any, ...]
 

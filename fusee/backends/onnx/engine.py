@@ -42,8 +42,7 @@ from fusee.backends.regions import (
 from fusee.backends.registry import EngineOptions
 from fusee.config import Knob, knob, taken
 from fusee.errors import OptionError
-from fusee.fake.rules import overloads
-from fusee.source import HostSource, Rules
+from fusee.source import HostSource, OpRules
 
 # ---------------------------------------------------------------------------- onnx claims
 # What the ONNX exporter's functions, or ONNX Runtime, compute otherwise than ATen.
@@ -110,10 +109,10 @@ def _argument(node: fx.Node, position: int, name: str) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
-_AT_TIMES: Rules[OpOverload, Callable[[fx.Node], str | None]] = Rules()
+_AT_TIMES: OpRules[Callable[[fx.Node], str | None]] = OpRules()
 
 
-@_AT_TIMES.rule(*overloads("avg_pool1d avg_pool2d avg_pool3d"))
+@_AT_TIMES.rule("avg_pool1d avg_pool2d avg_pool3d")
 def _pool(node: fx.Node) -> str | None:
     if _argument(node, 4, "ceil_mode") or _argument(node, 6, "divisor_override") is not None:
         return "ONNX counts the elements of windows that reach beyond the edge otherwise"
@@ -121,12 +120,10 @@ def _pool(node: fx.Node) -> str | None:
 
 
 @_AT_TIMES.rule(
-    *overloads(
-        """upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec
-        upsample_trilinear3d.vec upsample_nearest1d.vec upsample_nearest2d.vec
-        upsample_nearest3d.vec upsample_linear1d upsample_bilinear2d upsample_bicubic2d
-        upsample_trilinear3d upsample_nearest1d upsample_nearest2d upsample_nearest3d"""
-    )
+    "upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec"
+    " upsample_trilinear3d.vec upsample_nearest1d.vec upsample_nearest2d.vec"
+    " upsample_nearest3d.vec upsample_linear1d upsample_bilinear2d upsample_bicubic2d"
+    " upsample_trilinear3d upsample_nearest1d upsample_nearest2d upsample_nearest3d"
 )
 def _resize(node: fx.Node) -> str | None:
     given = node.args[-1] if str(node.target).endswith(".vec") else node.args[2:]
@@ -138,20 +135,20 @@ def _resize(node: fx.Node) -> str | None:
     return "ONNX takes the factor from the sizes, not as it is given"
 
 
-@_AT_TIMES.rule(*overloads("any.dim any.dims all.dim all.dims"))
+@_AT_TIMES.rule("any.dim any.dims all.dim all.dims")
 def _of_number(node: fx.Node) -> str | None:
     source: Any = node.args[0]
     return None if source.meta["val"].dim() else "ONNX Runtime finds no axis in a number"
 
 
-@_AT_TIMES.rule(*overloads("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"))
+@_AT_TIMES.rule("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar")
 def _power(node: fx.Node) -> str | None:
     if node.meta["val"].dtype.is_floating_point:
         return None
     return "integers that overflow, or are divided, wrap otherwise"
 
 
-@_AT_TIMES.rule(*overloads("linalg_vector_norm"))
+@_AT_TIMES.rule("linalg_vector_norm")
 def _norm(node: fx.Node) -> str | None:
     if _argument(node, 2, "dim") is not None and (why := _of_number(node)) is not None:
         return why

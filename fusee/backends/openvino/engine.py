@@ -36,10 +36,9 @@ from fusee.backends.regions import (
     relies,
 )
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
-from fusee.fake.rules import overloads
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
-from fusee.source import Args, HostSource, Kwargs, Rules, listed
+from fusee.source import Args, HostSource, Kwargs, OpRules, listed, overloads
 
 # ---------------------------------------------------------------------------- claims
 # Which calls OpenVINO runs exactly as eager does, and why not the others.
@@ -119,30 +118,27 @@ def _cannot_hold(node: fx.Node) -> str | None:
 _NO_COPY = "OpenVINO does not copy what comes in as it is"
 
 
-OPERATORS: Rules[OpOverload, Rule] = Rules()
+OPERATORS: OpRules[Rule] = OpRules()
 
 
 @OPERATORS.rule(
-    *overloads(
-        """view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy flip
-        roll slice_scatter select_scatter where.self masked_fill.Scalar masked_fill.Tensor tril
-        triu full arange.start_step full_like zeros_like ones_like new_full eq.Scalar eq.Tensor
-        ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor isfinite isinf isnan"""
-    )
+    "view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy"
+    " flip roll slice_scatter select_scatter where.self masked_fill.Scalar"
+    " masked_fill.Tensor tril triu full arange.start_step full_like zeros_like ones_like"
+    " new_full eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar"
+    " le.Tensor isfinite isinf isnan"
 )
 def _always(node: fx.Node) -> str | None:
     return None
 
 
 @OPERATORS.rule(
-    *overloads(
-        """pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d unfold
-        col2im glu _softmax _log_softmax _safe_softmax mean sum prod addmm baddbmm bmm mm
-        dot linear rms_norm
-        _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_bicubic2d.vec upsample_bilinear2d.vec
-        upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec
-        upsample_linear1d.vec upsample_trilinear3d.vec"""
-    )
+    "pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d"
+    " unfold col2im glu _softmax _log_softmax _safe_softmax mean sum prod addmm baddbmm"
+    " bmm mm dot linear rms_norm _adaptive_avg_pool2d _adaptive_avg_pool3d"
+    " upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec"
+    " upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec"
+    " upsample_trilinear3d.vec"
 )
 def _floats(node: fx.Node) -> str | None:
     """Computes with floating point: integers only take part where torch converts them."""
@@ -151,7 +147,7 @@ def _floats(node: fx.Node) -> str | None:
     return None
 
 
-@OPERATORS.rule(*overloads("mean.dim sum.dim_IntList prod.dim_int linalg_vector_norm"))
+@OPERATORS.rule("mean.dim sum.dim_IntList prod.dim_int linalg_vector_norm")
 def _reduced(node: fx.Node) -> str | None:
     is_norm = node.target is aten.linalg_vector_norm.default
     if is_norm and (len(node.args) < 3 or not node.args[2] or node.args[1] == 0):
@@ -159,37 +155,37 @@ def _reduced(node: fx.Node) -> str | None:
     return _floats(node) if _val(node.args[0]).dim() else "OpenVINO finds no axis in a number"
 
 
-@OPERATORS.rule(*overloads("convolution"))
+@OPERATORS.rule("convolution")
 def _convolution(node: fx.Node) -> str | None:
     if any(type(n) is not int for n in _val(node.args[1]).shape):
         return "OpenVINO convolves with weights of known sizes"
     return _floats(node)
 
 
-@OPERATORS.rule(*overloads("grid_sampler_2d"))
+@OPERATORS.rule("grid_sampler_2d")
 def _singles(node: fx.Node) -> str | None:
     return None if _val(node).dtype == torch.float32 else "OpenVINO rounds halves more often"
 
 
-@OPERATORS.rule(*overloads("add.Scalar mul.Tensor mul.Scalar rsub.Scalar neg abs constant_pad_nd"))
+@OPERATORS.rule("add.Scalar mul.Tensor mul.Scalar rsub.Scalar neg abs constant_pad_nd")
 def _numbers(node: fx.Node) -> str | None:
     return "OpenVINO computes it for numbers only" if _val(node).dtype == torch.bool else None
 
 
-@OPERATORS.rule(*overloads("repeat"))
+@OPERATORS.rule("repeat")
 def _repeats(node: fx.Node) -> str | None:
     copies = all(n == 1 for n in node.args[1])  # type: ignore[union-attr]
     return _NO_COPY if copies else None
 
 
-@OPERATORS.rule(*overloads("cumsum"))
+@OPERATORS.rule("cumsum")
 def _cumulative(node: fx.Node) -> str | None:
     if _val(node).dtype in (torch.bfloat16, torch.float16):
         return "OpenVINO rounds each sum to half precision"
     return _numbers(node)
 
 
-@OPERATORS.rule(*overloads("add.Tensor sub.Tensor"))
+@OPERATORS.rule("add.Tensor sub.Tensor")
 def _sums(node: fx.Node) -> str | None:
     """The plugin takes a half vector that is made float32 for the bias, and loses the other one."""
     if _val(node).dtype == torch.float32 and any(map(_is_widened, node.all_input_nodes)):
@@ -205,7 +201,7 @@ def _is_widened(node: fx.Node) -> bool:
     return is_vector and val.dtype in (torch.float16, torch.bfloat16)
 
 
-@OPERATORS.rule(*overloads("gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum"))
+@OPERATORS.rule("gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum")
 def _integers(node: fx.Node) -> str | None:
     if any(_val(x).dtype in _FLOATS for x in node.all_input_nodes):
         return "OpenVINO takes NaN for a number here"
@@ -213,10 +209,8 @@ def _integers(node: fx.Node) -> str | None:
 
 
 @OPERATORS.rule(
-    *overloads(
-        """logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor
-        bitwise_xor.Tensor bitwise_not any any.dim any.dims all"""
-    )
+    "logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor"
+    " bitwise_xor.Tensor bitwise_not any any.dim any.dims all"
 )
 def _logic(node: fx.Node) -> str | None:
     if any(_val(x).dtype != torch.bool for x in node.all_input_nodes):
@@ -224,7 +218,7 @@ def _logic(node: fx.Node) -> str | None:
     return None
 
 
-@OPERATORS.rule(*overloads("embedding index_select gather index.Tensor"))
+@OPERATORS.rule("embedding index_select gather index.Tensor")
 def _indexes(node: fx.Node) -> str | None:
     for index, wraps, size in indexed(node):
         found = interval(index)
@@ -237,10 +231,8 @@ def _indexes(node: fx.Node) -> str | None:
 
 
 @OPERATORS.rule(
-    *overloads(
-        """max_pool2d_with_indices max_pool3d_with_indices native_layer_norm native_group_norm
-        _native_batch_norm_legit_no_training"""
-    )
+    "max_pool2d_with_indices max_pool3d_with_indices native_layer_norm native_group_norm"
+    " _native_batch_norm_legit_no_training"
 )
 def _first_only(node: fx.Node) -> str | None:
     """Of several results only the first may be used, and only floating point is computed."""
@@ -252,20 +244,20 @@ def _first_only(node: fx.Node) -> str | None:
     return None if first.dtype.is_floating_point else "OpenVINO computes it for floating point only"
 
 
-@OPERATORS.rule(*overloads("scaled_dot_product_attention"))
+@OPERATORS.rule("scaled_dot_product_attention")
 def _attention(node: fx.Node) -> str | None:
     if node.kwargs.get("enable_gqa") or len(node.args) > 7:
         return "OpenVINO does not share keys and values between heads"
     return _singles(node)
 
 
-@OPERATORS.rule(*overloads("cat"))
+@OPERATORS.rule("cat")
 def _joins(node: fx.Node) -> str | None:
     ranks = {_val(x).dim() for x in node.all_input_nodes}
     return None if len(ranks) == 1 else "it joins an empty tensor of another rank"
 
 
-@OPERATORS.rule(*overloads("avg_pool2d avg_pool3d"))
+@OPERATORS.rule("avg_pool2d avg_pool3d")
 def _average(node: fx.Node) -> str | None:
     if len(node.args) > 4 and node.args[4]:
         return "with ceil_mode it divides by other counts"
@@ -274,7 +266,7 @@ def _average(node: fx.Node) -> str | None:
     return _floats(node)
 
 
-@OPERATORS.rule(*overloads("_to_copy"))
+@OPERATORS.rule("_to_copy")
 def _converts(node: fx.Node) -> str | None:
     source, dtype = _val(node.args[0]).dtype, _val(node).dtype
     if source == dtype:
@@ -286,7 +278,7 @@ def _converts(node: fx.Node) -> str | None:
     return None
 
 
-@OPERATORS.rule(*overloads("native_batch_norm _native_batch_norm_legit"))
+@OPERATORS.rule("native_batch_norm _native_batch_norm_legit")
 def _batch_norm(node: fx.Node) -> str | None:
     if len(node.args) > 5 and node.args[5] is True and len(node.args) == 8:
         return "it computes statistics of the batch"

@@ -35,7 +35,6 @@ from fusee.loops.lower.tensor import (
     unlowered,
 )
 from fusee.loops.lower.views import growing, narrow
-from fusee.loops.operators import named
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Expr, Size, only_symbol
 
@@ -166,55 +165,53 @@ def _argument(lowering: Lowering, arg: Any, images: bool, exact: bool) -> Any:
 
 # ------------------------------------------------------------------------------ reasons
 
-calls("matrix products are ATen's", *named("mm bmm addmm baddbmm addbmm mv addmv dot vdot linear"))
-calls("convolutions are ATen's", *named("convolution convolution_backward"))
+calls("matrix products are ATen's", "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear")
+calls("convolutions are ATen's", "convolution convolution_backward")
 calls(
     "attention is ATen's blocked kernel",
-    *named("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu"),
+    "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu",
 )
-calls("recurrent layers are ATen's", *named("lstm gru rnn_tanh rnn_relu", "input"))
+calls("recurrent layers are ATen's", "lstm.input gru.input rnn_tanh.input rnn_relu.input")
 calls(
     "random numbers come from ATen's generator, so that the stream is eager's",
-    *named("rand randn randperm rand_like randn_like bernoulli native_dropout multinomial"),
-    *named("normal_functional uniform exponential geometric cauchy log_normal"),
-    *named("randint", "default", "low"),
-    *named("randint_like", "default", "low_dtype"),
-    *named("rrelu_with_noise_functional"),
+    "rand randn randperm rand_like randn_like bernoulli native_dropout multinomial"
+    " normal_functional uniform exponential geometric cauchy log_normal randint"
+    " randint.low randint_like randint_like.low_dtype rrelu_with_noise_functional",
 )
-calls("sorting is ATen's", *named("sort", "default", "stable"), *named("topk kthvalue msort"))
-calls("sorting is ATen's", *named("mode median nanmedian", "default", "dim"))
-calls("Fourier transforms are ATen's", *named("_fft_c2c _fft_c2r _fft_r2c"))
+calls("sorting is ATen's", "sort sort.stable topk kthvalue msort")
+calls("sorting is ATen's", "mode mode.dim median median.dim nanmedian nanmedian.dim")
+calls("Fourier transforms are ATen's", "_fft_c2c _fft_c2r _fft_r2c")
 calls(
     "the size of the result depends on data",
-    *named("nonzero masked_select masked_scatter _local_scalar_dense"),
-    *named("unique_dim unique_consecutive _unique2"),
+    "nonzero masked_select masked_scatter _local_scalar_dense unique_dim"
+    " unique_consecutive _unique2",
 )
-calls("sums over bags of data-dependent size", *named("_embedding_bag _embedding_bag_forward_only"))
-calls("distances are sums over all pairs: ATen's", *named("_cdist_forward _pdist_forward"))
-calls("a fold adds overlapping blocks", *named("col2im"))
-calls("scatters to places that are data, which ATen checks", *named("max_unpool2d max_unpool3d"))
-calls("interpolates at points that are data", *named("grid_sampler_2d grid_sampler_3d"))
+calls("sums over bags of data-dependent size", "_embedding_bag _embedding_bag_forward_only")
+calls("distances are sums over all pairs: ATen's", "_cdist_forward _pdist_forward")
+calls("a fold adds overlapping blocks", "col2im")
+calls("scatters to places that are data, which ATen checks", "max_unpool2d max_unpool3d")
+calls("interpolates at points that are data", "grid_sampler_2d grid_sampler_3d")
 calls(
     "powers in double, by the C library's pow",
-    *named("logspace", "default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"),
+    "logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor",
 )
-calls("a scan with logaddexp is not in the vocabulary", *named("logcumsumexp"))
+calls("a scan with logaddexp is not in the vocabulary", "logcumsumexp")
 calls(
     "gradients that are scattered sums",
-    *named("embedding_dense_backward max_pool2d_with_indices_backward"),
-    *named("max_pool3d_with_indices_backward adaptive_max_pool2d_backward"),
-    *named("adaptive_max_pool3d_backward _embedding_bag_backward _embedding_bag_dense_backward"),
-    *named("upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"),
-    *named("upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward"),
-    *named("_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward"),
-    *named("_upsample_nearest_exact3d_backward _upsample_bicubic2d_aa_backward"),
-    *named("grid_sampler_2d_backward grid_sampler_3d_backward"),
+    "embedding_dense_backward max_pool2d_with_indices_backward"
+    " max_pool3d_with_indices_backward adaptive_max_pool2d_backward"
+    " adaptive_max_pool3d_backward _embedding_bag_backward _embedding_bag_dense_backward"
+    " upsample_linear1d_backward upsample_bilinear2d_backward"
+    " upsample_trilinear3d_backward upsample_bicubic2d_backward"
+    " _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward"
+    " _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward"
+    " _upsample_bicubic2d_aa_backward grid_sampler_2d_backward grid_sampler_3d_backward",
 )
 calls(
     "attention is ATen's blocked kernel",
-    *named("_scaled_dot_product_flash_attention_for_cpu_backward"),
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
 )
-calls("distances are sums over all pairs: ATen's", *named("_cdist_backward _pdist_backward"))
+calls("distances are sums over all pairs: ATen's", "_cdist_backward _pdist_backward")
 
 
 # ---------------------------------------------------------------------------- store

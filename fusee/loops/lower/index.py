@@ -34,7 +34,6 @@ from fusee.loops.lower.views import (
     unsqueeze,
     wrapped,
 )
-from fusee.loops.operators import named
 from fusee.sym.expr import Expr, Size, known_ge, mod, product
 
 # ---------------------------------------------------------------------------- gather
@@ -96,7 +95,7 @@ def _gathered(call: OpCall, at: Any, x: Tensor, *indices: Tensor) -> Tensor:
     return call.lowering.computed(meta.shape, x.dtype, at, (x, *indices), meta.strides)
 
 
-@lowers(*named("embedding"))
+@lowers("embedding")
 def _embedding(call: OpCall, weight: Tensor, indices: Tensor) -> Tensor:
     rank = len(indices.shape)
     rows = Places(indices, weight.shape[0], ROW)
@@ -107,7 +106,7 @@ def _flat(x: Tensor) -> Tensor:
     return x if x.shape else reshape(x, (1,))
 
 
-@lowers(*named("index_select"))
+@lowers("index_select")
 def _index_select(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if not x.shape:
         return x
@@ -117,7 +116,7 @@ def _index_select(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
     return _gathered(call, lambda ix: x.at(resized(ix, dim, rows.at((ix[dim],)))), x, index)
 
 
-@lowers(*named("gather"))
+@lowers("gather")
 def _gather(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if not x.shape or not index.shape:
         x, index, dim = _flat(x), _flat(index), 0
@@ -131,7 +130,7 @@ def _gather(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
     return _gathered(call, at, x, index)
 
 
-@lowers(*named("take"))
+@lowers("take")
 def _take(call: OpCall, x: Tensor, index: Tensor) -> Tensor:
     flat = reshape(x, (product(x.shape),))
     places = Places(index, flat.shape[0], FLAT)
@@ -181,7 +180,7 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
     return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
 
 
-@lowers(*named("index _unsafe_index", "Tensor"), unless=_has_mask)
+@lowers("index.Tensor _unsafe_index.Tensor", unless=_has_mask)
 def _index(call: OpCall, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if all(t is None for t in indices):
         return x
@@ -268,9 +267,9 @@ def _odd(call: OpCall, x: Tensor, *args: Any, **kwargs: Any) -> str | None:
     return None
 
 
-@lowers(*named("scatter", "src", "value"))
-@lowers(*named("scatter", "reduce", "value_reduce"), unless=_odd)
-@lowers(*named("scatter_reduce", "two"), unless=_odd)
+@lowers("scatter.src scatter.value")
+@lowers("scatter.reduce scatter.value_reduce", unless=_odd)
+@lowers("scatter_reduce.two", unless=_odd)
 def _scatter(
     call: OpCall,
     x: Tensor,
@@ -295,7 +294,7 @@ def _scatter(
     return rows.store(places, along(rows.dim), *stores)
 
 
-lowers(*named("scatter_add"), unless=_odd)(
+lowers("scatter_add", unless=_odd)(
     lambda call, x, dim, index, src: _scatter(call, x, dim, index, src, "sum")
 )
 
@@ -318,7 +317,7 @@ def _is_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool)
     return single and all(n == 1 for n in values.shape)
 
 
-@lowers(*named("index_put _unsafe_index_put"), unless=_masks)
+@lowers("index_put _unsafe_index_put", unless=_masks)
 def _index_put(
     call: OpCall, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> Tensor:
@@ -367,7 +366,7 @@ class Rows:
         return reshape(scatter.result(), self.shape)
 
 
-@lowers(*named("index_add"), unless=_odd)
+@lowers("index_add", unless=_odd)
 def _index_add(
     call: OpCall, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any
 ) -> Tensor:
@@ -381,7 +380,7 @@ def _index_add(
     return rows.store(source.shape, refused, (element, "add"))
 
 
-@lowers(*named("index_copy"))
+@lowers("index_copy")
 def _index_copy(call: OpCall, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     rows, source = Rows(call, x, dim, index), _flat(source)
     refused = along(rows.dim, IndexError)
@@ -389,7 +388,7 @@ def _index_copy(call: OpCall, x: Tensor, dim: int, index: Tensor, source: Tensor
     return rows.store(source.shape, refused, (source.at, "set"))
 
 
-@lowers(*named("index_fill", "int_Scalar", "int_Tensor"))
+@lowers("index_fill.int_Scalar index_fill.int_Tensor")
 def _index_fill(call: OpCall, x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     rows = Rows(call, x, dim, index)
     shape = resized(rows.x.shape, rows.dim, rows.index.shape[0])
@@ -404,7 +403,7 @@ def _is_bool(
     return "bool is combined as ATen does it" if accumulate and x.dtype is torch.bool else None
 
 
-@lowers(*named("put"), unless=_is_bool)
+@lowers("put", unless=_is_bool)
 def _put(call: OpCall, x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Tensor:
     count = product(index.shape)
     flat, places = reshape(x, (product(x.shape),)), reshape(index, (count,))
@@ -436,14 +435,14 @@ def _misfit(call: OpCall, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: 
     return None if into.shape == src.shape else _MISFIT
 
 
-@lowers(*named("diagonal_scatter"), unless=_misfit)
+@lowers("diagonal_scatter", unless=_misfit)
 def _diagonal_scatter(
     call: OpCall, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int
 ) -> Tensor:
     return _through(call, x, src, lambda t: diagonal(t, src.shape, offset, dim1, dim2))
 
 
-@lowers(*named("as_strided_scatter"))
+@lowers("as_strided_scatter")
 def _as_strided_scatter(
     call: OpCall,
     x: Tensor,
@@ -501,7 +500,7 @@ def replaced(call: OpCall, x: Tensor, src: Tensor, dim: int, start: Size) -> Ten
     return beside([before, src, after], dim)
 
 
-@lowers(*named("cat concat concatenate"))
+@lowers("cat concat concatenate")
 def _cat(call: OpCall, tensors: Sequence[Tensor], dim: int) -> Tensor:
     rank = len(call.meta.shape)
     # torch lets one-dimensional empty tensors pass whatever the others' shapes are
@@ -509,14 +508,14 @@ def _cat(call: OpCall, tensors: Sequence[Tensor], dim: int) -> Tensor:
     return beside([converted(t, call.meta.dtype) for t in real], dim % rank)
 
 
-@lowers(*named("stack"))
+@lowers("stack")
 def _stack(call: OpCall, tensors: Sequence[Tensor], dim: int) -> Tensor:
     dim %= len(call.meta.shape)
     return beside([unsqueeze(converted(t, call.meta.dtype), dim) for t in tensors], dim)
 
 
 @lowers(
-    *named("roll"),
+    "roll",
     unless=lambda call, x, shifts, dims: None if dims or dims == 0 else "roll of a flat tensor",
 )
 def _roll(call: OpCall, x: Tensor, shifts: Any, dims: Any) -> Tensor:
@@ -559,7 +558,7 @@ def _no_such_place(call: OpCall, x: Tensor, src: Tensor, dim: int, index: Size) 
     return "ATen refuses an index out of range"
 
 
-@lowers(*named("slice_scatter"), unless=_no_such_slice)
+@lowers("slice_scatter", unless=_no_such_slice)
 def _slice_scatter(
     call: OpCall, x: Tensor, src: Tensor, dim: int, start: Size | None, end: object, step: Size
 ) -> Tensor:
@@ -570,7 +569,7 @@ def _slice_scatter(
     return replaced(call, x, converted(src, x.dtype), dim, begin)
 
 
-@lowers(*named("select_scatter"), unless=_no_such_place)
+@lowers("select_scatter", unless=_no_such_place)
 def _select_scatter(call: OpCall, x: Tensor, src: Tensor, dim: int, index: Size) -> Tensor:
     dim %= len(x.shape)
     part = unsqueeze(converted(src, x.dtype), dim)
@@ -580,7 +579,7 @@ def _select_scatter(call: OpCall, x: Tensor, src: Tensor, dim: int, index: Size)
 # ------------------------------------------------------------------------------ pads
 
 
-@lowers(*named("constant_pad_nd"))
+@lowers("constant_pad_nd")
 def _constant_pad(call: OpCall, x: Tensor, pad: Sequence[Size], value: Any) -> Tensor:
     before: list[Size] = [0] * len(x.shape)
     for k in range(len(pad) // 2):
@@ -628,7 +627,7 @@ def _register_pad(
             x = beside(parts, dim)
         return x
 
-    lowers(*named(names), unless=unless)(handler)
+    lowers(names, unless)(handler)
 
 
 def _reflected(x: Tensor, dim: int, count: Size, front: bool) -> Tensor:

@@ -21,7 +21,7 @@ from fusee.loops.lower.reduce import (
 )
 from fusee.loops.lower.tensor import Index, Meta, OpCall, Tensor, lowers, opmath
 from fusee.loops.lower.views import converted, expand, reshape
-from fusee.loops.operators import Formula, exp, log, log1p, mul, named
+from fusee.loops.operators import Formula, exp, log, log1p, mul
 from fusee.sym.expr import Size, floordiv, product
 
 # ---------------------------------------------------------------------------- softmax
@@ -35,20 +35,20 @@ def _exponentials(call: OpCall, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Te
     return x, top, elementwise(lambda v, m: exp(v - m), x, top), dims
 
 
-@lowers(*named("_softmax"))
+@lowers("_softmax")
 def _softmax(call: OpCall, x: Tensor, dim: int) -> Tensor:
     _, _, powers, dims = _exponentials(call, x, dim)
     return result(call, lambda a, b: a / b, powers, reduce(powers, dims), common=powers.dtype)
 
 
-@lowers(*named("_log_softmax"))
+@lowers("_log_softmax")
 def _log_softmax(call: OpCall, x: Tensor, dim: int) -> Tensor:
     x, top, powers, dims = _exponentials(call, x, dim)
     total = reduce(powers, dims, after=log)
     return result(call, lambda v, m, t: v - m - t, x, top, total, common=x.dtype)
 
 
-@lowers(*named("_safe_softmax"))
+@lowers("_safe_softmax")
 def _safe_softmax(call: OpCall, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
     """Rows of nothing but -inf give 0."""
     x = x if dtype is None else converted(x, dtype)
@@ -72,10 +72,10 @@ def _softmax_backward(summed: Formula, combined: Formula) -> Callable[..., Tenso
     return handler
 
 
-lowers(*named("_softmax_backward_data"))(
+lowers("_softmax_backward_data")(
     _softmax_backward(lambda y, grad: grad * y, lambda grad, y, total: (grad - total) * y)
 )
-lowers(*named("_log_softmax_backward_data"))(
+lowers("_log_softmax_backward_data")(
     _softmax_backward(lambda y, grad: grad, lambda grad, y, total: grad - exp(y) * total)
 )
 
@@ -123,7 +123,7 @@ def _statistics(call: OpCall, *found: Tensor) -> list[Tensor]:
     ]
 
 
-@lowers(*named("native_layer_norm"))
+@lowers("native_layer_norm")
 def _layer_norm(
     call: OpCall,
     x: Tensor,
@@ -165,7 +165,7 @@ def _in_groups(x: Tensor, groups: int) -> Tensor:
     return reshape(x, split)
 
 
-@lowers(*named("native_group_norm"))
+@lowers("native_group_norm")
 def _group_norm(
     call: OpCall, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, group: int, eps: float
 ) -> list[Tensor]:
@@ -182,7 +182,7 @@ def _group_norm(
     return [found, *_statistics(call, mean, rstd)]
 
 
-@lowers(*named("rms_norm _fused_rms_norm"))
+@lowers("rms_norm _fused_rms_norm")
 def _rms_norm(
     call: OpCall, x: Tensor, shape: Sequence[Size], weight: Tensor | None, eps: float | None
 ) -> Tensor | list[Tensor]:
@@ -244,8 +244,10 @@ def _training(
     return [found, *_statistics(call, *flat[:2])], [flat[0], flat[2]]
 
 
-@lowers(*named("_native_batch_norm_legit", "no_stats"))
-@lowers(*named("_native_batch_norm_legit_no_training _native_batch_norm_legit_functional"))
+@lowers(
+    "_native_batch_norm_legit.no_stats"
+    " _native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
+)
 def _batch_norm(
     call: OpCall,
     x: Tensor,
@@ -318,7 +320,7 @@ def _of_rows(
     return elementwise(fn, scaled, normal, rstd, plain, turned, dtype=dtype)
 
 
-@lowers(*named("native_layer_norm_backward"))
+@lowers("native_layer_norm_backward")
 def _layer_norm_backward(
     call: OpCall,
     grad: Tensor,
@@ -342,7 +344,7 @@ def _layer_norm_backward(
     return [found, *_totals(grad, normal, range(outer), others)]
 
 
-@lowers(*named("native_group_norm_backward"))
+@lowers("native_group_norm_backward")
 def _group_norm_backward(
     call: OpCall,
     grad: Tensor,
@@ -370,7 +372,7 @@ def _group_norm_backward(
     return [found, *_totals(grad, normal, rest, others)]
 
 
-@lowers(*named("native_batch_norm_backward batch_norm_backward"))
+@lowers("native_batch_norm_backward batch_norm_backward")
 def _batch_norm_backward(
     call: OpCall,
     grad: Tensor,
@@ -449,16 +451,14 @@ def _clipped(x: Value, limit: float, slope: float, inner: Value) -> Value:
     return where(x <= -limit, -upper, where(x >= limit, upper, inner))
 
 
-lowers(*named("mse_loss_backward"))(_distance_backward(lambda x, _: 2 * x))
-lowers(*named("huber_loss_backward"))(
-    _distance_backward(lambda x, delta: _clipped(x, delta, delta, x))
-)
-lowers(*named("smooth_l1_loss_backward"))(
+lowers("mse_loss_backward")(_distance_backward(lambda x, _: 2 * x))
+lowers("huber_loss_backward")(_distance_backward(lambda x, delta: _clipped(x, delta, delta, x)))
+lowers("smooth_l1_loss_backward")(
     _distance_backward(lambda x, beta: _clipped(x, beta, 1, x / beta))
 )
 
 
-@lowers(*named("binary_cross_entropy"))
+@lowers("binary_cross_entropy")
 def _binary_cross_entropy(
     call: OpCall, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
@@ -493,7 +493,7 @@ def _binary_cross_entropy(
     return reshape(total, ())
 
 
-@lowers(*named("binary_cross_entropy_backward"))
+@lowers("binary_cross_entropy_backward")
 def _binary_cross_entropy_backward(
     call: OpCall, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
@@ -504,7 +504,7 @@ def _binary_cross_entropy_backward(
     return result(call, fn, grad, x, target, *([] if weight is None else [weight]))
 
 
-@lowers(*named("soft_margin_loss_backward"))
+@lowers("soft_margin_loss_backward")
 def _soft_margin_backward(
     call: OpCall, grad: Tensor, x: Tensor, target: Tensor, reduction: int
 ) -> Tensor:
@@ -527,7 +527,7 @@ def _class_axis(x: Tensor) -> int:
     return min(len(x.shape) - 1, 1)
 
 
-@lowers(*named("nll_loss_forward nll_loss2d_forward"))
+@lowers("nll_loss_forward nll_loss2d_forward")
 def _nll_loss_forward(
     call: OpCall, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
 ) -> tuple[Tensor, Tensor]:
@@ -577,7 +577,7 @@ def _nll_loss_forward(
     return found, elementwise(lambda v: v, whole, dtype=second.dtype)
 
 
-@lowers(*named("nll_loss_backward nll_loss2d_backward"))
+@lowers("nll_loss_backward nll_loss2d_backward")
 def _nll_loss_backward(
     call: OpCall,
     grad: Tensor,

@@ -40,7 +40,6 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import converted, expand, narrow, reshape
 from fusee.loops.operators import (
-    BOTH,
     ROWS,
     Formula,
     Row,
@@ -51,7 +50,6 @@ from fusee.loops.operators import (
     is_bool,
     is_true,
     log_sigmoid,
-    named,
     power,
     remainder,
     sigmoid,
@@ -209,7 +207,7 @@ def _register(row: Row, formula: Formula) -> None:
         applied: Formula = lambda *values: formula(*values, *rest, **kwargs)  # noqa: E731
         return result(call, applied if rest or kwargs else formula, *chosen, common=common)
 
-    lowers(*row.overloads, unless=row.unless)(handler)
+    lowers(row.overloads, row.unless)(handler)
 
 
 for _row in ROWS:
@@ -380,12 +378,14 @@ def _divides(name: str, of_floats: Formula, rounds: int = 2) -> Callable[..., Te
 
 _floor_divide = _divides("floordiv", floor_divide, 1)
 _truncated = _divides("truncdiv", lambda x, y: op("trunc", x / y), 1)
-lowers(*named("floor_divide", "default", "Scalar"))(_floor_divide)
-lowers(*named("remainder", *BOTH, "Scalar_Tensor"))(_divides("remainder", remainder))
-lowers(*named("fmod", *BOTH))(_divides("fmod", binary("fmod")))
+lowers("floor_divide floor_divide.Scalar")(_floor_divide)
+lowers("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor")(
+    _divides("remainder", remainder)
+)
+lowers("fmod.Tensor fmod.Scalar")(_divides("fmod", binary("fmod")))
 
 
-@lowers(*named("div", "Tensor_mode", "Scalar_mode"))
+@lowers("div.Tensor_mode div.Scalar_mode")
 def _div_mode(call: OpCall, x: Operand, y: Operand, *, rounding_mode: str | None) -> Tensor:
     if rounding_mode is None:
         return result(call, binary("div"), x, y)
@@ -405,13 +405,10 @@ def _unlike_aten(call: OpCall, x: Operand, exponent: Operand) -> str | None:
     return None
 
 
-_BY_LITERAL = named("pow", "Tensor_Scalar")
-
-
-@lowers(*_BY_LITERAL, *named("pow", "Tensor_Tensor", "Scalar"), unless=_unlike_aten)
-@lowers(*named("float_power", "Tensor_Tensor", "Scalar", "Tensor_Scalar"))
+@lowers("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar", unless=_unlike_aten)
+@lowers("float_power.Tensor_Tensor float_power.Scalar float_power.Tensor_Scalar")
 def _pow(call: OpCall, x: Operand, exponent: Operand) -> Tensor:
-    if isinstance(exponent, (int, float)) and call.op in _BY_LITERAL:
+    if isinstance(exponent, (int, float)) and call.op is torch.ops.aten.pow.Tensor_Scalar:
         return result(call, lambda v: power(v, exponent), x)
     return result(call, binary("pow"), x, exponent)
 
@@ -419,7 +416,7 @@ def _pow(call: OpCall, x: Operand, exponent: Operand) -> Tensor:
 # ---------------------------------------------------------------------------- choices
 
 
-@lowers(*named("clamp", "default", "Tensor"))
+@lowers("clamp clamp.Tensor")
 def _clamp(call: OpCall, x: Tensor, min: Operand | None, max: Operand | None) -> Tensor:
     def fn(value: Value, *given: Value) -> Value:
         low = given[0] if min is not None else None
@@ -428,7 +425,7 @@ def _clamp(call: OpCall, x: Tensor, min: Operand | None, max: Operand | None) ->
     return result(call, fn, x, *(bound for bound in (min, max) if bound is not None))
 
 
-@lowers(*named("where", "self", "ScalarSelf", "ScalarOther", "Scalar"))
+@lowers("where.self where.ScalarSelf where.ScalarOther where.Scalar")
 def choose(call: OpCall, condition: Tensor, x: Operand, y: Operand) -> Tensor:
     """x where condition, else y."""
     dtype = condition.dtype
@@ -444,12 +441,12 @@ def choose(call: OpCall, condition: Tensor, x: Operand, y: Operand) -> Tensor:
     return result(call, fn, flags, x, y)
 
 
-@lowers(*named("masked_fill", "Scalar", "Tensor"))
+@lowers("masked_fill.Scalar masked_fill.Tensor")
 def _masked_fill(call: OpCall, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     return choose(call, mask, value, x)
 
 
-@lowers(*named("nan_to_num"))
+@lowers("nan_to_num")
 def _nan_to_num(
     call: OpCall, x: Tensor, nan: float | None, posinf: float | None, neginf: float | None
 ) -> Tensor:
@@ -469,7 +466,7 @@ def _nan_to_num(
 # ---------------------------------------------------------------------------- several results
 
 
-@lowers(*named("log_sigmoid_forward"))
+@lowers("log_sigmoid_forward")
 def _log_sigmoid_forward(call: OpCall, x: Tensor) -> tuple[Tensor, Tensor]:
     # the second result serves only the backward pass of CUDA builds or of this kernel's vectors
     second = call.metas[1]
@@ -480,7 +477,7 @@ def _log_sigmoid_forward(call: OpCall, x: Tensor) -> tuple[Tensor, Tensor]:
     return result(call, log_sigmoid, x), tail
 
 
-@lowers(*named("_prelu_kernel_backward"))
+@lowers("_prelu_kernel_backward")
 def _prelu_backward(call: OpCall, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     operands = grad, x, weight
     return (
@@ -494,12 +491,12 @@ def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return narrow(x, dim, 0, half), narrow(x, dim, half, half)
 
 
-@lowers(*named("glu"))
+@lowers("glu")
 def _glu(call: OpCall, x: Tensor, dim: int) -> Tensor:
     return result(call, lambda a, b: a * sigmoid(b), *_halves(x, dim % len(x.shape)))
 
 
-@lowers(*named("glu_backward"))
+@lowers("glu_backward")
 def _glu_backward(call: OpCall, grad: Tensor, x: Tensor, dim: int) -> Tensor:
     dim %= len(x.shape)
 
@@ -520,7 +517,7 @@ def _glu_backward(call: OpCall, grad: Tensor, x: Tensor, dim: int) -> Tensor:
 # Tensors made from nothing: fills, ranges, triangles. Their elements follow from the index.
 
 
-@lowers(*named("full full_like new_full scalar_tensor"), *named("fill", "Scalar", "Tensor"))
+@lowers("full full_like new_full scalar_tensor fill.Scalar fill.Tensor")
 def filled(call: OpCall, *given: Operand) -> Tensor:
     """The call's result with every element the last argument."""
     meta, number = call.meta, given[-1]
@@ -529,15 +526,14 @@ def filled(call: OpCall, *given: Operand) -> Tensor:
     return call.lowering.filled(meta.shape, number, meta.dtype)
 
 
-@lowers(*named("zeros zeros_like new_zeros zero"))
+@lowers("zeros zeros_like new_zeros zero")
 # nobody may rely on what uninitialised memory holds; zeros are as good as any
-@lowers(*named("empty", "memory_format"), *named("empty_like new_empty empty_strided"))
-@lowers(*named("new_empty_strided empty_permuted"))
+@lowers("empty.memory_format empty_like new_empty empty_strided new_empty_strided empty_permuted")
 def _zeros(call: OpCall) -> Tensor:
     return filled(call, 0)
 
 
-@lowers(*named("ones ones_like new_ones"))
+@lowers("ones ones_like new_ones")
 def _ones(call: OpCall) -> Tensor:
     return filled(call, 1)
 
@@ -545,7 +541,7 @@ def _ones(call: OpCall) -> Tensor:
 # ---------------------------------------------------------------------------- ranges
 
 
-@lowers(*named("arange", "default", "start", "start_step"))
+@lowers("arange arange.start arange.start_step")
 def _arange(call: OpCall, *bounds: Any) -> Tensor:
     """start + i * step along the only dimension."""
     start, step = (0, 1) if len(bounds) == 1 else (bounds[0], 1 if len(bounds) == 2 else bounds[2])
@@ -565,7 +561,7 @@ def _arange(call: OpCall, *bounds: Any) -> Tensor:
     return lowering.computed(meta.shape, meta.dtype, at)
 
 
-@lowers(*named("linspace", "default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"))
+@lowers("linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor")
 def _linspace(call: OpCall, start: Operand, end: Operand) -> Tensor:
     """ATen counts from whichever end is nearer, so that both ends are exact.
 
@@ -606,7 +602,7 @@ def _linspace(call: OpCall, start: Operand, end: Operand) -> Tensor:
 # ---------------------------------------------------------------------------- triangles
 
 
-@lowers(*named("eye", "default", "m"))
+@lowers("eye eye.m")
 def _eye(call: OpCall) -> Tensor:
     meta, lowering = call.meta, call.lowering
     one = lowering.number(1, meta.dtype)
@@ -628,8 +624,8 @@ def _triangle(name: str) -> Callable[..., Tensor]:
     return handler
 
 
-lowers(*named("tril"))(_triangle("le"))
-lowers(*named("triu"))(_triangle("ge"))
+lowers("tril")(_triangle("le"))
+lowers("triu")(_triangle("ge"))
 
 # ---------------------------------------------------------------------------- random
 # Random numbers: drawn into memory by a call, in program order; the rest is loops.
@@ -645,7 +641,7 @@ def _other_stream(
     return None if call.call_of(call.op) is not None else "drawn by ATen"
 
 
-@lowers(*named("bernoulli", "p"), unless=_other_stream)
+@lowers("bernoulli.p", unless=_other_stream)
 def _bernoulli(call: OpCall, x: Tensor, p: float) -> Tensor:
     """A mask of booleans, whatever the dtype of `x`, whose elements nobody reads."""
     meta, lowering = call.meta, call.lowering

@@ -22,7 +22,7 @@ from fusee.loops.lower.tensor import (
     opmath,
 )
 from fusee.loops.lower.views import converted, squeeze
-from fusee.loops.operators import abs_, exp, is_true, itself_times, log, named, power, unary
+from fusee.loops.operators import abs_, exp, is_true, itself_times, log, power, unary
 from fusee.sym.expr import Size, Symbol, floordiv, hint, product
 
 # ---------------------------------------------------------------------------- reduce
@@ -320,12 +320,12 @@ def _sums(kind: str, is_mean: bool = False) -> Callable[..., Tensor]:
     return handler
 
 
-lowers(*named("sum", "default", "dim_IntList"))(_sums("sum"))
-lowers(*named("prod", "default", "dim_int"))(_sums("prod"))
-lowers(*named("mean", "default", "dim"))(_sums("sum", is_mean=True))
+lowers("sum sum.dim_IntList")(_sums("sum"))
+lowers("prod prod.dim_int")(_sums("prod"))
+lowers("mean mean.dim")(_sums("sum", is_mean=True))
 
 
-@lowers(*named("var std var_mean std_mean", "correction"))
+@lowers("var.correction std.correction var_mean.correction std_mean.correction")
 def _variance(
     call: OpCall, x: Tensor, dim: Any, *, correction: Any, keepdim: bool
 ) -> tuple[Tensor, ...]:
@@ -340,19 +340,19 @@ def _variance(
     )
 
 
-@lowers(*named("var std"))
+@lowers("var std")
 def _variance_of_all(call: OpCall, x: Tensor, unbiased: bool) -> tuple[Tensor, ...]:
     return _variance(call, x, None, correction=int(unbiased), keepdim=False)
 
 
-@lowers(*named("var std", "dim"))
+@lowers("var.dim std.dim")
 def _variance_of(
     call: OpCall, x: Tensor, dim: Any, unbiased: bool, keepdim: bool
 ) -> tuple[Tensor, ...]:
     return _variance(call, x, dim, correction=int(unbiased), keepdim=keepdim)
 
 
-@lowers(*named("logsumexp"))
+@lowers("logsumexp")
 def _logsumexp(call: OpCall, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
     dims, dtype = normal_dims(dim, x), call.meta.dtype
     x = prepared(converted(x, opmath(dtype)))
@@ -413,16 +413,16 @@ def _register_extreme(name: str) -> None:
         best = alone(call, prepared(x), dim, keepdim)
         return best, place(call, x, dim, keepdim) if call.used[1] else best
 
-    lowers(*named(f"{name} a{name}"))(alone)
-    lowers(*named(f"arg{name}"))(place)
-    lowers(*named(name, "dim"))(both)
+    lowers(f"{name} a{name}")(alone)
+    lowers(f"arg{name}")(place)
+    lowers(f"{name}.dim")(both)
 
 
 _register_extreme("max")
 _register_extreme("min")
 
 
-@lowers(*named("aminmax"))
+@lowers("aminmax")
 def _aminmax(call: OpCall, x: Tensor, *, dim: Any, keepdim: bool) -> tuple[Tensor, ...]:
     dims = normal_dims(dim, prepared(x))
     return tuple(
@@ -442,11 +442,11 @@ def _truth(kind: str) -> Callable[..., Tensor]:
     return handler
 
 
-lowers(*named("any", "default", "dim", "dims"))(_truth("any"))
-lowers(*named("all", "default", "dim", "dims"))(_truth("all"))
+lowers("any any.dim any.dims")(_truth("any"))
+lowers("all all.dim all.dims")(_truth("all"))
 
 
-@lowers(*named("count_nonzero", "default", "dim_IntList"))
+@lowers("count_nonzero count_nonzero.dim_IntList")
 def _count_nonzero(call: OpCall, x: Tensor, dim: Any) -> Tensor:
     dims = normal_dims(dim, x)
     number = torch.int64
@@ -457,7 +457,7 @@ def _count_nonzero(call: OpCall, x: Tensor, dim: Any) -> Tensor:
 # ------------------------------------------------------------------------------ vector norms
 
 
-@lowers(*named("linalg_vector_norm"), *named("norm", "ScalarOpt_dim", "Scalar"))
+@lowers("linalg_vector_norm norm.ScalarOpt_dim norm.Scalar")
 def _norm(call: OpCall, x: Tensor, order: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
     dims, dtype = normal_dims(dim, x), call.meta.dtype
     order = 2.0 if order is None else float(order)
@@ -525,8 +525,8 @@ def _cumulates(kind: str) -> Callable[..., Tensor]:
     return handler
 
 
-lowers(*named("cumsum"))(_cumulates("sum"))
-lowers(*named("cumprod"))(_cumulates("prod"))
+lowers("cumsum")(_cumulates("sum"))
+lowers("cumprod")(_cumulates("prod"))
 
 
 def _extreme_so_far(kind: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -553,5 +553,5 @@ def _extreme_so_far(kind: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return handler
 
 
-lowers(*named("cummax"))(_extreme_so_far("max"))
-lowers(*named("cummin"))(_extreme_so_far("min"))
+lowers("cummax")(_extreme_so_far("max"))
+lowers("cummin")(_extreme_so_far("min"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union
 
@@ -38,6 +38,7 @@ from fusee.loops.ir import (
     literal,
     walk,
 )
+from fusee.loops.operators import named
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Expr, Size, Symbol, coefficient, hint, product
 
@@ -616,11 +617,11 @@ REFUSALS: dict[OpOverload, Refusal] = {}
 REASONS: dict[OpOverload, str] = {}
 
 
-def lowers(*overloads: OpOverload, unless: Refusal | None = None) -> Callable[[H], H]:
-    """Register `handler(call, *args, **kwargs)` for the overloads."""
+def lowers(names: str | Iterable[OpOverload], unless: Refusal | None = None) -> Callable[[H], H]:
+    """Register `handler(call, *args, **kwargs)` for overloads."""
 
     def register(handler: H) -> H:
-        for overload in overloads:
+        for overload in named(names) if isinstance(names, str) else names:
             HANDLERS[overload] = handler
             if unless is not None:
                 REFUSALS[overload] = unless
@@ -629,10 +630,9 @@ def lowers(*overloads: OpOverload, unless: Refusal | None = None) -> Callable[[H
     return register
 
 
-def calls(reason: str, *overloads: OpOverload) -> None:
+def calls(reason: str, names: str) -> None:
     """These ops stay calls to ATen, for that reason."""
-    for overload in overloads:
-        REASONS[overload] = reason
+    REASONS.update(dict.fromkeys(named(names), reason))
 
 
 @functools.cache

@@ -23,7 +23,6 @@ from fusee.loops.lower.tensor import (
     lowers,
     stride_order,
 )
-from fusee.loops.operators import named
 from fusee.sym.expr import (
     Size,
     divides,
@@ -312,23 +311,23 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
 # ---------------------------------------------------------------------------- aten
 
 
-lowers(*named("permute"))(lambda call, x, dims: permute(x, dims))
-lowers(*named("t"))(lambda call, x: permute(x, range(len(x.shape))[::-1]))
-lowers(*named("expand expand_copy"))(lambda call, x: expand(x, call.meta.shape))
-lowers(*named("view _unsafe_view reshape _reshape_alias view_copy"))(
+lowers("permute")(lambda call, x, dims: permute(x, dims))
+lowers("t")(lambda call, x: permute(x, range(len(x.shape))[::-1]))
+lowers("expand expand_copy")(lambda call, x: expand(x, call.meta.shape))
+lowers("view _unsafe_view reshape _reshape_alias view_copy")(
     lambda call, x: reshape(x, call.meta.shape)
 )
-lowers(*named("unsqueeze"))(lambda call, x, dim: unsqueeze(x, dim % (len(x.shape) + 1)))
-lowers(*named("flip"))(lambda call, x, dims: flip(x, dims))
-lowers(*named("diagonal"))(
+lowers("unsqueeze")(lambda call, x, dim: unsqueeze(x, dim % (len(x.shape) + 1)))
+lowers("flip")(lambda call, x, dims: flip(x, dims))
+lowers("diagonal")(
     lambda call, x, offset, dim1, dim2: diagonal(x, call.meta.shape, offset, dim1, dim2)
 )
-lowers(*named("alias detach clone lift_fresh lift_fresh_copy lift"))(lambda call, x: x)
-lowers(*named("_to_copy"))(lambda call, x: converted(x, call.meta.dtype))
-lowers(*named("copy"))(lambda call, x, src: expand(converted(src, x.dtype), x.shape))
+lowers("alias detach clone lift_fresh lift_fresh_copy lift")(lambda call, x: x)
+lowers("_to_copy")(lambda call, x: converted(x, call.meta.dtype))
+lowers("copy")(lambda call, x, src: expand(converted(src, x.dtype), x.shape))
 
 
-@lowers(*named("transpose", "int"))
+@lowers("transpose.int")
 def _transpose(call: OpCall, x: Tensor, dim0: int, dim1: int) -> Tensor:
     dims = list(range(len(x.shape)))
     if dims:
@@ -336,7 +335,7 @@ def _transpose(call: OpCall, x: Tensor, dim0: int, dim1: int) -> Tensor:
     return permute(x, dims)
 
 
-@lowers(*named("squeeze", "default", "dim", "dims"))
+@lowers("squeeze squeeze.dim squeeze.dims")
 def _squeeze(call: OpCall, x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     rank = len(x.shape)
     given = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
@@ -344,7 +343,7 @@ def _squeeze(call: OpCall, x: Tensor, dim: int | Sequence[int] | None = None) ->
     return squeeze(x, [d for d in dims if d < rank and x.shape[d] == 1])
 
 
-@lowers(*named("select", "int"))
+@lowers("select.int")
 def _select(call: OpCall, x: Tensor, dim: int, index: Size) -> Tensor:
     dim %= len(x.shape)
     return select(x, dim, wrapped(index, x.shape[dim]))
@@ -355,7 +354,7 @@ def wrapped(index: Size, size: Size) -> Size:
     return size + index if isinstance(index, int) and index < 0 else index
 
 
-@lowers(*named("slice", "Tensor"))
+@lowers("slice.Tensor")
 def _slice(
     call: OpCall, x: Tensor, dim: int, start: Size | None, end: object, step: Size
 ) -> Tensor:
@@ -363,7 +362,7 @@ def _slice(
     return narrow(x, dim, slice_start(start, x.shape[dim]), call.meta.shape[dim], step)
 
 
-@lowers(*named("unfold"))
+@lowers("unfold")
 def _unfold(call: OpCall, x: Tensor, dimension: int, size: Size, step: Size) -> Tensor:
     if not x.shape:
         return expand(unsqueeze(x, 0), call.meta.shape)
@@ -379,7 +378,7 @@ def _unfold(call: OpCall, x: Tensor, dimension: int, size: Size, step: Size) -> 
     return call.lowering.view(x, call.meta.shape, index_map, recipe)
 
 
-@lowers(*named("as_strided"))
+@lowers("as_strided")
 def _as_strided(
     call: OpCall, x: Tensor, size: object, stride: Sequence[Size], storage_offset: Size | None
 ) -> Tensor:
@@ -393,7 +392,7 @@ def _as_strided(
     return lowering.stored(place, call.meta.shape)
 
 
-@lowers(*named("split split_copy", "Tensor"), *named("split_with_sizes split_with_sizes_copy"))
+@lowers("split.Tensor split_copy.Tensor split_with_sizes split_with_sizes_copy")
 def _split(call: OpCall, x: Tensor, sections: object, dim: int) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     parts = []
@@ -404,13 +403,13 @@ def _split(call: OpCall, x: Tensor, sections: object, dim: int) -> tuple[Tensor,
     return tuple(parts)
 
 
-@lowers(*named("unbind unbind_copy", "int"))
+@lowers("unbind.int unbind_copy.int")
 def _unbind(call: OpCall, x: Tensor, dim: int) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     return tuple(select(x, dim, k) for k in range(len(call.metas)))
 
 
-@lowers(*named("repeat"))
+@lowers("repeat")
 def _repeat(call: OpCall, x: Tensor, repeats: Sequence[Size]) -> Tensor:
     """Each dimension is broadcast to (times, size), then both become one."""
     own = (1,) * (len(repeats) - len(x.shape)) + x.shape
@@ -425,7 +424,7 @@ def _resizes(call: OpCall, x: Tensor, dtype: torch.dtype) -> str | None:
     return None
 
 
-@lowers(*named("view", "dtype"), unless=_resizes)
+@lowers("view.dtype", unless=_resizes)
 def _view_dtype(call: OpCall, x: Tensor, dtype: torch.dtype) -> Tensor:
     def at(ix: Index) -> Value:
         value = x.at(ix)

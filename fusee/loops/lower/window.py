@@ -124,7 +124,7 @@ def _looped(
 # ---------------------------------------------------------------------------- maximum
 
 
-@lowers(*named("max_pool2d_with_indices max_pool3d_with_indices max_pool1d max_pool2d max_pool3d"))
+@lowers("max_pool2d_with_indices max_pool3d_with_indices max_pool1d max_pool2d max_pool3d")
 def _max_pool(
     call: OpCall, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ def _max_pool(
 
 
 @lowers(
-    *named("avg_pool1d avg_pool2d avg_pool3d"),
+    "avg_pool1d avg_pool2d avg_pool3d",
     unless=lambda call, x, *given: "ATen refuses a divisor of zero" if given[5:] == (0,) else None,
 )
 def _avg_pool(
@@ -203,8 +203,8 @@ def _uneven(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> str | None:
 
 
 @lowers(
-    *named("_adaptive_avg_pool2d _adaptive_avg_pool3d"),
-    *named("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d"
+    " adaptive_avg_pool3d",
     unless=_uneven,
 )
 def _adaptive_avg_pool(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> Tensor:
@@ -293,7 +293,7 @@ def _avg_overlap(
     return None if is_apart else OVERLAP
 
 
-@lowers(*named("avg_pool2d_backward avg_pool3d_backward"), unless=_avg_overlap)
+@lowers("avg_pool2d_backward avg_pool3d_backward", unless=_avg_overlap)
 def _avg_pool_backward(
     call: OpCall, grad: Tensor, x: Tensor, kernel: Any, *, divisor_override: int | None
 ) -> Tensor:
@@ -302,7 +302,7 @@ def _avg_pool_backward(
 
 
 @lowers(
-    *named("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"),
+    "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
     unless=lambda call, grad, x: OVERLAP if _blocks(call, grad, x) is None else None,
 )
 def _adaptive_avg_pool_backward(call: OpCall, grad: Tensor, x: Tensor) -> Tensor:
@@ -323,7 +323,7 @@ def _many_windows(
     return OVERLAP if size > _MOST_WINDOWS * step else None
 
 
-@lowers(*named("unfold_backward"), unless=_many_windows)
+@lowers("unfold_backward", unless=_many_windows)
 def _unfold_backward(
     call: OpCall, grad: Tensor, sizes: object, dim: int, size: int, step: int
 ) -> Tensor:
@@ -359,7 +359,7 @@ def _uneven_scale(
 
 
 @lowers(
-    *named("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"),
+    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward",
     unless=_uneven_scale,
 )
 def _upsample_nearest_backward(
@@ -486,7 +486,7 @@ def _register_nearest(name: str, exact: bool) -> None:
 
         return call.lowering.computed(call.meta.shape, x.dtype, at, (x,), call.meta.strides)
 
-    lowers(*named(" ".join(f"{name}{rank}d" for rank in (1, 2, 3)), "default", "vec"))(handler)
+    lowers(named(" ".join(f"{name}{rank}d" for rank in (1, 2, 3)), "default", "vec"))(handler)
 
 
 _register_nearest("upsample_nearest", False)
@@ -523,7 +523,7 @@ def _register_interpolation(names: str, cubic: bool) -> None:
 
     fixed_point = "images of bytes are ATen's, in fixed point"
     lowers(
-        *named(names, "default", "vec"),
+        named(names, "default", "vec"),
         unless=lambda call, x: None if x.dtype.is_floating_point else fixed_point,
     )(handler)
 
