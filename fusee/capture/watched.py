@@ -259,14 +259,10 @@ def _quick(calls: Sequence[tuple[str, int, int]]) -> Any:
     def each(at: str, width: int, differs: Callable[[Level, str], str]) -> str:
         """Leaves if one of the rows of words at `at` differs; where what follows them begins."""
         kind, count, first = f"[{width} x i64]", top.load("i64", at), top.at(at, 8)
-
-        def row(k: str, _: list[str]) -> list[str]:
+        with writer.each("0", count) as k:
             level = writer.top
             is_other = differs(level, level.at(first, k, kind))
             level.leave(is_other, lambda: answered(level, "0"))
-            return []
-
-        writer.loop("0", count, 1, [], row)
         return top.at(first, count, kind)
 
     def word_at(level: Level, at: str) -> str:

@@ -230,19 +230,14 @@ def changed() -> Callable[[int], int]:
     top = writer.top
     table = top.op(f"inttoptr i64 {number(top, 0)} to ptr")
     count = top.load("i64", table)
-
-    def pair(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", count) as k:
         level = writer.top
         at = level.at(level.at(table, level.op(f"shl i64 {k}, 1"), "i64"), 8)
         word = level.load("i64", level.load("ptr", at))
         level.leave(differing(level, at, 1, [word]), lambda: answered(level, k))
-        return []
-
-    writer.loop("0", count, 1, [], pair)
     tensors = top.at(top.at(table, top.op(f"shl i64 {count}, 1"), "i64"), 8)
     rows, first = top.load("i64", tensors), top.at(tensors, 8)
-
-    def row(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", rows) as k:
         level = writer.top
         at = level.at(first, k, f"[{_ROW} x i64]")
         if places is not None:  # else there are no rows
@@ -250,9 +245,6 @@ def changed() -> Callable[[int], int]:
             words = [level.op(f"ptrtoint ptr {x} to i64") for x in (impl, autograd)]
             differs = differing(level, at, 1, [*words, *facts])
             level.leave(differs, lambda: answered(level, level.op(f"add i64 {count}, {k}")))
-        return []
-
-    writer.loop("0", rows, 1, [], row)
     lists = top.at(first, rows, f"[{_ROW} x i64]")
 
     _compare_lists(writer, lists, top.op(f"add i64 {count}, {rows}"))
@@ -262,30 +254,26 @@ def changed() -> Callable[[int], int]:
 
 def _compare_lists(writer: Writer, lists: str, before: str) -> None:
     """The last part of `changed`; `before` is the number of dicts, owners and tensors."""
-
-    def one(k: str, carried: list[str]) -> list[str]:
+    top = writer.top
+    count, rows = top.load("i64", lists), [("ptr", top.at(lists, 8))]
+    with writer.loop("0", count, 1, rows) as (k, (row,), following):
         level = writer.top
-        found, length = level.load("ptr", carried[0]), level.load("i64", carried[0], 1)
-        elements = level.at(carried[0], 16)
+        found, length = level.load("ptr", row), level.load("i64", row, 1)
+        elements = level.at(row, 16)
         items = level.load("ptr", found, _LIST_ITEMS, "i8")
 
         def leave_if(differs: str) -> None:
             level.leave(differs, lambda: answered(level, level.op(f"add i64 {before}, {k}")))
 
-        def item(m: str, bits: list[str]) -> list[str]:
+        size = level.load("i64", found, _LIST_SIZE, "i8")
+        leave_if(level.op(f"icmp ne i64 {size}, {length}"))
+        with writer.loop("0", length, 1, [("i64", "0")]) as (m, (so_far,), bits):
             inner = writer.top
             pair = inner.load("i64", items, m), inner.load("i64", elements, m)
             here = inner.op(f"xor i64 {pair[0]}, {pair[1]}")
-            return [inner.op(f"or i64 {bits[0]}, {here}")]
-
-        size = level.load("i64", found, _LIST_SIZE, "i8")
-        leave_if(level.op(f"icmp ne i64 {size}, {length}"))
-        (bits,) = writer.loop("0", length, 1, [("i64", "0")], item)
-        leave_if(level.op(f"icmp ne i64 {bits}, 0"))
-        return [level.at(elements, length, "i64")]
-
-    top = writer.top
-    writer.loop("0", top.load("i64", lists), 1, [("ptr", top.at(lists, 8))], one)
+            bits.append(inner.op(f"or i64 {so_far}, {here}"))
+        leave_if(level.op(f"icmp ne i64 {bits[0]}, 0"))
+        following.append(level.at(elements, length, "i64"))
 
 
 @functools.cache
@@ -311,8 +299,7 @@ def compare(writer: Writer, table: str, items: str) -> None:
     assert places is not None, "can_watch() says so before"
     top = writer.top
     first, count = top.at(table, 8), top.load("i64", table)
-
-    def row(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", count) as k:
         level = writer.top
         at = level.at(first, k, f"[{_FRESH_ROW} x i64]")
         tensor = level.load("ptr", items, k)
@@ -326,13 +313,9 @@ def compare(writer: Writer, table: str, items: str) -> None:
         kind = level.load("i64", tensor, _OBJECT_CLASS, "i8")
         level.leave(differing(level, at, 0, [kind]), lambda: answered(level, k))
         level.unless(level.op(f"icmp eq i64 {level.load('i64', at, 1)}, 0"), compare)
-        return []
-
-    writer.loop("0", count, 1, [], row)
     after = top.at(first, count, f"[{_FRESH_ROW} x i64]")
     rows, second = top.load("i64", after), top.at(after, 8)
-
-    def open_row(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", rows) as k:
         level = writer.top
         at = level.at(second, k, f"[{_OPEN_ROW} x i64]")
         place = level.op(f"add i64 {count}, {k}")
@@ -346,9 +329,6 @@ def compare(writer: Writer, table: str, items: str) -> None:
         wrong = differing(level, at, 1, [requires, *known])
         empty = level.op(f"icmp slt i64 {elements}, 1")
         level.leave(level.op(f"or i1 {wrong}, {empty}"), lambda: answered(level, place))
-        return []
-
-    writer.loop("0", rows, 1, [], open_row)
     total = top.op(f"add i64 {count}, {rows}")
     _hold(writer, places, items, top.at(second, rows, f"[{_OPEN_ROW} x i64]"), total)
 
@@ -363,8 +343,7 @@ def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> N
     count = top.op(f"add i64 {reads}, {steps}")
     numbers = top.op(f"alloca i64, i64 {count}")
     writer.declares["PyLong_Type"] = "@PyLong_Type = external global ptr"
-
-    def read(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", reads) as k:
         level = writer.top
         pair = level.at(given, k, "[2 x i64]")
         x, place = level.load("ptr", items, level.load("i64", pair)), level.load("i64", pair, 1)
@@ -388,19 +367,13 @@ def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> N
         value = level.unless(level.op(f"xor i1 {is_int}, true"), integer, "i64", "0")
         value = level.unless(is_int, of_tensor, "i64", value)
         level.store("i64", value, numbers, k)
-        return []
-
-    writer.loop("0", reads, 1, [], read)
     results = top.at(numbers, reads, "i64")
     top.do(f"call void @evaluate(ptr {program}, i64 {steps}, ptr {numbers}, ptr {results})")
-
-    def holds(k: str, carried: list[str]) -> list[str]:
+    with writer.loop("0", asked, 1, [("i64", "1")]) as (k, (so_far,), all_hold):
         level = writer.top
         bit = level.load("i64", numbers, level.load("i64", required, k))
-        return [level.op(f"and i64 {carried[0]}, {bit}")]
-
-    (all_hold,) = writer.loop("0", asked, 1, [("i64", "1")], holds)
-    top.leave(top.op(f"icmp eq i64 {all_hold}, 0"), lambda: answered(top, total))
+        all_hold.append(level.op(f"and i64 {so_far}, {bit}"))
+    top.leave(top.op(f"icmp eq i64 {all_hold[0]}, 0"), lambda: answered(top, total))
 
 
 def _facts(level: Level, places: _Places, tensor: str) -> tuple[str, str, list[str]]:
@@ -726,8 +699,7 @@ def _same(known: Layout) -> str:
     state = top.op(f"inttoptr i64 {number(top, 0)} to ptr")
     inputs, fill = argument(top, 1), top.op(f"icmp ne i64 {number(top, 2)}, 0")
     look = top.op(f"xor i1 {fill}, true")
-
-    def row(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", top.load("i64", state)) as k:
         level = writer.top
         op, load = level.op, level.load
         first = op(f"mul i64 {k}, {_ROW_WORDS}")
@@ -761,30 +733,24 @@ def _same(known: Layout) -> str:
                 level.store("i64", fact, place, k)
 
         level.unless(look, note)
-        return []
-
-    writer.loop("0", top.load("i64", state), 1, [], row)
     return answer(top, "0")
 
 
 def _content(level: Level, start: str, step: str, probes: str, single: str) -> str:
     """A number made from words that lie `step` bytes apart, and from the first `single` bytes."""
     writer = level.writer
-
-    def word(_: str, carried: list[str]) -> list[str]:
-        inner, (place, before) = writer.top, carried
+    begin = [("ptr", start), ("i64", "1")]
+    with writer.loop("0", probes, 1, begin) as (_, (place, before), words):
+        inner = writer.top
         mixed = inner.op(f"xor i64 {before}, {inner.load('i64', place)}")
         product = inner.op(f"mul i64 {mixed}, -7046029254386353131")
         high = inner.op(f"lshr i64 {product}, 29")
-        return [inner.at(place, step), inner.op(f"xor i64 {product}, {high}")]
-
-    def byte(k: str, carried: list[str]) -> list[str]:
+        words += [inner.at(place, step), inner.op(f"xor i64 {product}, {high}")]
+    with writer.loop("0", single, 1, [("i64", words[1])]) as (k, (before,), found):
         inner = writer.top
         value = inner.op(f"zext i8 {inner.load('i8', start, k, 'i8')} to i64")
-        return [inner.op(f"xor i64 {inner.op(f'mul i64 {carried[0]}, 257')}, {value}")]
-
-    _, words = writer.loop("0", probes, 1, [("ptr", start), ("i64", "1")], word)
-    return writer.loop("0", single, 1, [("i64", words)], byte)[0]
+        found.append(inner.op(f"xor i64 {inner.op(f'mul i64 {before}, 257')}, {value}"))
+    return found[0]
 
 
 @functools.cache

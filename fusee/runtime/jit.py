@@ -413,14 +413,11 @@ def _example() -> str:
     """Sums the roots of a range: a loop over vectors as kernels have them."""
     writer, kind = Writer(), "<4 x float>"
     start = writer.top.load("ptr", "%bufs")
-
-    def body(i: str, carried: list[str]) -> list[str]:
+    with writer.loop("%begin", "%end", 4, [(kind, "zeroinitializer")]) as (i, (so_far,), total):
         level = writer.top
         root = level.call(kind, "llvm.sqrt.v4f32", (kind, level.load(kind, start, i, "float")))
-        return [level.op(f"fadd {kind} {carried[0]}, {root}")]
-
-    (total,) = writer.loop("%begin", "%end", 4, [(kind, "zeroinitializer")], body)
-    writer.top.store(kind, total, start)
+        total.append(level.op(f"fadd {kind} {so_far}, {root}"))
+    writer.top.store(kind, total[0], start)
     return writer.module("define void @kernel(ptr %bufs, i64 %begin, i64 %end)", "void")
 
 
@@ -748,8 +745,7 @@ def evaluation() -> str:
     What is divided by is positive, or the step gives 0.
     """
     writer = Writer()
-
-    def step(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", "%count") as k:
         level = writer.top
         op, load = level.op, level.load
         at = level.at("%steps", k, f"[{STEP_WORDS} x i64]")
@@ -776,9 +772,6 @@ def evaluation() -> str:
 
         is_other = op(f"icmp slt i64 {kind}, {len(values)}")
         level.store("i64", level.unless(is_other, divided, "i64", found), "%results", k)
-        return []
-
-    writer.loop("0", "%count", 1, [], step)
     head = "define internal void @evaluate(ptr %steps, i64 %count, ptr %numbers, ptr %results)"
     return writer.module(f"{head} nounwind", "void")
 

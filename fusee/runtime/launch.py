@@ -124,14 +124,10 @@ def gather(writer: Writer, one: str, table: str, status: str) -> str:
         level.load("ptr", one, 3),
         level.load("i64", one, 2),
     )
-
-    def pointer(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", count) as k:
         inner = writer.top
         found = inner.load("ptr", table, inner.load("i64", slots, k))
         inner.store("ptr", found, pointers, k)
-        return []
-
-    writer.loop("0", count, 1, [], pointer)
     level.store("ptr", status, pointers, count)
     return pointers
 
@@ -196,33 +192,24 @@ def run_unit(launching: Launching) -> str:
     outside = [op(f"icmp slt i64 {x}, {least}") for x, least in sides]
     wrong(top.either("i1", "or", *outside), "IndexError", "LaunchError")
 
-    def pair(k: str, _: list[str]) -> list[str]:
+    with writer.each("4", "%count", 2) as k:
         level = writer.top
         slot = number(level, k)
         wrong(level.op(f"icmp uge i64 {slot}, {slots}"), "IndexError", "SlotError")
         level.store("i64", number(level, level.op(f"add i64 {k}, 1")), table, slot)
-        return []
-
-    def weigh(k: str, carried: list[str]) -> list[str]:
+    with writer.loop(first, last, 1, [("i64", "0")]) as (k, (so_far,), work):
         level = writer.top
         units = level.load("i64", launches, level.op(f"add i64 {level.op(f'mul i64 {k}, 8')}, 6"))
-        return [level.op(f"add i64 {carried[0]}, {units}")]
-
-    writer.loop("4", "%count", 2, [], pair)
-    (work,) = writer.loop(first, last, 1, [("i64", "0")], weigh)
+        work.append(level.op(f"add i64 {so_far}, {units}"))
     top.store("i64", "0", state)
-    light = op(f"icmp slt i64 {work}, {_UNITS_TO_RELEASE}")
+    light = op(f"icmp slt i64 {work[0]}, {_UNITS_TO_RELEASE}")
     held = top.unless(light, lambda: top.call("ptr", "PyEval_SaveThread"), "ptr", "null")
     write, end = launching(writer, threads)
-
-    def launch(k: str, _: list[str]) -> list[str]:
+    with writer.each(first, last) as k:
         level = writer.top
         failed = level.op(f"icmp ne i64 {level.load('i64', state)}, 0")
         one = level.at(launches, k, "[8 x i64]")
         level.unless(failed, lambda: write(one, state, table))
-        return []
-
-    writer.loop(first, last, 1, [], launch)
     end()
     free = op(f"icmp eq ptr {held}, null")
     top.unless(free, lambda: top.call("void", "PyEval_RestoreThread", ("ptr", held)))
@@ -505,20 +492,15 @@ def fitter() -> Callable[..., int]:
     top.leave(other, lambda: raised(top, "TypeError", "SizesError"))
     total = op(f"add i64 {inputs}, {steps}")
     numbers = op(f"alloca i64, i64 {total}")
-
-    def take(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", inputs) as k:
         level = writer.top
         level.store("i64", number(level, level.op(f"add i64 {k}, 3")), numbers, k)
-        return []
-
-    writer.loop("0", inputs, 1, [], take)
     at = top.at(layout, 8 * _LAYOUT_WORDS)
     given = f"ptr {at}, i64 {steps}, ptr {numbers}, ptr {top.at(numbers, inputs, 'i64')}"
     top.do(f"call void @evaluate({given})")
     at = top.at(at, steps, f"[{STEP_WORDS} x i64]")
     for kind, count in enumerate(counts):
-
-        def fill(k: str, _: list[str], kind: int = kind, at: str = at) -> list[str]:
+        with writer.each("0", count) as k:
             level = writer.top
             pair = level.at(at, k, "[2 x i64]")
             word, value = level.load("i64", pair), level.load("i64", pair, 1)
@@ -529,9 +511,6 @@ def fitter() -> Callable[..., int]:
             if kind == 2:
                 value = level.op(f"add i64 {arena}, {value}")
             level.store("i64", value, state, word)
-            return []
-
-        writer.loop("0", count, 1, [], fill)
         at = top.at(at, count, "[2 x i64]")
     found: Callable[..., int] = builtin(
         "fit", evaluation() + answer(top, load("i64", numbers, needed))

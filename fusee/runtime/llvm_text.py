@@ -8,9 +8,10 @@ later pass.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -186,26 +187,23 @@ class Writer:
     def top(self) -> Level:
         return self.levels[-1]
 
+    @contextlib.contextmanager
     def loop(
-        self,
-        start: str,
-        stop: str,
-        step: int,
-        carried: Sequence[tuple[str, str]],
-        body: Callable[[str, list[str]], list[str]],
-    ) -> list[str]:
+        self, start: str, stop: str, step: int, carried: Sequence[tuple[str, str]]
+    ) -> Iterator[tuple[str, list[str], list[str]]]:
         """for i in range(start, stop, step), with (type, initial value) carried round.
 
-        `body` gets i and the carried names, writes into the new top level and returns the next
-        carried names. Returns their final names. The test stands at the end, so code hoisted
-        out of the body runs even if the loop does not.
+        Inside of the `with` one writes the body, into the new top level. It gets i, the carried
+        names, and a list to which it adds the next ones; afterwards that holds the final ones. The
+        test stands at the end, so code hoisted out of the body runs even if the loop does not.
         """
         number = self.label()
         outer, inner = self.top, Level(self, f"body{number}")
         i = f"%i{number}"
         phis = [f"%c{number}_{k}" for k in range(len(carried))]
+        after: list[str] = []
         self.levels.append(inner)
-        after = body(i, phis)
+        yield i, phis, after
         counters = []
         for factor, name in inner.counters.items():
             first = outer.op(f"mul i64 {start}, {factor}") if start != "0" else "0"
@@ -226,10 +224,16 @@ class Writer:
             outer.do(f"{name} = phi i64 [ {first}, %{before} ], [ {last}, %{inner.label} ]")
         outer.lines += inner.lines
         outer._open(f"exit{number}")
-        return [
+        after[:] = [
             outer.op(f"phi {kind} [ {first}, %{before} ], [ {last}, %{inner.label} ]")
             for (kind, first), last in zip(carried, after, strict=True)
         ]
+
+    @contextlib.contextmanager
+    def each(self, start: str, stop: str, step: int = 1) -> Iterator[str]:
+        """The same with nothing carried: `with writer.each("0", count) as i`."""
+        with self.loop(start, stop, step, ()) as (i, _, _):
+            yield i
 
 
 # ---------------------------------------------------------------------------- types

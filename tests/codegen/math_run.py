@@ -19,19 +19,12 @@ Run = ctypes.CFUNCTYPE(
 def module(name: str, operands: int, dtype: torch.dtype, lanes: int, machine: Machine) -> str:
     """IR of kernel(out, x0, x1, n, times), n a multiple of lanes, the whole done `times` times."""
     kind, scalar, writer = vector(HELD[dtype], lanes), HELD[dtype], Writer()
-
-    def vectors(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", "%times"), writer.each("0", "%n", lanes) as k:
         level = writer.top
-        places = [level.at(f"%{name}", k, scalar) for name in ("out", "in0", "in1")]
+        places = [level.at(f"%{which}", k, scalar) for which in ("out", "in0", "in1")]
         given = [level.op(f"load {kind}, ptr {at}, align 4") for at in places[1 : operands + 1]]
         result = math_function(InsertPoint(level, machine, lanes), name, dtype, given)
         writer.top.do(f"store {kind} {result}, ptr {places[0]}, align 4")
-        return []
-
-    def all_of_it(_: str, __: list[str]) -> list[str]:
-        return writer.loop("0", "%n", lanes, [], vectors)
-
-    writer.loop("0", "%times", 1, [], all_of_it)
     pointers = ", ".join(f"ptr noalias %{name}" for name in ("out", "in0", "in1"))
     return writer.module(f"define void @kernel({pointers}, i64 %n, i64 %times)", "void")
 

@@ -458,10 +458,9 @@ class Body:
         """A loop that carries accumulators round; `kinds` are the types of one copy."""
         types = [kind for acc, copies in parts.items() for _ in copies for kind in kinds[acc]]
         carried = list(zip(types, _flat(parts), strict=True))
-        names = self.writer.loop(
-            start, stop, step, carried, lambda i, c: _flat(body(i, _shaped(parts, c)))
-        )
-        return _shaped(parts, names)
+        with self.writer.loop(start, stop, step, carried) as (i, now, after):
+            after += _flat(body(i, _shaped(parts, now)))
+        return _shaped(parts, after)
 
     def blocks(
         self,

@@ -320,14 +320,10 @@ class Strip:
     def _columns(self, rank: int, write: Callable[[InsertPoint, str], None]) -> None:
         """A loop over the block's vectors, for each stage."""
         for stage, start, stop in self.stages:
-
-            def body(i: str, _: list[str], stage: Stage = stage) -> list[str]:
+            with self.writer.each(start, stop, stage.width) as i:
                 self.body.open_lanes(self.lane, stage, i, self.high, rank)
                 self.ctx.base_rank = rank
                 write(InsertPoint(self.writer.top, self.ctx.machine, stage.lanes), i)
-                return []
-
-            self.writer.loop(start, stop, stage.width, [], body)
 
     def _rows(self, phase: Phase, hows: dict[Acc, Carried], position: int) -> None:
         """The phase's inner axes; the last one a few rows at a time."""
@@ -337,11 +333,6 @@ class Strip:
             return
         size = self.ctx.size_of(inner[position])
 
-        def row(i: str, _: list[str]) -> list[str]:
-            self.ctx.open_axis(inner[position], i, rank)
-            self._rows(phase, hows, position + 1)
-            return []
-
         def block(first: str, last: str, parts: Parts) -> Parts:
             del self.ctx.ranked[rank:]
             self.ctx.ranked.append(self.writer.top)
@@ -349,7 +340,9 @@ class Strip:
             return parts
 
         if position < len(inner) - 1:
-            self.writer.loop("0", size, 1, [], row)
+            with self.writer.each("0", size) as i:
+                self.ctx.open_axis(inner[position], i, rank)
+                self._rows(phase, hows, position + 1)
         else:
             self.body.blocks(size, SUM_ACROSS, {}, {}, block)
 
@@ -362,21 +355,18 @@ class Strip:
             self._columns(rank, lambda t, i: self._walk(phase, hows, t, i, rows))
             return
 
-        # A load waits for stores whose address has the same last 12 bits, and rows often lie a
-        # multiple of 4096 bytes apart. So whoever stores goes along the rows; so does who picks
-        # rows, whose lines no prefetcher foresees.
-        def row(r: str, _: list[str]) -> list[str]:
-            self.ctx.open_axis(axis, r, rank)
-            self._columns(rank + 1, lambda t, i: self._element(phase, hows, t, i))
-            return []
-
         def add(t: InsertPoint, i: str) -> None:
             for acc, how in two_level.items():
                 found = self._load(t, i, acc, range(3))
                 parts = [[*two_sum(t, how, p[:2], p[2]), how.start(t.lanes)[0]] for p in found]
                 self._store(t, i, acc, parts)
 
-        self.writer.loop(*rows, 1, [], row)
+        # A load waits for stores whose address has the same last 12 bits, and rows often lie a
+        # multiple of 4096 bytes apart. So whoever stores goes along the rows; so does who picks
+        # rows, whose lines no prefetcher foresees.
+        with self.writer.each(*rows) as r:
+            self.ctx.open_axis(axis, r, rank)
+            self._columns(rank + 1, lambda t, i: self._element(phase, hows, t, i))
         if two_level:
             self._columns(rank, add)
 
@@ -655,22 +645,20 @@ class _Emitter:
             rest = top.op(f"udiv i64 {rest}, {size}")
         if sizes:
             starts.append(rest)
-
-        def body(_: str, at: list[str]) -> list[str]:
+        counted = [("i64", start) for start in reversed(starts)]
+        with self.writer.loop("%begin", "%end", 1, counted) as (_, at, following):
             ctx.ranked.append(self.writer.top)
             for axis, name in zip(self.parallel, at, strict=False):
                 ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
             low = high = ""
             if self.lane is not None:
-                following = self.writer.top.op(f"add nsw i64 {at[-1]}, 1")
-                low, high = self._block_range(at[-1], following)
+                after = self.writer.top.op(f"add nsw i64 {at[-1]}, 1")
+                low, high = self._block_range(at[-1], after)
             if self.tile is not None:
                 self._tiled(self.tile, ctx.axis_name[self.tile.axis], low, high)
             else:
                 self._ordered(0, low, high)
-            return self._advance(at, sizes)
-
-        self.writer.loop("%begin", "%end", 1, [("i64", s) for s in reversed(starts)], body)
+            following += self._advance(at, sizes)
 
     def _advance(self, at: list[str], sizes: list[str]) -> list[str]:
         op = self.writer.top.op
@@ -707,36 +695,24 @@ class _Emitter:
         whole = op(f"select i1 {is_full}, i64 {whole}, i64 0")
         middle = op(f"add i64 {low}, {whole}")
 
-        def column(j: str, _: list[str]) -> list[str]:
+        with writer.each(low, middle, tile.lanes) as j:
             ctx.open_axis(lane, j, 2)
-            return writer.loop(first, last, tile.copies, [], square)
-
-        def square(i: str, _: list[str]) -> list[str]:
-            ctx.open_axis(axis, i, 3)
-            self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
-            ctx.copy_axis = axis
-            for phase in self.kernel.phases:
-                Across(self.body, phase).emit()
-            return []
-
-        def row(i: str, _: list[str]) -> list[str]:
+            with writer.each(first, last, tile.copies) as i:
+                ctx.open_axis(axis, i, 3)
+                self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
+                ctx.copy_axis = axis
+                for phase in self.kernel.phases:
+                    Across(self.body, phase).emit()
+        with writer.each(first, last) as i:
             ctx.open_axis(axis, i, 2)
             self._outer_lanes(lane, middle, high)
-            return []
-
-        writer.loop(low, middle, tile.lanes, [], column)
-        writer.loop(first, last, 1, [], row)
 
     def _ordered(self, position: int, low: str, high: str) -> None:
         if position < len(self.ordered):
             axis = self.ordered[position]
-
-            def body(i: str, _: list[str]) -> list[str]:
+            with self.writer.each("0", self.ctx.size_of(axis)) as i:
                 self.ctx.open_axis(axis, i, 2 + position)
                 self._ordered(position + 1, low, high)
-                return []
-
-            self.writer.loop("0", self.ctx.size_of(axis), 1, [], body)
         elif self.lane is not None:
             self._outer_lanes(self.lane, low, high)
         else:
@@ -758,14 +734,10 @@ class _Emitter:
             Strip(self.body, phases, lane, parts, (low, high), self.block).emit()
             return
         for stage, start, stop in parts:
-
-            def body(i: str, _: list[str], stage: Stage = stage) -> list[str]:
+            with self.writer.each(start, stop, stage.width) as i:
                 self.body.open_lanes(lane, stage, i, high, self.ctx.base_rank)
                 for phase in phases:
                     Across(self.body, phase).emit()
-                return []
-
-            self.writer.loop(start, stop, stage.width, [], body)
 
     def _stage_parts(self, low: str, high: str) -> list[tuple[Stage, str, str]]:
         """Each stage with the part of [low, high) that it covers."""

@@ -492,14 +492,10 @@ class _Mapping:
         """Points of an axis one after the other."""
         ctx = self.ctx
         ctx.base_rank = 2
-
-        def inside(i: str, _: list[str]) -> list[str]:
+        with ctx.writer.each(low, end, step) as i:
             ctx.open_axis(axis, i, 2)
             self.body.set_stage(self.lane, Stage(1, lanes), None)
             self._all_phases()
-            return []
-
-        ctx.writer.loop(low, end, step, [], inside)
 
     def _all_phases(self) -> None:
         for phase in self.kernel.phases:
@@ -512,15 +508,11 @@ class _Mapping:
         stop = self.level.op(f"select i1 {whole}, i64 1, i64 0")
         end = self.level.op(f"select i1 {whole}, i64 {low}, i64 {ctx.size_of(lane)}")
         ctx.base_rank = 2
-
-        def vectors(_: str, __: list[str]) -> list[str]:
+        with ctx.writer.each("0", stop):
             ctx.ranked[2:] = [ctx.writer.top]
             ctx.axis_rank[lane], ctx.axis_name[lane] = 2, low
             self.body.set_stage(lane, Stage(1, self.vec), None)
             self._all_phases()
-            return []
-
-        ctx.writer.loop("0", stop, 1, [], vectors)
         self._along(lane, low, end, 1, 1)
 
     # -------------------------------------------------------------------------- teams

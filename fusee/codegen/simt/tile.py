@@ -155,13 +155,9 @@ class Crossing:
         """All steps, as many at once as `most` and the loop's end allow."""
         steps, writer = self.tile.steps, self.ctx.writer
         count = next(n for n in range(max(min(most, steps), 1), 0, -1) if not steps % n)
-
-        def inside(i: str, _: list[str]) -> list[str]:
+        with writer.each("0", str(steps), count) as i:
             top = writer.top
             run(top, [i, *(top.op(f"add i64 {i}, {k}") for k in range(1, count))])
-            return []
-
-        writer.loop("0", str(steps), count, [], inside)
 
     def _fetch(self, level: Level, steps: Sequence[str]) -> None:
         """What is loaded is stored behind all loads, which are under way at once."""

@@ -256,46 +256,34 @@ def _draw() -> str:
     there = op(f"zext i32 {left} to i64")
     limits = op(f"insertelement <{_LANES} x i64> poison, i64 %threshold, i64 0")
     limits = top.shuffle(f"<{_LANES} x i64>", limits, "poison", [0] * _LANES)
-
-    def get(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", str(_WORDS)) as k:
         word = writer.top.op(f"trunc i64 {writer.top.load('i64', kept, k)} to i32")
         writer.top.store("i32", word, state, k, "i32")
-        return []
-
-    def put(k: str, _: list[str]) -> list[str]:
-        word = writer.top.op(f"zext i32 {writer.top.load('i32', state, k, 'i32')} to i64")
-        writer.top.store("i64", word, kept, k)
-        return []
-
-    def round_(number: str, carried: list[str]) -> list[str]:
-        level, (at, to, todo) = writer.top, carried
-        first = level.op(f"icmp eq i64 {number}, 0")
-        at = level.unless(first, lambda: _refill(writer, state, ready, at), "i64", at)
-        pairs = level.op(f"lshr i64 {level.op(f'sub i64 {_END}, {at}')}, 1")
-        now = level.call("i64", "llvm.smin.i64", ("i64", pairs), ("i64", todo))
-        whole = level.op(f"and i64 {now}, {-_LANES}")
-        words = level.at(ready, at, "i32")
-        for start, stop, lanes, limit in (
-            ("0", whole, _LANES, limits),
-            (whole, now, 1, "%threshold"),
-        ):
-            compare = functools.partial(_compare, writer, words, to, lanes, limit)
-            writer.loop(start, stop, lanes, [], compare)
-        after = level.op(f"add i64 {at}, {level.op(f'shl i64 {now}, 1')}")
-        return [after, level.at(to, now), level.op(f"sub i64 {todo}, {now}")]
-
-    writer.loop("0", str(_WORDS), 1, [], get)
     _temper(writer, state, ready)
     # so many rounds more as give the words that are missing, and one for those that are there
     missing = op(f"sub i64 {op('shl i64 %count, 1')}, {there}")
     rounds = op(f"add i64 {missing}, {2 * _WORDS - 1}")
     rounds = top.call("i64", "llvm.smax.i64", ("i64", rounds), ("i64", str(_WORDS)))
     rounds = op(f"udiv i64 {rounds}, {_WORDS}")
-    start = op(f"sub i64 {_END}, {there}")
-    begin = [("i64", start), ("ptr", "%out"), ("i64", "%count")]
-    after, _, _ = writer.loop("0", rounds, 1, begin, round_)
-    writer.loop("0", str(_WORDS), 1, [], put)
-    used = op(f"sub i64 {after}, {_FIRST}")
+    begin = [("i64", op(f"sub i64 {_END}, {there}")), ("ptr", "%out"), ("i64", "%count")]
+    with writer.loop("0", rounds, 1, begin) as (number, (at, to, todo), after):
+        level = writer.top
+        first = level.op(f"icmp eq i64 {number}, 0")
+        at = level.unless(first, lambda: _refill(writer, state, ready, at), "i64", at)
+        pairs = level.op(f"lshr i64 {level.op(f'sub i64 {_END}, {at}')}, 1")
+        now = level.call("i64", "llvm.smin.i64", ("i64", pairs), ("i64", todo))
+        whole = level.op(f"and i64 {now}, {-_LANES}")
+        words = level.at(ready, at, "i32")
+        parts = ("0", whole, _LANES, limits), (whole, now, 1, "%threshold")
+        for start, stop, lanes, limit in parts:
+            with writer.each(start, stop, lanes) as k:
+                _compare(writer.top, words, to, lanes, limit, k)
+        after.append(level.op(f"add i64 {at}, {level.op(f'shl i64 {now}, 1')}"))
+        after += [level.at(to, now), level.op(f"sub i64 {todo}, {now}")]
+    with writer.each("0", str(_WORDS)) as k:
+        word = writer.top.op(f"zext i32 {writer.top.load('i32', state, k, 'i32')} to i64")
+        writer.top.store("i64", word, kept, k)
+    used = op(f"sub i64 {after[0]}, {_FIRST}")
     top.store("i64", used, "%state", _NEXT, "i8")
     used = op(f"trunc i64 {used} to i32")
     top.store("i32", op(f"sub i32 {_WORDS + 1}, {used}"), "%state", _LEFT, "i8")
@@ -303,33 +291,25 @@ def _draw() -> str:
     return writer.module(f"define void @kernel({parameters})", "void")
 
 
-def _compare(
-    writer: Writer, words: str, to: str, lanes: int, limit: str, k: str, _: list[str]
-) -> list[str]:
+def _compare(level: Level, words: str, to: str, lanes: int, limit: str, k: str) -> None:
     """Two words each, the first one high, as a number of 53 bits: below the threshold or not."""
-    level = writer.top
     on = _Lanes(level, "i64", lanes)
     pair = on.load(words, level.op(f"shl i64 {k}, 1"))
     turned = on("or", on("shl", pair, 32), on("lshr", pair, 32))
     below = on("icmp slt", on("and", turned, _MASK), limit)
     found = level.op(f"zext {vector('i1', lanes)} {below} to {vector('i8', lanes)}")
     level.store(vector("i8", lanes), found, to, k, "i8")
-    return []
 
 
 def _temper(writer: Writer, state: str, ready: str) -> None:
     """Finished words from those of the state."""
-
-    def body(k: str, _: list[str]) -> list[str]:
+    with writer.each("0", str(_WORDS), _LANES) as k:
         on = _Lanes(writer.top, "i32", _LANES)
         x = on.load(state, k)
         x = on("xor", x, on("lshr", x, 11))
         x = on("xor", x, on("and", on("shl", x, 7), 0x9D2C5680 - (1 << 32)))
         x = on("xor", x, on("and", on("shl", x, 15), 0xEFC60000 - (1 << 32)))
         on.store(on("xor", x, on("lshr", x, 18)), ready, writer.top.op(f"add i64 {k}, {_FIRST}"))
-        return []
-
-    writer.loop("0", str(_WORDS), _LANES, [], body)
 
 
 def _refill(writer: Writer, state: str, ready: str, at: str) -> str:
@@ -355,8 +335,7 @@ def _refill(writer: Writer, state: str, ready: str, at: str) -> str:
 
 def _twist(writer: Writer, state: str, part: tuple[int, int], ahead: int, lanes: int) -> None:
     """s[i] = s[i + ahead] ^ mix(s[i], s[i + 1]) for a part of the words, in their order."""
-
-    def body(k: str, _: list[str]) -> list[str]:
+    with writer.each(str(part[0]), str(part[1]), lanes) as k:
         level = writer.top
         on = _Lanes(level, "i32", lanes)
         x, following, far = (
@@ -366,9 +345,6 @@ def _twist(writer: Writer, state: str, part: tuple[int, int], ahead: int, lanes:
         sign = level.op(f"sub {on.type} {splat('i32', '0', lanes)}, {on('and', following, 1)}")
         mixed = on("xor", on("lshr", both, 1), on("and", sign, 0x9908B0DF - (1 << 32)))
         on.store(on("xor", far, mixed), state, k)
-        return []
-
-    writer.loop(str(part[0]), str(part[1]), lanes, [], body)
 
 
 # ---------------------------------------------------------------------------- externs

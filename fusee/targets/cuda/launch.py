@@ -253,13 +253,11 @@ def _on_stream(
         level.store("ptr", pointers, extra, 1)
         align = level.load("i64", one, 7)
         level.store("i64", level.op(f"and i64 {align}, {(1 << 32) - 1}"), size)
-
-        def bits(k: str, carried: list[str]) -> list[str]:
+        count = level.load("i64", one, 2)
+        with writer.loop("0", count, 1, [("i64", "0")]) as (k, (so_far,), bits):
             inner = writer.top
-            return [inner.op(f"or i64 {carried[0]}, {inner.load('i64', pointers, k)}")]
-
-        (all_bits,) = writer.loop("0", level.load("i64", one, 2), 1, [("i64", "0")], bits)
-        wrong = level.op(f"and i64 {all_bits}, {level.op(f'lshr i64 {align}, 32')}")
+            bits.append(inner.op(f"or i64 {so_far}, {inner.load('i64', pointers, k)}"))
+        wrong = level.op(f"and i64 {bits[0]}, {level.op(f'lshr i64 {align}, 32')}")
 
         def refuse() -> None:
             level.store("ptr", one, state, 1)
