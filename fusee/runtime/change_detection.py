@@ -303,16 +303,13 @@ def compare(writer: Writer, table: str, items: str) -> None:
         level = writer.top
         at = level.at(first, k, f"[{_FRESH_ROW} x i64]")
         tensor = level.load("ptr", items, k)
-
-        def compare() -> None:
+        kind = level.load("i64", tensor, _OBJECT_CLASS, "i8")
+        level.leave(differing(level, at, 0, [kind]), lambda: answered(level, k))
+        with level.unless(level.op(f"icmp eq i64 {level.load('i64', at, 1)}, 0")):
             *_, facts = _facts(level, places, tensor)
             word = facts[1 + _FLAGS]
             facts[1 + _FLAGS] = level.op(f"and i64 {word}, {_DTYPE_AND_DEVICE}")
             level.leave(differing(level, at, 2, facts), lambda: answered(level, k))
-
-        kind = level.load("i64", tensor, _OBJECT_CLASS, "i8")
-        level.leave(differing(level, at, 0, [kind]), lambda: answered(level, k))
-        level.unless(level.op(f"icmp eq i64 {level.load('i64', at, 1)}, 0"), compare)
     after = top.at(first, count, f"[{_FRESH_ROW} x i64]")
     rows, second = top.load("i64", after), top.at(after, 8)
     with writer.each("0", rows) as k:
@@ -364,8 +361,8 @@ def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> N
         def of_tensor() -> str:
             return level.load("i64", level.load("ptr", x, places.impl, "i8"), place, "i8")
 
-        value = level.unless(level.op(f"xor i1 {is_int}, true"), integer, "i64", "0")
-        value = level.unless(is_int, of_tensor, "i64", value)
+        value = level.chosen(level.op(f"xor i1 {is_int}, true"), "0", integer, "i64")
+        value = level.chosen(is_int, value, of_tensor, "i64")
         level.store("i64", value, numbers, k)
     results = top.at(numbers, reads, "i64")
     top.do(f"call void @evaluate(ptr {program}, i64 {steps}, ptr {numbers}, ptr {results})")
@@ -726,13 +723,10 @@ def _same(known: Layout) -> str:
         leave_if(differing(level, place, 2, facts))
         content = _content(level, *(load(("i64", "ptr")[k == 8], place, k) for k in range(8, 12)))
         leave_if(differing(level, place, 7, [content]))
-
-        def note() -> None:
+        with level.unless(look):
             level.store("ptr", x, place, _OBJECT)
-            for k, fact in enumerate([*facts, content], 2):
-                level.store("i64", fact, place, k)
-
-        level.unless(look, note)
+            for n, fact in enumerate([*facts, content], 2):
+                level.store("i64", fact, place, n)
     return answer(top, "0")
 
 

@@ -652,7 +652,7 @@ def number(level: Level, k: object) -> str:
     def has_failed() -> str:
         return level.op(f"icmp ne ptr {level.call('ptr', 'PyErr_Occurred')}, null")
 
-    level.leave(level.unless(fine, has_failed, "i1", "false"), lambda: "ptr null")
+    level.leave(level.chosen(fine, "false", has_failed, "i1"), lambda: "ptr null")
     return value
 
 
@@ -771,7 +771,7 @@ def evaluation() -> str:
             return op(f"select i1 {bad}, i64 0, i64 {either}")
 
         is_other = op(f"icmp slt i64 {kind}, {len(values)}")
-        level.store("i64", level.unless(is_other, divided, "i64", found), "%results", k)
+        level.store("i64", level.chosen(is_other, found, divided, "i64"), "%results", k)
     head = "define internal void @evaluate(ptr %steps, i64 %count, ptr %numbers, ptr %results)"
     return writer.module(f"{head} nounwind", "void")
 

@@ -100,12 +100,9 @@ def _team() -> str:
     begin = op(f"mul i64 {share}, {thread}")
     end = top.call("i64", least, ("i64", op(f"add i64 {begin}, {share}")), ("i64", total))
     function, pointers, params = (top.load("ptr", "%launch", word) for word in (0, 3, 4))
-
-    def work() -> None:
+    with top.unless(op(f"icmp sge i64 {begin}, {end}")):
         given = f"ptr {pointers}, ptr {params}, i64 {begin}, i64 {end}, i64 {thread}"
         top.do(f"call void {function}({given})")
-
-    top.unless(op(f"icmp sge i64 {begin}, {end}"), work)
     return top.writer.module("define internal void @team(ptr %launch) nounwind", "void")
 
 
@@ -149,23 +146,17 @@ def _launch(writer: Writer, size: str, one: str, state: str, table: str) -> None
     level = writer.top
     function, params = level.load("ptr", one), level.load("ptr", one, 4)
     total, units = level.load("i64", one, 5), level.load("i64", one, 6)
-    pointers = gather(writer, one, table, state)
-
-    def alone() -> None:
+    pointers, parallel = gather(writer, one, table, state), None
+    if size:
+        several = level.op(f"icmp sgt i64 {units}, 1"), level.op(f"icmp sgt i32 {size}, 1")
+        parallel = level.either("i1", "and", *several)
+    with level.unless(parallel):
         given = f"ptr {pointers}, ptr {params}, i64 0, i64 {total}, i64 0"
         level.do(f"call void {function}({given})")
-
-    def together() -> None:
-        given = (("ptr", "@team"), ("ptr", one), ("i32", size), ("i32", "0"))
-        level.call("void", "GOMP_parallel", *given)
-
-    if not size:
-        return alone()
-    several = level.op(f"icmp sgt i64 {units}, 1"), level.op(f"icmp sgt i32 {size}, 1")
-    parallel = level.either("i1", "and", *several)
-    level.unless(parallel, alone)
-    level.unless(level.op(f"xor i1 {parallel}, true"), together)
-    return None
+    if parallel is not None:
+        with level.unless(level.op(f"xor i1 {parallel}, true")):
+            team = (("ptr", "@team"), ("ptr", one), ("i32", size), ("i32", "0"))
+            level.call("void", "GOMP_parallel", *team)
 
 
 def run_unit(launching: Launching) -> str:
@@ -203,16 +194,17 @@ def run_unit(launching: Launching) -> str:
         work.append(level.op(f"add i64 {so_far}, {units}"))
     top.store("i64", "0", state)
     light = op(f"icmp slt i64 {work[0]}, {_UNITS_TO_RELEASE}")
-    held = top.unless(light, lambda: top.call("ptr", "PyEval_SaveThread"), "ptr", "null")
+    held = top.chosen(light, "null", lambda: top.call("ptr", "PyEval_SaveThread"), "ptr")
     write, end = launching(writer, threads)
     with writer.each(first, last) as k:
         level = writer.top
         failed = level.op(f"icmp ne i64 {level.load('i64', state)}, 0")
         one = level.at(launches, k, "[8 x i64]")
-        level.unless(failed, lambda: write(one, state, table))
+        with level.unless(failed):
+            write(one, state, table)
     end()
-    free = op(f"icmp eq ptr {held}, null")
-    top.unless(free, lambda: top.call("void", "PyEval_RestoreThread", ("ptr", held)))
+    with top.unless(op(f"icmp eq ptr {held}, null")):
+        top.call("void", "PyEval_RestoreThread", ("ptr", held))
     return answer(top, load("i64", state))
 
 

@@ -131,18 +131,24 @@ class Level:
         self.lines.append(f"{label}:")
         self.label = label
 
-    def unless(
-        self, condition: str, body: Callable[[], str | None], kind: str = "", usual: str = ""
-    ) -> str:
-        """`usual` where the condition holds; elsewhere `body` runs, and gives what it is there."""
-        before, number = self.label, self.writer.label()
+    @contextlib.contextmanager
+    def unless(self, condition: str | None) -> Iterator[None]:
+        """What is written inside of the `with` runs where this does not hold; None: always."""
+        if condition is None:
+            yield
+            return
+        number = self.writer.label()
         self.do(f"br i1 {condition}, label %done{number}, label %else{number}")
         self._open(f"else{number}")
-        other, end = body(), self.label
+        yield
         self.do(f"br label %done{number}")
         self._open(f"done{number}")
-        if not kind:
-            return ""
+
+    def chosen(self, condition: str, usual: str, body: Callable[[], str], kind: str) -> str:
+        """`usual` where the condition holds; elsewhere what `body` gives, which runs there."""
+        before = self.label
+        with self.unless(condition):
+            other, end = body(), self.label
         return self.op(f"phi {kind} [ {usual}, %{before} ], [ {other}, %{end} ]")
 
     def leave(self, condition: str, result: Callable[[], str]) -> None:

@@ -554,7 +554,7 @@ def _guarded(
             other = _apart(t, f"{name}{far.__name__}", dtype, args, "cold noinline", write)
         return t.select(each, HELD[dtype], near, other)
 
-    return t.level.unless(every, slow, kind, near)
+    return t.level.chosen(every, near, slow, kind)
 
 
 # ------------------------------------------------------------------------------- SLEEF

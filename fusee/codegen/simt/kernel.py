@@ -565,16 +565,10 @@ class _Mapping:
         body = self.body
         if team.along:
             body.set_stage(None, Stage(1, 1), None)
-
-        def run() -> None:
+        is_last = phase is self.phases[-1]
+        body.skips = None if is_last else others
+        with self.level.unless(others if is_last else None):
             body.statements(phase, {}, {}, 1)
-
-        if others is not None and phase is self.phases[-1]:
-            body.skips = None
-            self.level.unless(others, run)
-        else:
-            body.skips = others
-            run()
 
     def _shared(
         self, phase: Phase, team: Team, member: str, exchange: Exchange, leads: str
@@ -621,7 +615,8 @@ class _Mapping:
         """What all blocks have found, in the one that goes on."""
         meeting, level, machine = self.meeting, self.level, self.ctx.machine
         meeting.lay_out(hows, t.lanes)
-        level.unless(leads, lambda: meeting.leave(t, self.number, found))
+        with level.unless(leads):
+            meeting.leave(t, self.number, found)
         meeting.stay_if_last(exchange)
 
         def inside(part: str, carried: Parts) -> Parts:

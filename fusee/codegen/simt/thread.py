@@ -216,8 +216,7 @@ class ThreadContext(Context):
     def report(self, level: Level, is_bad: str, refused: str, message: int) -> None:
         """Tell the host, and end as a failed assertion on the device does."""
         code = self.param("message", self.first + message)
-
-        def tell() -> None:
+        with level.unless(level.op(f"xor i1 {is_bad}, true")):
             place = level.load("ptr", "%status")
             level.store("i64", refused, place, 1)
             level.store("i64", code, place)
@@ -227,8 +226,6 @@ class ThreadContext(Context):
             level.writer.declares["fusee.words"] = f"@fusee.words = {words}"
             text = ("ptr", "@fusee.words")
             level.call("void", "__assertfail", text, text, ("i32", "0"), text, ("i64", "1"))
-
-        level.unless(level.op(f"xor i1 {is_bad}, true"), tell)
 
 
 class Stretch(Level):
@@ -309,10 +306,8 @@ class ThreadBody(Body):
                 def write(stores: Sequence[str] = stores) -> None:
                     level.lines.extend(stores)
 
-            if skips is None:
+            with level.unless(skips):
                 write()
-            else:
-                level.unless(skips, write)
 
 
 def woven_stores(stores: Iterable[Store], lane: Symbol) -> dict[int, list[Store]]:
@@ -488,7 +483,8 @@ class Exchange:
         warp = level.op(f"lshr i32 {self.tid}, {WARP.bit_length() - 1}")
         own = self._places(t, how, warp, warps, start)
         follows = level.op(f"icmp ne i32 {level.op(f'and i32 {self.tid}, {WARP - 1}')}, 0")
-        level.unless(follows, lambda: self._put(t, how, parts, own))
+        with level.unless(follows):
+            self._put(t, how, parts, own)
         barrier(level, self.block)
         lane = level.op(f"and i32 {self.tid}, {warps - 1}")
         parts = self._get(t, how, self._places(t, how, lane, warps, start))
@@ -626,23 +622,22 @@ class Meeting:
         level.call("void", "llvm.nvvm.membar.gl")
         barrier(level, exchange.block)
 
-        def arrive() -> None:
-            counter = level.at(self.ctx.shared(), self._group, "i32")
-            before = op(f"atomicrmw add ptr {counter}, i32 1 monotonic")
-            missing = op(f"sub i64 {self.blocks}, {op(f'zext i32 {before} to i64')}")
-            early = op(f"icmp ne i64 {missing}, 1")
-            level.unless(early, lambda: level.do(f"store i32 0, ptr {counter}, align 4"))
-            early = op(f"zext i1 {early} to i32")
-            level.do(f"store i32 {early}, ptr addrspace(3) {word}, align 4")
-
         def meet() -> str:
-            level.unless(op(f"icmp ne i32 {exchange.tid}, 0"), arrive)
+            with level.unless(op(f"icmp ne i32 {exchange.tid}, 0")):
+                counter = level.at(self.ctx.shared(), self._group, "i32")
+                before = op(f"atomicrmw add ptr {counter}, i32 1 monotonic")
+                missing = op(f"sub i64 {self.blocks}, {op(f'zext i32 {before} to i64')}")
+                early = op(f"icmp ne i64 {missing}, 1")
+                with level.unless(early):
+                    level.do(f"store i32 0, ptr {counter}, align 4")
+                early = op(f"zext i1 {early} to i32")
+                level.do(f"store i32 {early}, ptr addrspace(3) {word}, align 4")
             barrier(level, exchange.block)
             early = op(f"load i32, ptr addrspace(3) {word}, align 4")
             return op(f"icmp ne i32 {early}, 0")
 
         alone = op(f"icmp eq i64 {self.blocks}, 1")
-        level.leave(level.unless(alone, meet, "i1", "false"), lambda: "void")
+        level.leave(level.chosen(alone, "false", meet, "i1"), lambda: "void")
         level.call("void", "llvm.nvvm.membar.gl")
 
 

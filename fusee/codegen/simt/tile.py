@@ -169,8 +169,8 @@ class Crossing:
                 emit_value(ctx, value)
             found.append((self.beyond, places, [ctx.scalar(load) for load in tile.loads]))
         for beyond, *row in found:
-            put = partial(self._put, level, *row)
-            put() if beyond is None else level.unless(beyond, put)
+            with level.unless(beyond):
+                self._put(level, *row)
 
     def _put(self, level: Level, places: Sequence[str], names: Sequence[str]) -> None:
         t = InsertPoint(level, self.ctx.machine, 1)
@@ -182,11 +182,6 @@ class Crossing:
     def _compute(self, phases: Sequence[Phase], level: Level, steps: Sequence[str]) -> None:
         tile, body, t = self.tile, self.body, InsertPoint(level, self.ctx.machine, 1)
         loads = {v.attr[0] for p in phases for v in body.order(p) if v.op == "load"}
-
-        def run() -> None:
-            for phase in phases:
-                body.statements(phase, {}, {}, 2)
-
         for step in steps:
             places = self._point(level, step, tile.lane, tile.along)
             known = self.ctx.ranked[2].known
@@ -194,12 +189,12 @@ class Crossing:
                 kind = _kind(load)
                 name = level.op(f"load {kind}, {_address(kind, place)}")
                 known[id(load)] = from_memory(t, load.dtype, name) if kind == "i8" else name
-            idle = body.idle
-            if idle is not None and loads & self.ctx.stored:
+            idle = body.idle if loads & self.ctx.stored else None
+            if idle is not None:
                 body.idle = None  # a point may read there what it overwrites
-                level.unless(idle, run)
-            else:
-                run()
+            with level.unless(idle):
+                for phase in phases:
+                    body.statements(phase, {}, {}, 2)
         body.idle = None
 
     def _point(self, level: Level, step: str, fast: Symbol, slow: Symbol) -> list[str]:

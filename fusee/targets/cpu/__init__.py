@@ -269,7 +269,7 @@ def _draw() -> str:
     with writer.loop("0", rounds, 1, begin) as (number, (at, to, todo), after):
         level = writer.top
         first = level.op(f"icmp eq i64 {number}, 0")
-        at = level.unless(first, lambda: _refill(writer, state, ready, at), "i64", at)
+        at = level.chosen(first, at, functools.partial(_refill, writer, state, ready, at), "i64")
         pairs = level.op(f"lshr i64 {level.op(f'sub i64 {_END}, {at}')}, 1")
         now = level.call("i64", "llvm.smin.i64", ("i64", pairs), ("i64", todo))
         whole = level.op(f"and i64 {now}, {-_LANES}")

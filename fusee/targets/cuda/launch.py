@@ -258,26 +258,20 @@ def _on_stream(
             inner = writer.top
             bits.append(inner.op(f"or i64 {so_far}, {inner.load('i64', pointers, k)}"))
         wrong = level.op(f"and i64 {bits[0]}, {level.op(f'lshr i64 {align}, 32')}")
-
-        def refuse() -> None:
-            level.store("ptr", one, state, 1)
-            level.store("i64", str(MISALIGNED), state)
-
         blocks, threads = (
             level.op(f"trunc i64 {x} to i32") for x in (total, level.load("i64", one, 6))
         )
-
-        def launch() -> None:
+        aligned = level.op(f"icmp eq i64 {wrong}, 0")
+        with level.unless(aligned):
+            level.store("ptr", one, state, 1)
+            level.store("i64", str(MISALIGNED), state)
+        idle = level.op(f"icmp eq i64 {total}, 0")
+        with level.unless(level.either("i1", "or", idle, level.op(f"xor i1 {aligned}, true"))):
             shape = [("i32", x) for x in (blocks, "1", "1", threads, "1", "1", "0")]
             rest = ("ptr", handle), ("ptr", "null"), ("ptr", extra)
             status = level.call("i32", "cuLaunchKernel", ("ptr", function), *shape, *rest)
             failed = level.op(f"sub i64 0, {level.op(f'zext i32 {status} to i64')}")
             level.store("i64", failed, state)
-
-        aligned = level.op(f"icmp eq i64 {wrong}, 0")
-        level.unless(aligned, refuse)
-        idle = level.op(f"icmp eq i64 {total}, 0")
-        level.unless(level.either("i1", "or", idle, level.op(f"xor i1 {aligned}, true")), launch)
 
     def end() -> None:
         top.call("i32", "cuCtxPopCurrent_v2", ("ptr", size))
