@@ -4,8 +4,9 @@ what is carried round the loops of a reduction.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -446,39 +447,28 @@ class Body:
             for copy in range(ctx.copies)
         ]
 
+    @contextlib.contextmanager
     def carry(
-        self,
-        start: str,
-        stop: str,
-        step: int,
-        parts: Parts,
-        kinds: Mapping[Acc, list[str]],
-        body: Callable[[str, Parts], Parts],
-    ) -> Parts:
-        """A loop that carries accumulators round; `kinds` are the types of one copy."""
+        self, start: str, stop: str, step: int, parts: Parts, kinds: Mapping[Acc, list[str]]
+    ) -> Iterator[tuple[str, Parts, Parts]]:
+        """Writer.loop with accumulators carried round; `kinds` are the types of one copy."""
         types = [kind for acc, copies in parts.items() for _ in copies for kind in kinds[acc]]
-        carried = list(zip(types, _flat(parts), strict=True))
+        carried, found = list(zip(types, _flat(parts), strict=True)), Parts()
         with self.writer.loop(start, stop, step, carried) as (i, now, after):
-            after += _flat(body(i, _shaped(parts, now)))
-        return _shaped(parts, after)
+            yield i, _shaped(parts, now), found
+            after += _flat(found)
+        found.update(_shaped(parts, after))
 
+    @contextlib.contextmanager
     def blocks(
-        self,
-        stop: str,
-        length: int,
-        parts: Parts,
-        kinds: Mapping[Acc, list[str]],
-        segment: Callable[[str, str, Parts], Parts],
-    ) -> Parts:
-        """[0, stop) in segments of at most `length`."""
-
-        def block(first: str, outer: Parts) -> Parts:
+        self, stop: str, length: int, parts: Parts, kinds: Mapping[Acc, list[str]]
+    ) -> Iterator[tuple[str, str, Parts, Parts]]:
+        """The same over [0, stop) in segments of at most `length`: where each begins and ends."""
+        with self.carry("0", stop, length, parts, kinds) as (first, now, found):
             top = self.writer.top
             after = top.op(f"add nsw i64 {first}, {length}")
             last = InsertPoint(top, self.ctx.machine, 1).intrinsic("smin", "i64", after, stop)
-            return segment(first, last, outer)
-
-        return self.carry("0", stop, length, parts, kinds, block)
+            yield first, last, now, found
 
     def publish(self, how: Carried, parts: list[list[str]]) -> None:
         """What reading the accumulator yields from here on."""

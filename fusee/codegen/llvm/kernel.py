@@ -76,13 +76,11 @@ class _Nest:
         inner = self.phase.inner
         if position == len(inner) - self.is_own:
             return self._inside(parts)
-
-        def body(i: str, carried: Parts) -> Parts:
-            self.ctx.open_axis(inner[position], i, self.ctx.base_rank + 1 + position)
-            return self._nest(position + 1, carried)
-
         size = self.ctx.size_of(inner[position])
-        return self.body.carry("0", size, 1, parts, self.outer_kinds, body)
+        with self.body.carry("0", size, 1, parts, self.outer_kinds) as (i, now, found):
+            self.ctx.open_axis(inner[position], i, self.ctx.base_rank + 1 + position)
+            found |= self._nest(position + 1, now)
+        return found
 
     def _inside(self, parts: Parts) -> Parts:
         raise NotImplementedError
@@ -93,12 +91,10 @@ class _Nest:
         """The innermost loop: `open_(i, rank)` makes its body the top level."""
         rank = self.ctx.base_rank + len(self.phase.inner)
         kinds = {acc: how.kinds(lanes) for acc, how in self.hows.items()}
-
-        def body(i: str, carried: Parts) -> Parts:
+        with self.body.carry(start, stop, step, parts, kinds) as (i, now, found):
             open_(i, rank)
-            return self.body.statements(self.phase, carried, self.hows, rank)
-
-        return self.body.carry(start, stop, step, parts, kinds, body)
+            found |= self.body.statements(self.phase, now, self.hows, rank)
+        return found
 
 
 Open = Callable[[str, int], None]
@@ -126,7 +122,10 @@ class Across(_Nest):
             rank = self.ctx.base_rank + len(inner)
             return self.body.statements(self.phase, parts, self.hows, rank)
         size = self.ctx.size_of(inner[-1])
-        return self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds, self._segment)
+        blocks = self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds)
+        with blocks as (first, last, now, found):
+            found |= self._segment(first, last, now)
+        return found
 
     def _segment(self, first: str, last: str, outer: Parts) -> Parts:
         t = InsertPoint(self.writer.top, self.ctx.machine, self.lanes)
@@ -179,8 +178,9 @@ class Along(_Nest):
                 continue
             if self.two_level and stage is self.stages[0]:
                 length = SUM_ALONG * stage.width
-                block = functools.partial(self._segment, stage)
-                parts = self.body.blocks(stop, length, parts, self.outer_kinds, block)
+                blocks = self.body.blocks(stop, length, parts, self.outer_kinds)
+                with blocks as (first, last, now, parts):
+                    parts |= self._segment(stage, first, last, now)
             else:
                 parts = self._segment(stage, start, stop, parts, size)
             start = stop
@@ -332,19 +332,15 @@ class Strip:
             self._columns(rank, lambda t, i: self._element(phase, hows, t, i))
             return
         size = self.ctx.size_of(inner[position])
-
-        def block(first: str, last: str, parts: Parts) -> Parts:
-            del self.ctx.ranked[rank:]
-            self.ctx.ranked.append(self.writer.top)
-            self._block(phase, hows, (first, last), rank + 1)
-            return parts
-
         if position < len(inner) - 1:
             with self.writer.each("0", size) as i:
                 self.ctx.open_axis(inner[position], i, rank)
                 self._rows(phase, hows, position + 1)
         else:
-            self.body.blocks(size, SUM_ACROSS, {}, {}, block)
+            with self.body.blocks(size, SUM_ACROSS, {}, {}) as (first, last, *_):
+                del self.ctx.ranked[rank:]
+                self.ctx.ranked.append(self.writer.top)
+                self._block(phase, hows, (first, last), rank + 1)
 
     def _block(
         self, phase: Phase, hows: dict[Acc, Carried], rows: tuple[str, str], rank: int
@@ -383,13 +379,10 @@ class Strip:
             acc: [how.start(t.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
             for acc, how in hows.items()
         }
-
-        def row(r: str, carried: Parts) -> Parts:
-            ctx.open_axis(phase.inner[-1], r, rank)
-            return self.body.statements(phase, carried, hows, rank)
-
         kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
-        local = self.body.carry(*rows, 1, local, kinds, row)
+        with self.body.carry(*rows, 1, local, kinds) as (r, now, local):
+            ctx.open_axis(phase.inner[-1], r, rank)
+            local |= self.body.statements(phase, now, hows, rank)
         for acc, how in hows.items():
             pairs = zip(outer[acc], local[acc], strict=True)
             parts = [two_sum(t, how, x, y[0]) if how.two_level else y for x, y in pairs]

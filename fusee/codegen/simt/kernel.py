@@ -618,18 +618,15 @@ class _Mapping:
         with level.unless(leads):
             meeting.leave(t, self.number, found)
         meeting.stay_if_last(exchange)
-
-        def inside(part: str, carried: Parts) -> Parts:
-            inner = InsertPoint(self.ctx.writer.top, machine, t.lanes)
-            other = meeting.of(inner, self.number, part)
-            return {a: [how.merge(inner, carried[a][0], other[a])] for a, how in hows.items()}
-
         start = {acc: [how.start(t.lanes)] for acc, how in hows.items()}
         kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
         stop = meeting.blocks
         if self.body.skips is not None:  # no record is theirs
             stop = level.op(f"select i1 {self.body.skips}, i64 0, i64 {stop}")
-        every = self.body.carry(member, stop, team.threads, start, kinds, inside)
+        with self.body.carry(member, stop, team.threads, start, kinds) as (part, now, every):
+            inner = InsertPoint(self.ctx.writer.top, machine, t.lanes)
+            other = meeting.of(inner, self.number, part)
+            every |= {a: [how.merge(inner, now[a][0], other[a])] for a, how in hows.items()}
         return {acc: exchange.merged(t, how, every[acc][0]) for acc, how in hows.items()}
 
     def _open(self, phase: Phase, flat: str, along: bool, wide: bool) -> None:
@@ -701,13 +698,10 @@ class _Mapping:
             first = level.op(f"add i64 {low}, {member}")
             high = level.op(f"add i64 {low}, {steps}")
             count = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, count)
-
-        def inside(flat: str, carried: Parts) -> Parts:
+        with body.carry(first, count, team.threads, parts, kinds) as (flat, now, found):
             ctx.ranked[2:] = [ctx.writer.top]
             self._open(phase, flat, team.along, _is_wide(total))
-            return body.statements(phase, carried, hows, 2)
-
-        found = body.carry(first, count, team.threads, parts, kinds, inside)
+            found |= body.statements(phase, now, hows, 2)
         ctx.ranked[2:] = []
         return found
 
