@@ -240,10 +240,6 @@ def live_reports() -> list[Report]:
     return list(_live.values())
 
 
-# ---------------------------------------------------------------------------- backend
-# A backend as capture calls it: what goes wrong in it becomes an error that one can act on.
-
-
 # ---------------------------------------------------------------------------- same graph
 # Graphs that were captured twice: one compiled graph serves both.
 #
@@ -384,6 +380,7 @@ def _attribute(gm: fx.GraphModule, name: str) -> str:
 
 
 # ---------------------------------------------------------------------------- guarded
+# A backend as capture calls it: what goes wrong in it becomes an error that one can act on.
 
 
 CompiledFn = Callable[..., Any]

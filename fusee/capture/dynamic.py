@@ -383,9 +383,6 @@ def _parsed(text: str) -> _Rows:
 # numbers that it was computed from. An int is a double in the graph, so it must be one that a
 # double holds, and may meet only floating tensors there: of integers it would decide the bits.
 
-# ---------------------------------------------------------------------------- numbers
-
-
 NUMPY = (sys.modules["numpy"].generic,) if "numpy" in sys.modules else ()  # torch imports it
 
 # Known by what they are as one of these, whatever else their classes hold.

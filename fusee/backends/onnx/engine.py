@@ -322,9 +322,6 @@ def _sizes_of(region: Region) -> Callable[[tuple[Any, ...]], Sequence[Sequence[i
     return write.function("sizes")
 
 
-# ---------------------------------------------------------------------------- options
-# Options of the backend "onnxrt", under ONNX Runtime's own names, and sessions made with them.
-
 # ---------------------------------------------------------------------------- onnx api
 # Adapter to torch's ONNX exporter: an fx graph of ATen calls as an ONNX model.
 #
@@ -469,8 +466,8 @@ def _import(name: str) -> Any:
     return importlib.import_module(_EXPORTER + name)
 
 
-# ---------------------------------------------------------------------------- onnx options
-
+# ---------------------------------------------------------------------------- options
+# Options of the backend "onnxrt", under ONNX Runtime's own names, and sessions made with them.
 
 _CPU = "CPUExecutionProvider"
 _ENTRIES = "session_config_entries"

@@ -305,9 +305,8 @@ lowers("scatter_add", unless=_odd)(
 def _masks(
     call: OpCall, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> str | None:
-    if accumulate and x.dtype is torch.bool:
-        return "bool is combined as ATen does it"
-    return None if _is_fill(indices, values, accumulate) else _has_mask(call, x, indices)
+    odd = _odd(call, x) if accumulate else None
+    return None if _is_fill(indices, values, accumulate) else odd or _has_mask(call, x, indices)
 
 
 def _is_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> bool:
@@ -397,13 +396,10 @@ def _index_fill(call: OpCall, x: Tensor, dim: int, index: Tensor, value: Operand
     return rows.store(shape, refused, (_element(call, value, shape), "set"))
 
 
-def _is_bool(
-    call: OpCall, x: Tensor, index: Tensor, source: Tensor, accumulate: bool
-) -> str | None:
-    return "bool is combined as ATen does it" if accumulate and x.dtype is torch.bool else None
-
-
-@lowers("put", unless=_is_bool)
+@lowers(
+    "put",
+    unless=lambda call, x, index, source, accumulate: _odd(call, x) if accumulate else None,
+)
 def _put(call: OpCall, x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Tensor:
     count = product(index.shape)
     flat, places = reshape(x, (product(x.shape),)), reshape(index, (count,))

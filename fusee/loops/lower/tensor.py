@@ -568,8 +568,8 @@ def _rearranged(tensor: Tensor, base: Tensor, strides: tuple[Size, ...]) -> bool
 # ---------------------------------------------------------------------------- table
 # Which ATen ops are lowered, by what, and why the others are not.
 #
-#     @lowers(overload, ...)       a function from the call's arguments to lazy tensors
-#     calls(reason, overload...)   known ops that stay calls to ATen
+#     @lowers("add.Tensor relu")    a function from the call's arguments to lazy tensors
+#     calls(reason, "mm bmm")       known ops that stay calls to ATen
 # Pointwise ops are rows of fusee/loops/operators.py.
 
 # What the vocabulary computes with. Tensors of other dtypes go to ATen.
