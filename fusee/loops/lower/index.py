@@ -90,16 +90,11 @@ class Places:
 # ------------------------------------------------------------------------------ reading
 
 
-def _gathered(call: OpCall, at: Any, x: Tensor, *indices: Tensor) -> Tensor:
-    meta = call.meta
-    return call.lowering.computed(meta.shape, x.dtype, at, (x, *indices), meta.strides)
-
-
 @lowers("embedding")
 def _embedding(call: OpCall, weight: Tensor, indices: Tensor) -> Tensor:
     rank = len(indices.shape)
     rows = Places(indices, weight.shape[0], ROW)
-    return _gathered(call, lambda ix: weight.at((rows.at(ix[:rank]), *ix[rank:])), weight, indices)
+    return call.computed(lambda ix: weight.at((rows.at(ix[:rank]), *ix[rank:])), weight, indices)
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -113,7 +108,7 @@ def _index_select(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
     dim %= len(x.shape)
     index = _flat(index)
     rows = Places(index, x.shape[dim], ROW)
-    return _gathered(call, lambda ix: x.at(resized(ix, dim, rows.at((ix[dim],)))), x, index)
+    return call.computed(lambda ix: x.at(resized(ix, dim, rows.at((ix[dim],)))), x, index)
 
 
 @lowers("gather")
@@ -127,14 +122,14 @@ def _gather(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
         ix = ix or (0,)
         return x.at(resized(ix, dim, rows.at(ix)))
 
-    return _gathered(call, at, x, index)
+    return call.computed(at, x, index)
 
 
 @lowers("take")
 def _take(call: OpCall, x: Tensor, index: Tensor) -> Tensor:
     flat = reshape(x, (product(x.shape),))
     places = Places(index, flat.shape[0], FLAT)
-    return _gathered(call, lambda ix: flat.at((places.at(ix),)), flat, index)
+    return call.computed(lambda ix: flat.at((places.at(ix),)), flat, index)
 
 
 # ------------------------------------------------------------------------------ index lists
@@ -185,7 +180,7 @@ def _index(call: OpCall, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if all(t is None for t in indices):
         return x
     how = Indexing(x, indices)
-    return _gathered(call, lambda ix: x.at(how.source(ix)), x, *how.tensors.values())
+    return call.computed(lambda ix: x.at(how.source(ix)), x, *how.tensors.values())
 
 
 # ---------------------------------------------------------------------------- scatter

@@ -605,4 +605,4 @@ def _nll_loss_backward(
         return cast(where(is_it & op("ne", label, ignored), value, 0), meta.dtype)
 
     operands = [t for t in (grad, target, weight, total_weight) if t is not None]
-    return lowering.computed(meta.shape, meta.dtype, at, operands, meta.strides)
+    return call.computed(at, *operands)

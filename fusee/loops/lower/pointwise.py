@@ -619,7 +619,7 @@ def _triangle(name: str) -> Callable[..., Tensor]:
             place = call.lowering.values.index(ix[-1] - ix[-2] - diagonal)
             return where(op(name, place, 0), x.at(ix), 0)
 
-        return call.lowering.computed(x.shape, x.dtype, at, (x,), call.meta.strides)
+        return call.computed(at, x)
 
     return handler
 

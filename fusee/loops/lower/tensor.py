@@ -606,6 +606,11 @@ class OpCall:
     def meta(self) -> Meta:
         return self.metas[0]
 
+    def computed(self, at: Callable[[Index], Value], *operands: Tensor) -> Tensor:
+        """The first result, element by element, in eager's layout; `operands` are what is read."""
+        meta = self.metas[0]
+        return self.lowering.computed(meta.shape, meta.dtype, at, operands, meta.strides)
+
 
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)

@@ -430,7 +430,7 @@ def _view_dtype(call: OpCall, x: Tensor, dtype: torch.dtype) -> Tensor:
         value = x.at(ix)
         return value.table.make("bitcast", (value,), dtype) if x.dtype is not dtype else value
 
-    return call.lowering.computed(x.shape, dtype, at, (x,), call.meta.strides)
+    return call.computed(at, x)
 
 
 # ---------------------------------------------------------------------------- masked

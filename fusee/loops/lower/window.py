@@ -191,7 +191,7 @@ def _avg_pool(
         number = count(ix) if divisor is None else divisor
         return cast(op(quotient, total.at(ix), call.lowering.values.index(number, compute)), dtype)
 
-    return call.lowering.computed(call.meta.shape, dtype, at, (total,), call.meta.strides)
+    return call.computed(at, total)
 
 
 def _uneven(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> str | None:
@@ -276,7 +276,7 @@ def _spread(call: OpCall, grad: Tensor, steps: Sequence[int], divisor: int) -> T
         value = cast(grad.at((*ix[:first], *places)), opmath(grad.dtype))
         return cast(value / divisor, meta.dtype)
 
-    return call.lowering.computed(meta.shape, meta.dtype, at, (grad,), meta.strides)
+    return call.computed(at, grad)
 
 
 def _blocks(call: OpCall, grad: Tensor, x: Tensor) -> list[int] | None:
@@ -346,7 +346,7 @@ def _unfold_backward(
         assert total is not None
         return cast(total, meta.dtype)
 
-    return lowering.computed(meta.shape, meta.dtype, at, (grad,), meta.strides)
+    return call.computed(at, grad)
 
 
 def _uneven_scale(
@@ -484,7 +484,7 @@ def _register_nearest(name: str, exact: bool) -> None:
             places = [axis.nearest(i, exact) for i, axis in zip(ix[first:], axes, strict=True)]
             return x.at((*ix[:first], *places))
 
-        return call.lowering.computed(call.meta.shape, x.dtype, at, (x,), call.meta.strides)
+        return call.computed(at, x)
 
     lowers(named(" ".join(f"{name}{rank}d" for rank in (1, 2, 3)), "default", "vec"))(handler)
 
@@ -519,7 +519,7 @@ def _register_interpolation(names: str, cubic: bool) -> None:
             every = [taps(i, axis) for i, axis in zip(ix[first:], axes, strict=True)]
             return cast(weighted(ix[:first], every), call.meta.dtype)
 
-        return call.lowering.computed(call.meta.shape, call.meta.dtype, at, (x,), call.meta.strides)
+        return call.computed(at, x)
 
     fixed_point = "images of bytes are ATen's, in fixed point"
     lowers(
