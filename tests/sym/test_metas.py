@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from fusee.fake.layouts import Spec, broadcast
 from fusee.fake.mode import Twins
-from fusee.fake.rules import results
-from fusee.loops.operators import ROWS
+from fusee.fake.rules import goes_by_elements, results
+from fusee.loops.operators import ROWS, is_pointwise
 from fusee.source import overload
 
 Args = tuple[Any, ...]
@@ -301,3 +301,23 @@ def test_a_row_gives_the_shape_of_its_operator(op: Any) -> None:
                 found = tuple(got.size), tuple(got.stride), got.dtype
                 assert found == (tuple(want.shape), want.stride(), want.dtype), args
     assert compared
+
+
+LAYOUTS: tuple[Callable[[], Tensor], ...] = (
+    lambda: torch.randn(4, 6), lambda: torch.randn(6, 4).t(), lambda: torch.randn(4, 12)[:, ::2],
+    lambda: torch.randn(1, 6).expand(4, 6),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", [op for row in ROWS for op in row.overloads], ids=str)
+def test_a_row_that_torch_does_not_tag_is_laid_out_as_by_aten(op: Any) -> None:
+    assert is_pointwise(op)
+    if torch.Tag.pointwise in op.tags or not goes_by_elements(op):
+        return
+    kinds = [str(x.type) for x in op._schema.arguments if not x.has_default_value()]
+    dtype = torch.int64 if "__" in op._schema.name else torch.float32
+    for makers in itertools.product(LAYOUTS, repeat=kinds.count("Tensor")):
+        tensors = iter([make().to(dtype) for make in makers])
+        args = tuple(next(tensors) if kind == "Tensor" else kind != "bool" for kind in kinds)
+        want, found = op(*args), results(op, args, {})
+        assert (tuple(found.size), tuple(found.stride)) == (want.shape, want.stride())
