@@ -437,26 +437,26 @@ def index_of(value: Value) -> Size:
 
 
 def walk(roots: Iterable[Value]) -> Sequence[Value]:
-    """Every value below `roots`, operands before users, each once."""
-    orders = [root.order or _ordered(root) for root in roots]
+    """Every value below `roots`, operands before users, each once.
+
+    A root keeps its order: values do not change.
+    """
+    orders = []
+    for root in roots:
+        done: dict[int, Value] = {}
+        stack = [] if root.order else [root]
+        while stack:
+            left = [arg for arg in stack[-1].operands if id(arg) not in done]
+            if left:
+                stack += left
+            else:
+                value = stack.pop()
+                done[id(value)] = value
+        root.order = root.order or tuple(done.values())
+        orders.append(root.order)
     if len(orders) == 1:
         return orders[0]
     return [*{id(value): value for order in orders for value in order}.values()]
-
-
-def _ordered(root: Value) -> tuple[Value, ...]:
-    """What `walk` gives for one value, which keeps it: values do not change."""
-    done: dict[int, Value] = {}
-    stack = [root]
-    while stack:
-        value = stack[-1]
-        left = [arg for arg in value.operands if id(arg) not in done]
-        if left:
-            stack += left
-        else:
-            done[id(stack.pop())] = value
-    root.order = tuple(done.values())
-    return root.order
 
 
 def rewrite(
