@@ -53,7 +53,6 @@ from fusee.fake.torch_python import (
     packet_name,
     python_dispatcher,
     refuse_dtypes,
-    takes_any_size,
 )
 from fusee.source import overload, overloads
 from fusee.sym.expr import only_symbol
@@ -334,8 +333,7 @@ def _quick_mode() -> type[FakeTensorMode]:
         elif is_open and (place := GEOMETRIES.get(func)) is not None:
             if (geometry := place(*args, **kwargs)) is not None:
                 func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
-        if device == _CPU and takes_any_size(func):
-            refuse_dtypes(func, args, kwargs)
+        refuse_dtypes(func, args, kwargs, device)
         if func in makers:
             home = _with_index(torch.device(kwargs.get("device") or _CPU))
             for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):

@@ -494,8 +494,17 @@ def packet_name(op: Any) -> str:
     return name.partition("::")[2].rstrip("_")
 
 
-def refuse_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise what ATen raises for operands of these dtypes, of which meta kernels take more."""
+def refuse_dtypes(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
+) -> None:
+    """Raise what ATen raises for operands of these dtypes, of which meta kernels take more.
+
+    device  of the operands; None: unknown, as where torch knows values
+    """
+    if device is None and op._schema.is_mutable:
+        device = getattr(args[0], "device", None)
+    if device is None or device.type != "cpu" or not takes_any_size(op):
+        return
     kinds: set[torch.dtype] = set()
     key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
     name = packet_name(op)

@@ -315,6 +315,7 @@ DTYPES: list[tuple[Fn, Tensor]] = [
     (lambda i: torch.ones(4).index_fill(0, i, 2.0), torch.arange(4, dtype=torch.uint8)),
     (lambda i: torch.ones(4).index_select(0, i), torch.arange(4.0)),
     (lambda i: torch.ones(4).index_put((i,), torch.ones(4)), torch.arange(4.0)),
+    (lambda i: torch.ones(4).index_put_((i,), tensor(2.0)), torch.arange(4, dtype=torch.int8)),
     (lambda i: F.embedding(i, torch.ones(4, 2)), torch.arange(4, dtype=torch.int16)),
     (lambda i: F.nll_loss(torch.ones(4, 4), i), torch.arange(4, dtype=torch.int32)),
     (lambda y: torch.ones(4).index_copy(0, torch.arange(4), y), torch.ones(4).double()),
