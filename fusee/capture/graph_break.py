@@ -257,6 +257,14 @@ def refuse_new_geometry(
     given = {key: x for key, x in kwargs.items() if key in names and x is not None}
     outs = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
     with torch._C.DisableTorchFunction():
+        if outs and not is_operator:
+            made = run(func, args, {key: x for key, x in kwargs.items() if key not in given})
+            kinds = [x.dtype for x in pytree.tree_leaves(made) if isinstance(x, Tensor)]
+            if kinds != [x.dtype for x in outs]:
+                raise GraphBreak(
+                    "out= has another dtype than the result, which some operators refuse",
+                    "give it a tensor of the result's dtype",
+                )
         kept = [x for x in outs if is_input(x) or x.untyped_storage().nbytes()]
         if not kept:
             return

@@ -328,6 +328,9 @@ DTYPES: list[tuple[Fn, Tensor]] = [
     (lambda i: F.gelu(i), tensor([1, 2])),
     (lambda i: i.floor(), tensor([True])),
     (lambda i: i.frac(), tensor([1, 2])),
+    (lambda y: torch.sort(y, out=(torch.ones(4), torch.arange(4)))[0] * 2, torch.ones(4).double()),
+    (lambda y: torch.softmax(y, 0, out=torch.ones(4)) * 2, torch.ones(4).double()),
+    (lambda y: torch.isin(y, y, out=torch.empty(0)), torch.ones(4)),
 ]
 
 
