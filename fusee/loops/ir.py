@@ -589,13 +589,14 @@ Step = Union[Loop, Extern]
 class Message(NamedTuple):
     """What is raised for a value that an operator refuses.
 
-    text    around the value
+    text    around the value, and around the size
     origin  the operator and the user's line, where the error comes later than the call
     """
 
     kind: type[Exception]
     text: str
     origin: str = ""
+    size: Size = 0
 
 
 @dataclass(eq=False)

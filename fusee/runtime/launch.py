@@ -290,12 +290,14 @@ class LaunchFrame:
 
     state    the address that `run` takes first
     views    tensors in the arena, in the order of the spec's views; sized: those that are made anew
+    sizes    what it is for
     version  free for the caller: of what `bind` was called with last; 0 at first
     """
 
-    __slots__ = ("_functions", "_words", "arena", "sized", "state", "version", "views")
+    __slots__ = ("_functions", "_words", "arena", "sized", "sizes", "state", "version", "views")
 
     arena: Tensor
+    sizes: tuple[int, ...]
     views: tuple[Tensor, ...]
     sized: tuple[Tensor, ...]
 
@@ -355,7 +357,7 @@ class Frames(dict[tuple[int, ...], LaunchFrame]):
             self.arena = arena = program.arena(needed + more)
             program.fit(frame.state, arena.data_ptr(), *sizes)
             self.views = _views(arena, program.spec.views)
-        frame.arena, frame.views = arena, self.views
+        frame.arena, frame.views, frame.sizes = arena, self.views, sizes
         frame.sized = _views(arena, program.spec.sized(*sizes)) if sizes else ()
         self[sizes] = frame
         return frame

@@ -818,6 +818,18 @@ def test_open_places_among_others() -> None:
         same(program(x.clone(), -2), traced(x, -2))
 
 
+def test_an_error_of_kernels_tells_the_size_of_the_call() -> None:
+    def program(x: Tensor, i: Tensor) -> Tensor:
+        return x[i] + torch.cat([x, x[:1]])[i]
+
+    compiled = fusee.compile(program)
+    for n in (4, 3, 5):
+        same(program(torch.ones(n), torch.arange(n)), compiled(torch.ones(n), torch.arange(n)))
+        for place in (n, n + 1):
+            with pytest.raises(IndexError, match=f"{place} .* dimension 0 with size {n}$"):
+                compiled(torch.ones(n), torch.tensor([place]))
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -41,8 +41,8 @@ from fusee.sym.expr import Expr, Size, known_ge, mod, product
 
 @dataclass(frozen=True)
 class Refused:
-    """What an operator says of an index: the exception, with {} for the index, and whether -1 is
-    the last one."""
+    """What an operator says of an index: the exception, with {} for the index and {size} for what
+    it must be below, and whether -1 is the last one."""
 
     kind: type[Exception]
     text: str
@@ -50,19 +50,20 @@ class Refused:
 
     def of(self, lowering: Lowering, size: Size) -> Callable[[Value], Value]:
         """What checks an index of the operator that is lowered now."""
-        message = lowering.message(self.kind, self.text.replace("SIZE", str(size)))
+        message = lowering.message(self.kind, self.text, size)
         return lambda index: check(cast(index, torch.int64), size, message, self.wraps)
 
 
 ROW = Refused(IndexError, "index out of range in self")
 FLAT = Refused(
-    IndexError, "out of range: tried to access index {} on a tensor of SIZE elements.", True
+    IndexError, "out of range: tried to access index {} on a tensor of {size} elements.", True
 )
 
 
 def along(dim: int, kind: type[Exception] = RuntimeError, *, wraps: bool = False) -> Refused:
     """What is said of an index into a dimension."""
-    return Refused(kind, f"index {{}} is out of bounds for dimension {dim} with size SIZE", wraps)
+    text = f"index {{}} is out of bounds for dimension {dim} with size {{size}}"
+    return Refused(kind, text, wraps)
 
 
 class Places:

@@ -362,9 +362,10 @@ class Lowering:
             self._offsets[key] = total
         return total
 
-    def message(self, kind: type[Exception], text: str) -> int:
+    def message(self, kind: type[Exception], text: str, size: Size = 0) -> int:
         """The number under which `check` reports this exception."""
-        message = Message(kind, text, "" if self.values.profile.raises else self.origin)
+        origin = "" if self.values.profile.raises else self.origin
+        message = Message(kind, text, origin, size)
         if message not in self.graph.messages:
             self.graph.messages.append(message)
         return self.graph.messages.index(message)

@@ -41,6 +41,7 @@ from fusee.runtime import jit
 from fusee.runtime.jit import Build, compile_one, prepare
 from fusee.runtime.launch import LaunchFrame, runner
 from fusee.runtime.llvm_text import Level, Machine, Writer, splat, vector
+from fusee.sym.expr import substitute, symbols
 from fusee.targets import PRODUCTS, Built, Kept, link_graph
 from fusee.targets.cpu.onednn import (
     channels_last,
@@ -119,11 +120,14 @@ class CPU:
         machine = Machine(jit.host_target().features, options.vector_bits)
         emit = functools.partial(emit_kernel, machine=machine)
         messages = plan.schedule.graph.messages
+        sizes = tuple(arguments.sizes)
         late = told_after_writes(plan.schedule.items) if messages else set()
 
         def fail(status: int, frame: LaunchFrame) -> None:
-            kind, text, _ = messages[status - 1]
-            error: Any = kind(text.format(frame.value))
+            kind, text, _, size = messages[status - 1]
+            known = dict(zip(sizes, frame.sizes, strict=True))
+            values = {s: known[s.name] for s in symbols(size) if s.name in known}
+            error: Any = kind(text.format(frame.value, size=substitute(size, values)))
             error.changed_nothing = status - 1 not in late
             raise error
 

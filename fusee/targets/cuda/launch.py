@@ -223,8 +223,8 @@ def late_error(words: Tensor, messages: Mapping[int, Message]) -> LateError | No
     code, value = words.tolist()
     if code not in messages:
         return None
-    _, text, origin = messages[code]
-    return LateError(text.format(value), where=f"in {origin}")
+    _, text, origin, size = messages[code]
+    return LateError(text.format(value, size=size), where=f"in {origin}")
 
 
 # cuLaunchKernel takes arguments packed: (1, their address, 2, the address of their size, 0)

@@ -121,8 +121,8 @@ class _Call:
                     self._allocate(buffer)
                 status, value = launch(code, self.tensors, self.sizes)
                 if status:
-                    kind, text, _ = self.graph.messages[status - 1]
-                    raise kind(text.format(value))
+                    kind, text, _, size = self.graph.messages[status - 1]
+                    raise kind(text.format(value, size=size))
                 continue
             args, kwargs = self._given(item.args), self._given(item.kwargs)
             if item.out:
