@@ -195,6 +195,8 @@ def _call(
     except MemoryError as error:
         raise Endless from error
     except Exception as error:  # the exception is what is compared
+        # its frames hold generators that are to be closed with them: a graph has no such frames
+        error.__traceback__ = None
         result = ("raised", error)
         found.raised[k] = type(error).__name__, str(error)
         if any("changes its inputs" in note for note in getattr(error, "__notes__", ())):
