@@ -219,16 +219,15 @@ class _Variant:
             else:
                 kept = list(ctx.saved_tensors)
             clear_saved(ctx)
-        ctx.done |= self._present
-        if ctx.done < self._parts:  # detached: a result would hold what made it, for ever
-            if not ctx.later:
-                ctx.held = again.hold_saved(ctx.held, kept)
-            versions = {k: version for k, _, version in ctx.shown}
-            ctx.later = [(x.detach(), versions.get(k, x._version)) for k, x in enumerate(kept)]
-        else:
-            ctx.later = ()
-            if not keeps_graph():
-                ctx.held, ctx.shown = None, ()
+        if not keeps_graph():
+            ctx.done |= self._present
+            if ctx.done < self._parts:  # detached: a result would hold what made it, for ever
+                if not ctx.later:
+                    ctx.held = again.hold_saved(ctx.held, kept)
+                versions = {k: version for k, _, version in ctx.shown}
+                ctx.later = [(x.detach(), versions.get(k, x._version)) for k, x in enumerate(kept)]
+            else:
+                ctx.held, ctx.shown, ctx.later = None, (), ()
         if ctx.has_hooks:
             kept = [_as_saved(x, spec) for x, spec in zip(kept, self.split.backward.inputs)]
         return kept

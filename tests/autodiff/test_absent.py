@@ -143,3 +143,29 @@ def test_a_write_to_a_result_that_the_loss_did_not_use() -> None:
         for result in (found[1], wanted[1]):
             with pytest.raises(RuntimeError, match="modified by an inplace"):
                 result.backward()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("kept", [False, True])
+def test_passes_that_keep_the_graph_free_no_part(first: int, kept: bool) -> None:
+    def fn(x: Tensor) -> Results:
+        return x.exp() * 2, x.sin().sum()
+
+    told: list[list[Any]] = []
+    for call in (fn, fusee.compile(fn)):
+        x = rand(3)
+        said: list[Any] = []
+        results = call(x)
+        steps = [(first, kept), *((1 - first, keep) for keep in (True, True, False, False))]
+        for number, keep in [*steps, (first, False), (first, False)]:
+            try:
+                results[number].sum().backward(retain_graph=keep)
+            except RuntimeError as error:
+                said.append(str(error)[:40])
+            else:
+                assert x.grad is not None
+                said.append(x.grad.clone())
+        told.append(said)
+    for want, got in zip(*told, strict=True):
+        assert type(want) is type(got), told
+        torch.testing.assert_close(got, want) if isinstance(want, Tensor) else None

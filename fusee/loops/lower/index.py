@@ -50,7 +50,8 @@ class Refused:
 
     def of(self, lowering: Lowering, size: Size) -> Callable[[Value], Value]:
         """What checks an index of the operator that is lowered now."""
-        message = lowering.message(self.kind, self.text, size)
+        told = size if "{size}" in self.text else 0  # equal messages are one
+        message = lowering.message(self.kind, self.text, told)
         return lambda index: check(cast(index, torch.int64), size, message, self.wraps)
 
 
