@@ -125,11 +125,11 @@ class Again:
             versions=[*held.versions, *versions],
         )
 
-    def _other(self, index: int, x: Any) -> Any:
+    def _other(self, index: int, x: Tensor) -> Tensor:
         if index in self.copied:
             with torch.enable_grad():
                 return x.clone()
-        return x.detach() if isinstance(x, Tensor) else x
+        return x.detach()
 
     def inputs(self, held: HeldValues, saved: Sequence[Any]) -> list[Any]:
         """The forward's inputs, with their places in autograd.

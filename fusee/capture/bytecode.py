@@ -308,6 +308,7 @@ def passed(
     line: int,
 ) -> types.TracebackType:
     """A traceback's entry for a frame of the program, at one of its instructions."""
+    # as long as the code whose lines it has: a tracer has CPython make room for as many
     longer = max(0, len(code.co_code) - len(_FRAME.co_code)) // 2
     places = _FRAME.replace(
         co_code=_FRAME.co_code + bytes((opcode.opmap["NOP"], 0)) * longer,
@@ -319,7 +320,6 @@ def passed(
     return types.TracebackType(following, frame, offset, line)
 
 
-# As long as the code whose lines it has: a tracer has CPython make room for as many.
 _FRAME = (lambda: (yield)).__code__
 
 

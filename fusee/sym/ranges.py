@@ -358,7 +358,7 @@ class Unbacked:
         if op not in ("==", "!=") or self._may_be_negative(a, b):  # it may be a check of bounds
             holds = op if guessed else opposite
             self.required.append(self.env.relation(a, holds, b))
-            if self._may_be_negative(a, b) and self._tells_minus_1(a, holds, b):
+            if self._tells_minus_1(a, holds, b):
                 self.as_sizes.append((a, holds, b))
         return guessed
 
