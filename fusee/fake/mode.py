@@ -53,6 +53,7 @@ from fusee.fake.torch_python import (
     packet_name,
     python_dispatcher,
     refuse_dtypes,
+    refuse_scalars,
 )
 from fusee.source import overload, overloads
 from fusee.sym.expr import only_symbol
@@ -334,6 +335,7 @@ def _quick_mode() -> type[FakeTensorMode]:
             if (geometry := place(*args, **kwargs)) is not None:
                 func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
         refuse_dtypes(func, args, kwargs, device)
+        refuse_scalars(func, args, kwargs, device)
         if func in makers:
             home = _with_index(torch.device(kwargs.get("device") or _CPU))
             for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):

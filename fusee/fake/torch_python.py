@@ -19,7 +19,9 @@ import functools
 import importlib
 import inspect
 import logging
+import math
 import operator
+import re
 import sys
 import threading
 import types
@@ -528,6 +530,72 @@ def refuse_dtypes(
         _REFUSED[key] = found
     if found is not None:
         raise type(found)(str(found))
+
+
+def refuse_scalars(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
+) -> None:
+    """Raise what ATen raises for a number that the dtype which it becomes does not have.
+
+    source   c10/core/Scalar.h, Scalar::to; of an open number it is a guard that it fits
+    """
+    places = _scalars(op)
+    if not places or device is None or device.type != "cpu":
+        return
+    for at, name in places:
+        x: Any = args[at] if at < len(args) else kwargs.get(name)
+        kind = {torch.SymInt: int, torch.SymFloat: float}.get(type(x), type(x))
+        if kind not in (int, float) or (kind is type(x) and 0 <= x <= 127):
+            continue
+        named = dict(zip((x.name for x in op._schema.arguments), args)) | kwargs
+        small = {key: _two_at_most(part) for key, part in named.items() if key != name}
+        key = op, name, kind, str(small)
+        if key not in _FITTING:
+            large = 1e300 if kind is float else 2**63 - 1
+            _FITTING[key] = _fitting(op, kind, {**small, name: large})
+        refused, least, most, has_infinity = _FITTING[key]
+        if not least <= x <= most and not (has_infinity and not -math.inf < x < math.inf):
+            raise RuntimeError(refused)
+
+
+def _fitting(op: Any, kind: type, given: dict[str, Any]) -> tuple[str, float, float, bool]:
+    """What is said of a number that is too large, between which others fit, and whether the
+    infinite ones and NaN do."""
+    try:
+        op(**given)
+    except RuntimeError as error:
+        found = re.search(r"converted to type (\S+) without overflow", str(error))
+        if found is not None and (dtype := _C_TYPES.get(found[1])) is not None:
+            info: Any = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+            # integers below zero wrap to unsigned ones
+            least = info.min or (-info.max if kind is int else 0)
+            return str(error), least, info.max, dtype.is_floating_point
+    return "", -math.inf, math.inf, True
+
+
+def _two_at_most(x: Any) -> Any:
+    """An operand with as few elements as ATen takes the same way for, a size of such a one."""
+    if isinstance(x, (list, tuple)):
+        return [n if type(n) is int and n < 2 else 2 for n in x]
+    return _smallest(x, 1, 2)
+
+
+_FITTING: dict[Any, tuple[str, float, float, bool]] = {}
+_C_TYPES = {
+    "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16, "float": torch.float32,
+    "uint8_t": torch.uint8, "int8_t": torch.int8, "int16_t": torch.int16, "int": torch.int32,
+    "int64_t": torch.int64,
+}  # fmt: skip
+_FILLED = ("constant_pad_nd", "scalar_tensor", "full", "full_like", "new_full")
+
+
+@functools.cache
+def _scalars(op: Any) -> list[tuple[int, str]]:
+    """The places and names of an operator's numbers that become elements' dtype."""
+    if not takes_any_size(op) and packet_name(op) not in _FILLED:
+        return []
+    found = enumerate(op._schema.arguments)
+    return [(k, x.name) for k, x in found if str(x.type) in ("number", "Optional[number]")]
 
 
 OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)

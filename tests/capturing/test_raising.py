@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -350,6 +351,31 @@ def test_dtypes_that_aten_refuses(number: int, is_caught: bool) -> None:
     want = outcome(run, x)
     assert isinstance(want, str if is_caught else tuple)
     assert outcome(fusee.compile(run), x) == want
+
+
+# Numbers that elements of the dtype cannot be; those that nobody uses, too.
+FILLS: list[Callable[..., Any]] = [
+    lambda x, k: x.clamp(max=k),
+    lambda x, k: F.pad(x, (1, 1), value=k),
+    lambda x, k: torch.where(x > 0, x, k),
+    lambda x, k: x.masked_fill(x > 0, k),
+    lambda x, k: torch.full_like(x, k),
+    lambda x, k: F.hardtanh(x, 0, k),
+    lambda x, k: x + torch.scalar_tensor(k, dtype=x.dtype),
+    lambda x, k: (torch.full((4,), k * 2, dtype=x.dtype), x)[1],
+]
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize("dynamic", [None, False])
+@pytest.mark.parametrize("fn", FILLS)
+def test_numbers_beyond_a_dtype(fn: Callable[..., Any], dynamic: bool | None) -> None:
+    for dtype in (torch.float32, torch.float16, torch.int8, torch.uint8):
+        x = tensor([1, 0, 2]).to(dtype)
+        compiled = fusee.compile(fn, backend="eager", dynamic=dynamic)
+        for k in (1.5, 2.5, 70000.0, 1e60, float("inf"), -1.5, 3, 300, -3, 2**40):
+            want, found = (outcome(functools.partial(run, k=k), x) for run in (fn, compiled))
+            assert str(found) == str(want)
 
 
 def test_the_compiler_alone_refuses_the_fraction_of_integers() -> None:
