@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import gc
 import itertools
 import math
 import random
@@ -142,8 +143,11 @@ def _put_back(dtype: torch.dtype) -> None:
     torch.utils._device.CURRENT_DEVICE = None
 
 
-def outcome(source: str, make: Callable[[Any], Any] | None = None) -> Outcome:
-    """Run the program's three calls in a world of its own, compiled by `make`."""
+def outcome(
+    source: str, make: Callable[[Any], Any] | None = None, collects: bool = False
+) -> Outcome:
+    """Run the program's three calls in a world of its own, compiled by `make`; `collects` what
+    went in circles after each: an error that its own frame has, with all else that this has."""
     _seed(0)
     torch.utils.hooks.RemovableHandle.next_id = 0  # keys of dicts
     module = sys.modules["fuzzed"] = types.ModuleType("fuzzed")  # where dataclasses look it up
@@ -158,7 +162,7 @@ def outcome(source: str, make: Callable[[Any], Any] | None = None) -> Outcome:
     for k in range(CALLS):
         try:
             with _settings(module.__dict__["log"], source.splitlines()):
-                kept.append(_call(k, module, made, portrait, found))
+                kept.append(_call(k, module, made, portrait, found, collects))
         except Told:
             found.is_told = True
             return found
@@ -176,7 +180,12 @@ def outcome(source: str, make: Callable[[Any], Any] | None = None) -> Outcome:
 
 
 def _call(
-    k: int, module: types.ModuleType, made: Callable[..., Any], portrait: Portrait, found: Outcome
+    k: int,
+    module: types.ModuleType,
+    made: Callable[..., Any],
+    portrait: Portrait,
+    found: Outcome,
+    collects: bool,
 ) -> Any:
     """One call, and all that is to be seen after it. Returns the arguments."""
     try:
@@ -195,12 +204,15 @@ def _call(
     except MemoryError as error:
         raise Endless from error
     except Exception as error:  # the exception is what is compared
-        # its frames hold generators that are to be closed with them: a graph has no such frames
-        error.__traceback__ = None
+        # their frames hold generators that are to be closed with them: a graph has no such frames
+        for one in _led_to(error):
+            one.__traceback__ = None
         result = ("raised", error)
         found.raised[k] = type(error).__name__, str(error)
         if any("changes its inputs" in note for note in getattr(error, "__notes__", ())):
             raise Told from error
+    if collects:
+        gc.collect()
     for name, value in _state().items():
         portrait.add(f"call {k}: {name}", value)
     _put_back(dtype)
@@ -210,6 +222,15 @@ def _call(
     portrait.add(f"call {k}: globals", _variables(module))
     portrait.add(f"call {k}: fn", module.__dict__["fn"])
     return args
+
+
+def _led_to(error: BaseException) -> list[BaseException]:
+    """An error, its causes and contexts."""
+    found = [error]
+    for one in found:
+        others = one.__cause__, one.__context__
+        found += (x for x in others if x is not None and all(x is not y for y in found))
+    return found
 
 
 def _seed(k: int) -> None:
@@ -278,19 +299,21 @@ def native(fn: Callable[..., Any]) -> Any:
     return fusee.compile(fn)
 
 
-def difference(source: str, into: Outcome | None = None, compiled: bool = False) -> str | None:
+def difference(
+    source: str, into: Outcome | None = None, compiled: bool = False, collects: bool = False
+) -> str | None:
     """The first line in which eager and captured (or compiled) differ; None if there is none."""
     _prepare()
     # kernels cast weights anew, where eager's autocast keeps casts of what a step has changed since
     torch.set_autocast_cache_enabled(not compiled)
     try:
         with limited(EAGER_S):
-            want = outcome(source)
+            want = outcome(source, collects=collects)
     except (Endless, Unsound):
         return None
     try:
         with limited(COMPILED_S):
-            got = outcome(source, native if compiled else interpreted)
+            got = outcome(source, native if compiled else interpreted, collects)
     except Endless:
         return "compiled does not come to an end"
     except Exception as error:  # noqa: BLE001  # a fault of ours in place of a result
@@ -316,6 +339,8 @@ def difference(source: str, into: Outcome | None = None, compiled: bool = False)
             return None
         if _is_asked(source, k, b):
             return None
+        if not collects:
+            return difference(source, into, compiled, collects=True)
         return f"eager:    {a}\ncompiled: {b}"
     if got.is_told:
         last = max(got.raised)
