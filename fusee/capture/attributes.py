@@ -113,9 +113,12 @@ class Capturing(Semantics):
         """Let the graph check what only data knows; False: no graph may."""
         raise NotImplementedError
 
-    def left_by(self, error: BaseException) -> None:
+    def left_by(self, f: Frame, error: BaseException) -> None:
         if self.failed[0] != id(error):  # the error itself would keep its frames
             self.failed = id(error), self.where()
+        is_called = f is not self.frames[0] and isinstance(error, Exception)
+        if is_called and any(map(self.is_closed, f.locals.values())):
+            raise GraphBreak("an error keeps a generator within try or with until it is handled")
 
     def ask_length(self, x: Any) -> None:
         """Ask how many elements there will be, as C code does that makes room for them."""
@@ -124,6 +127,12 @@ class Capturing(Semantics):
     def is_generator(self, x: Any) -> bool:
         """Whether `x` is a generator whose body runs on the machine."""
         return type(x) is types.GeneratorType and x in self.generators
+
+    def is_closed(self, x: Any) -> bool:
+        """Whether a generator that was made here runs once more when nobody has it."""
+        if not self.is_generator(x) or inspect.getgeneratorstate(x) != inspect.GEN_SUSPENDED:
+            return False
+        return not self.generators[x].closes_in_silence()
 
     def length(self, x: Any) -> int:
         """len() of a list, dict, set or deque; of one from outside it becomes a fact."""

@@ -20,6 +20,7 @@ import sys
 import types
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -316,11 +317,21 @@ def passed(
         co_firstlineno=code.co_firstlineno, co_linetable=code.co_linetable,
         co_consts=(*_FRAME.co_consts, code),
     )  # fmt: skip
-    frame = types.FunctionType(places, globals_)().gi_frame  # which knows no caller
+    frame = types.FunctionType(places, globals_)([]).gi_frame  # which knows no caller
     return types.TracebackType(following, frame, offset, line)
 
 
-_FRAME = (lambda: (yield)).__code__
+_FRAME = (lambda kept: (yield)).__code__
+
+
+def kept_by(error: BaseException) -> Iterator[tuple[types.CodeType, list[Any]]]:
+    """What the entries that `passed` made keep alive, with the code of their functions."""
+    found = error.__traceback__
+    while found is not None:
+        code = found.tb_frame.f_code
+        if code.co_code.startswith(_FRAME.co_code) and type(code.co_consts[-1]) is types.CodeType:
+            yield code.co_consts[-1], found.tb_frame.f_locals.get("kept", [])
+        found = found.tb_next
 
 
 def passing(entry: types.TracebackType) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from fusee.capture.bytecode import parameters
+from fusee.capture.bytecode import kept_by, parameters
 from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import GONE, Fact, Facts, IdMatch, Look, TensorMatch, Values
@@ -102,6 +102,8 @@ def tells_of_its_end(x: Any) -> bool:
             if id(x) not in known:
                 known.add(id(x))
                 row += (y for y in gc.get_referents(x) if type(y) is not types.FunctionType)
+        elif isinstance(x, BaseException):
+            row += (y for _, kept in kept_by(x) for part in kept for y in part.values())
         elif isinstance(x, types.BuiltinFunctionType):
             continue  # torch.sin, which others watch and nobody lets go of
         elif hasattr(type(x), "__del__") or any(_calls_back(r, x) for r in weakref.getweakrefs(x)):
@@ -109,8 +111,16 @@ def tells_of_its_end(x: Any) -> bool:
     return False
 
 
-# Iterators that end with what they go through, and what they have that in.
-_HOLDING = {enumerate, filter, map, tuple, zip, *filter(inspect.isclass, vars(itertools).values())}
+# Iterators that end with what they go through, and what they, or frames, have that in.
+_HOLDING = {
+    types.CellType,
+    enumerate,
+    filter,
+    map,
+    tuple,
+    zip,
+    *filter(inspect.isclass, vars(itertools).values()),
+}
 
 
 def _calls_back(ref: Any, x: Any) -> bool:

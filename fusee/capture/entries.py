@@ -395,22 +395,19 @@ class CompiledFunction:
         between = Between(self.nested)
         f = Frame.of(between, function)
         # an exception that was caught knows its frames, and these both: what they hold would
-        # live too long; one that leaves keeps the variables, as in Python
-        variables: Any = {}, {}
+        # live too long
         try:
             return self._go_on(f, between, captured, result)
-        except Exception:
-            variables = f.locals, f.cells
-            raise
         finally:
+            f.clear()
             vars(f).clear()
-            f.locals, f.cells = variables
             between.handled = None
 
     def _go_on(self, f: Frame, between: Between, captured: Captured, result: Any) -> Any:
         closure = {n: c for n, c in f.cells.items() if n in f.code.co_freevars}
         while True:
-            variables, stack, cells, between.handled = result
+            variables, stack, cells = result
+            between.handled = variables.pop(".h", None)
             # what no piece was given lives on until it has another value
             unread = overwritten(f.code, f.at)
             f.locals = {name: x for name, x in f.locals.items() if name in unread} | variables

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture.bytecode import Instruction, passed, program, without_ours
+from fusee.capture.bytecode import Instruction, kept_by, passed, program, without_ours
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.torch_api import IN_CPP, note_lines
 from fusee.source import Args, Kwargs
@@ -126,6 +126,16 @@ class Frame:
         self.locals = taking(*args, **kwargs)
         return self
 
+    def clear(self) -> None:
+        """Let go of what its variables have, in CPython's order."""
+        self.locals, self.cells = self.ordered(), {}
+        self.locals, self.stack = {}, []
+
+    def ordered(self) -> dict[str, Any]:
+        """What its variables have, or their cells, in CPython's order."""
+        names, held = (*self.code.co_varnames, *self.code.co_cellvars), self.cells | self.locals
+        return {name: held[name] for name in names if name in held}
+
     @property
     def instruction(self) -> Instruction:
         listed = self.program.instructions
@@ -196,15 +206,15 @@ class Frame:
                     if not (run() if machine.handled is None else self._handling(run)):
                         continue
                     if not self.yielded:  # as in Python, what nobody else has ends here
-                        self.locals, self.cells = {}, {}
+                        self.clear()
                     return self.result
                 except GraphBreak as found:
                     found.where = found.where or machine.where()
                     raise
                 except BaseException as error:  # noqa: BLE001  # whatever the program raises
                     self._unwind_own(error)
+                    self.unwound = None  # it knows this frame, by its traceback
         finally:
-            self.unwound = None  # it knows this frame, by its traceback
             machine.frames.pop()
 
     def step(self) -> bool:
@@ -303,7 +313,7 @@ class Frame:
             self.machine.passes(error, *place)
         if handler is None:
             self.at, self.unwound = raised, None
-            self.machine.left_by(error)
+            self.machine.left_by(self, error)
             self.stack.clear()  # a generator that a loop was going through ends here
             try:
                 raise error
@@ -479,8 +489,9 @@ class Semantics:
     def caught(self, error: BaseException) -> None:
         """An exception is about to reach a handler, a `finally` or the end of a `with`."""
 
-    def left_by(self, error: BaseException) -> None:
-        """An exception leaves the innermost frame."""
+    def left_by(self, f: Frame, error: BaseException) -> None:
+        """An exception leaves a frame: its traceback keeps the variables."""
+        next((kept for code, kept in kept_by(error) if code is f.code), []).append(f.ordered())
 
     def passes(self, error: BaseException, *place: Any) -> None:
         """An exception comes to a frame, at an instruction that raises it."""

@@ -34,6 +34,7 @@ class GraphBreak(BaseException):
     where    the user's line, `file.py:41 in step`, once it is known
     raises   whether Python is to raise an error of the program's there
     is_error what error_on_graph_break said there; None if nothing was said
+    memory   the node that made the memory which the call there sees, beyond its tensor's elements
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class GraphBreak(BaseException):
         self.where = where
         self.raises = raises
         self.is_error: bool | None = None
+        self.memory = ""
 
 
 class Forbidden(GraphBreak):
@@ -230,6 +232,8 @@ TURN = {
 }  # fmt: skip
 # These change its memory, too.
 _RESIZE = {"resize_", "resize_as_", "set_"}
+# These see it beyond the tensor's elements.
+_OF_MEMORY = {"resize_", "resize_as_", "untyped_storage", "storage"}
 
 
 def refuse_new_geometry(
@@ -296,6 +300,16 @@ def storages(nodes: Iterable[fx.Node]) -> set[int]:
     """The memory behind the tensors that nodes give."""
     tensors = [node.meta.get("example_value") for node in nodes]
     return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
+
+
+def seen_memory(graph: fx.Graph, name: str, fake: Tensor) -> str:
+    """The node that made what a method sees of a tensor beyond its elements; empty if none did."""
+    if name not in _OF_MEMORY:
+        return ""
+    with torch._C.DisableTorchFunction():
+        memory = {fake.untyped_storage()._cdata}
+        made = next(node for node in graph.nodes if memory & storages([node]))
+    return "" if made.op == "placeholder" else made.name
 
 
 # The memory of a tensor, and where it begins there.

@@ -48,6 +48,7 @@ from fusee.capture.graph_break import (
     refuse_masked_gradients,
     refuse_new_geometry,
     refuse_overlaps,
+    seen_memory,
     storages,
 )
 from fusee.capture.symbols import is_open, sizes_in, was_unbacked
@@ -377,7 +378,7 @@ class Recorder(TorchFunctionMode):
             found = self._written(name, args[0])
             if (found := read(self, name, args) if found is None else found) is not None:
                 return found
-            raise GraphBreak(f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
+            raise self.ending(name, args[0], f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
         is_known = takes_numbers(name.replace("_foreach_", ""))
         for key in {"value", "alpha"} & {*kwargs} if is_known else ():
             if isinstance(scale := kwargs[key], FakeTensor):  # torch takes a number out of it
@@ -398,7 +399,8 @@ class Recorder(TorchFunctionMode):
             made = self.call(func, *args, **{**kwargs, "requires_grad": False})
             return self.begin_at(made)
         if name in _STATEFUL:
-            raise self.ending(name, args[0])(f"{name}() changes a tensor as no graph can express")
+            reason = f"{name}() changes a tensor as no graph can express"
+            raise self.ending(name, args[0], reason)
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         if self.mode.env is None:
             refuse_masked_gradients(name, *args)
@@ -485,12 +487,16 @@ class Recorder(TorchFunctionMode):
             if part.numel() and (last + 1) * x.element_size() > x.untyped_storage().nbytes():
                 raise GraphBreak("as_strided() reaches beyond the memory that the graph knows of")
 
-    def ending(self, name: str, fake: torch.Tensor) -> type[GraphBreak | Lost]:
+    def ending(
+        self, name: str, fake: torch.Tensor, why: str, remedy: str = ""
+    ) -> GraphBreak | Lost:
         """What it ends with: hooks of Python's miss what it has computed from a tensor."""
         node = self.nodes.get(id(fake)) if name in ("retain_grad", "register_hook") else None
-        return (
-            Lost if node is not None and node.users and id(fake) not in self.given else GraphBreak
-        )
+        if node is not None and node.users and id(fake) not in self.given:
+            return Lost(why)
+        found = GraphBreak(why, remedy)
+        found.memory = seen_memory(self.graph, name, fake)
+        return found
 
     def has_gradients(self, fake: torch.Tensor) -> bool:
         """Whether a tensor with this memory requires grad."""

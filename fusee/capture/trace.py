@@ -8,7 +8,6 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -177,10 +176,10 @@ class _Attempt:
                 stopped = frame.step()
                 if stopped:  # and what nobody else has ends
                     held = frame.locals.values()
-                    if not any(self._is_closed(x) for x in held):  # else in the order of variables
+                    if not any(map(machine.is_closed, held)):  # else in the order of variables
                         self.kept = [*map(id, held)]
                     del held
-                    frame.locals, frame.stack, frame.cells = {}, [], {}
+                    frame.clear()
                 if machine.pending is not None:
                     raise machine.pending
             except GraphBreak:
@@ -274,7 +273,7 @@ class _Attempt:
             result = rebuild.value(f.result)
         else:
             found.stop, found.at, found.keywords = stop, f.at, f.keywords
-            result = self._state(rebuild)
+            result = self._state(rebuild, stop)
         self._write_effects(rebuild)
         code = self.place.function.__code__
         takes_named = self.place.at < 0 and code.co_flags & inspect.CO_VARKEYWORDS
@@ -323,17 +322,10 @@ class _Attempt:
         found.passing, found.symbols = passing, self.world.symbols.closed()
         return found
 
-    def _is_closed(self, x: Any) -> bool:
-        """Whether a generator that was made here runs once more when nobody has it."""
-        if type(x) is not types.GeneratorType or x not in self.machine.generators:
-            return False
-        is_alive = inspect.getgeneratorstate(x) == inspect.GEN_SUSPENDED
-        return is_alive and not self.machine.generators[x].closes_in_silence()
-
     def _write_effects(self, rebuild: Rebuild) -> None:
         rebuild.effects()
         for made in list(self.machine.generators):
-            if not rebuild.has(made) and self._is_closed(made):
+            if not rebuild.has(made) and self.machine.is_closed(made):
                 raise Lost("a generator within try or with is dropped, and closed by Python then")
         for x in self.values.values() if self.place.at >= 0 else ():
             if tells_of_its_end(x) and not rebuild.has(x) and id(x) not in self.kept:
@@ -390,16 +382,21 @@ class _Attempt:
             node.meta["is_buffer"] = is_buffer(origin)
         return inputs
 
-    def _state(self, rebuild: Rebuild) -> str:
-        """What is alive before the next instruction: variables, stack, cells, exception."""
+    def _state(self, rebuild: Rebuild, stop: GraphBreak | None = None) -> str:
+        """What is alive before the next instruction: variables, stack, cells, exception; beside
+        these the graph gives the memory that the call there sees."""
         f = self.frame
+        seen = "" if stop is None else stop.memory
+        made = [node for node in self.recorder.graph.nodes if node.name == seen]
+        rebuild.outputs += (node.meta["example_value"] for node in made)
         names = [(n, v) for n, v in f.locals.items() if v is not UNBOUND]
+        if self.machine.handled is not None:
+            names.append((".h", self.machine.handled))
         variables = ", ".join(f"{name!r}: {rebuild.value(value)}" for name, value in names)
         stack = "".join(f"{rebuild.value(x)}, " for x in f.stack)
         own = {n: c for n, c in f.cells.items() if n not in f.code.co_freevars}
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
-        handled = rebuild.value(self.machine.handled)
-        return f"{{{variables}}}, [{stack}], {{{cells}}}, {handled}"
+        return f"{{{variables}}}, [{stack}], {{{cells}}}"
 
 
 def _keep_ordinary(world: World, nodes: list[fx.Node]) -> None:

@@ -192,7 +192,7 @@ def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
 
 def _unfit(m: Capturing, x: torch.Tensor, why: str) -> GraphBreak | Lost:
     """What ends the graph before a hook that Python registers, if need be at its beginning."""
-    return m.world.recorder.ending("register_hook", x)(f"a hook of a tensor {why}")
+    return m.world.recorder.ending("register_hook", x, f"a hook of a tensor {why}")
 
 
 def _is_settled(m: Capturing, hook: Any) -> bool:

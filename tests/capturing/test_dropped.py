@@ -465,11 +465,56 @@ def _in_the_order_of_variables(x: Any, log: list[str]) -> Any:
     return x + 1
 
 
+def _in_the_order_of_their_names(x: Any, log: list[str]) -> Any:
+    if len(log) > 5:
+        a = None
+    b = g(log, name="b")
+    next(b)
+    a = g(log, name="a")
+    next(a)
+    return x + 1
+
+
+def _kept_by_an_error(x: Any, log: list[str]) -> Any:
+    def raises(breaks):
+        first, second = g(log, name="first"), Told(log)
+        next(first)
+        if breaks:
+            brk()
+        try:
+            raise ValueError
+        finally:
+            log.append("leaves")
+
+    for breaks in (False, True):
+        try:
+            raises(breaks)
+        except ValueError:
+            log.append("caught")
+        log.append("after")
+        try:
+            raises(breaks)
+        except ValueError as error:
+            kept = error
+        log.append("kept")
+        kept = None
+        log.append("let go")
+    return x + 1
+
+
+class Told:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def __del__(self) -> None:
+        self.log.append("ends")
+
+
 @pytest.mark.parametrize(
     "fn",
     [
         _callback, _finalized, _deleted, _overwritten, _within_iterators, _held_by_a_generator,
-        _in_the_order_of_variables,
+        _in_the_order_of_variables, _in_the_order_of_their_names, _kept_by_an_error,
     ],
 )  # fmt: skip
 def test_ends_that_are_told(fn: Any) -> None:

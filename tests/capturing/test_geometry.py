@@ -186,6 +186,23 @@ def test_memory_is_exchanged_in_place() -> None:
     _check(lambda x, y: exchanged(x * 1, y), lambda: (_x(), _x(9)), routes=("compile",))
 
 
+@pytest.mark.parametrize("ends", ["resize_", "untyped_storage"])
+def test_memory_beyond_the_elements_is_eagers(ends: str) -> None:
+    def run(x: Tensor, out: Tensor, writes: bool) -> tuple[Tensor, Tensor]:
+        y = x.abs().sqrt()[:2]
+        if writes:
+            out.data = y
+            y = out
+        return (
+            y.resize_(5) if ends == "resize_" else torch.tensor(y.untyped_storage().tolist())
+        ), y
+
+    compiled = fusee.compile(run)
+    for writes in (False, True):
+        found = [each(torch.arange(5.0), torch.ones(1), writes) for each in (run, compiled)]
+        torch.testing.assert_close(*found)
+
+
 def test_gradients_through_what_changed_in_place() -> None:
     def run(x: Tensor, w: Tensor) -> Tensor:
         y = (x * w).unsqueeze_(0).t_() if x.dim() == 1 else x * w
