@@ -60,7 +60,7 @@ BY_NAME: dict[str, set[str]] = {
         "backends.aot_autograd",
         "backends.cudagraphs",
         "backends.native",
-        "backends.onnx.engine",
+        "backends.onnx",
         "backends.openvino.engine",
         "backends.openvino.region",
         "backends.split_run",

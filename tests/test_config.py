@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fusee import config, errors, log
-from fusee.backends.onnx.engine import OnnxOptions
+from fusee.backends.onnx import OnnxOptions
 from fusee.backends.openvino.region import OpenVINOOptions
 from fusee.backends.registry import EngineOptions
 from fusee.backends.tvm import TvmOptions

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.aten.autocast import CASTS, as_autocast_calls, kind_of
 from fusee.aten.scalars import on_tensors, with_scalars
 from fusee.aten.torch_api import (
+    CASTS,
     OpOverload,
     TorchDispatchMode,
     active,
+    as_autocast_calls,
+    autocast_kind,
     composite,
     composite_in_python,
     explicit,
@@ -431,7 +433,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             return self.opaque_rule(func)(self, func, args, kwargs)
         if self.autocast:
             device = self.device.type
-            kind = kind_of(func, device)
+            kind = autocast_kind(func, device)
             if kind is not None:
                 lower = torch.get_autocast_dtype(device)
                 self.autocast = False

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import InputSpec
+from fusee.aten.boundary import flatten
+from fusee.aten.graph import Fresh, InputSpec, ViewOfOutput, closure, dependents
 from fusee.aten.torch_api import (
     as_if_not_written,
     below_autograd,
@@ -28,9 +30,8 @@ from fusee.aten.torch_api import (
     modified,
     without_autocast,
 )
-from fusee.autodiff.again import Again
 from fusee.autodiff.joint import Gradient, Joint, Split
-from fusee.errors import InputError
+from fusee.errors import DoubleBackwardError, InputError
 from fusee.source import HostFunction, HostSource, listed, picker
 
 # The inputs of a graph, one per InputSpec, to its results. A backward may empty the list that it is
@@ -291,3 +292,368 @@ def _as_saved(x: Tensor, spec: InputSpec) -> Tensor:
     if all(isinstance(n, int) for n in stride) and x.stride() != stride:
         return laid_out(x, stride)  # type: ignore[arg-type]  # ints, by the line above
     return x
+
+
+# ---------------------------------------------------------------------------- twice
+# Gradients of gradients: eager's autograd goes once more through the captured graph.
+#
+# The compiled backward knows the values of gradients, not where they come from. Whoever asks for
+# them with create_graph=True gets these values, in a Function whose own backward runs the captured
+# graph eagerly, from what the compiled call was given, and differentiates that as often as is asked
+# for. Until then a call pays for keeping inputs that its backward does not need:
+#
+#     saved by the Function     as they come back from there
+#     leaves, constants         themselves; no tensor that autograd could lead back to the Function
+#     computed by others        their memory and their place in autograd, not the tensor
+#     written to by the graph   a copy, if a result or gradient depends on what was there before
+#     random numbers            the generator's state, 5 KB, so that the same are drawn again
+
+# Why a graph is differentiated by eager, for reports.
+_REASON = "double backward or gradients in batches: the graph is differentiated by eager's autograd"
+
+_FUNCTION = "autograd_function_apply"
+
+
+class HeldValues(NamedTuple):
+    """What one call keeps.
+
+    values    of the inputs at `positions`
+    watched   tensors that share with them the counters of writes, which were at `versions`
+    others    by position: what no write from outside can change
+    states    of the generators
+    """
+
+    positions: list[int]
+    values: Sequence[Tensor]
+    watched: Sequence[Tensor]
+    versions: list[int]
+    others: dict[int, Any]
+    states: list[Tensor]
+
+
+_NO_OTHERS: dict[int, Any] = {}
+_NO_STATES: list[Tensor] = []
+
+
+class Again:
+    """How a captured graph is differentiated by eager.
+
+    gm      takes the forward's inputs, those apart that it has as attributes
+    tell    is told, once, that it was needed
+    """
+
+    def __init__(self, gm: fx.GraphModule, split: Split, tell: Callable[[str], None]) -> None:
+        joint = split.joint
+        specs = joint.aten.inputs[: joint.forward_inputs]
+        self.gm, self.tell = gm, tell
+        self.tangents, self.outputs = joint.tangents, joint.aten.outputs
+        self.attributes = [spec.attribute for spec in specs if spec.attribute is not None]
+        self.saved = {s.position: k for k, s in enumerate(split.saved) if s.kind == "input"}
+        self.rebinds = {position: index for index, position in joint.rebinds}
+        self.written = joint.written
+        self.joint, self.count = joint, len(specs)
+        self.behind = functools.cache(self._behind)
+        self.copied = self._behind(frozenset(range(len(self.tangents)))) & self.written
+        # Those that the graph draws from
+        found = {}
+        for node in joint.aten.graph.nodes:
+            target = node.target
+            drawn = isinstance(target, torch._ops.OpOverload) and (
+                torch.Tag.nondeterministic_seeded in target.tags
+            )
+            if drawn:
+                generator: Any = node.kwargs.get("generator") or _generator(node.meta["device"])
+                found[id(generator)] = generator
+        self.generators = list(found.values())
+        kinds = {spec.device.type for spec in specs if spec.device is not None}
+        kind = next((x for x in kinds if x != "cpu"), "cpu")
+        self.autocast = kind, joint.aten.no_autocast, torch.get_autocast_dtype(kind)
+        unsaved = [k for k in range(self.count) if k not in self.saved]
+        self.others = [k for k in unsaved if k in self.written or specs[k].dtype is None]
+        self.plain = [k for k in unsaved if k not in self.others]
+        self.nothing = HeldValues([], (), (), [], _NO_OTHERS, _NO_STATES)
+        self.holds = bool(unsaved or self.generators)
+        self.is_plain = not self.others and not self.generators
+        self.pick, self.pick_others = picker(self.plain), picker(self.others)
+        with_gradient = {k for k, gradient in enumerate(joint.gradients) if gradient is not None}
+        self.changing = [k for k in self.others if k in self.copied | with_gradient]
+        self.told = False
+
+    # -------------------------------------------------------------------------- the forward
+
+    def hold(self, inputs: Sequence[Any]) -> HeldValues:
+        """Called before the forward runs, unless there is `nothing`."""
+        found = _watch(self.pick(inputs))
+        if self.is_plain:
+            return HeldValues(self.plain, *found, _NO_OTHERS, _NO_STATES)
+        others = dict(zip(self.others, self.pick_others(inputs)))
+        others.update({k: self._other(k, inputs[k]) for k in self.changing})
+        return HeldValues(self.plain, *found, others, [g.get_state() for g in self.generators])
+
+    def hold_saved(self, held: HeldValues, saved: Sequence[Any]) -> HeldValues:
+        """`held` for a later backward, to which what was saved comes without autograd."""
+        values, watched, versions = _watch([saved[k] for k in self.saved.values()])
+        return held._replace(
+            positions=[*held.positions, *self.saved],
+            values=[*held.values, *values],
+            watched=[*held.watched, *watched],
+            versions=[*held.versions, *versions],
+        )
+
+    def _other(self, index: int, x: Tensor) -> Tensor:
+        if index in self.copied:
+            with torch.enable_grad():
+                return x.clone()
+        return x.detach()
+
+    def inputs(self, held: HeldValues, saved: Sequence[Any]) -> list[Any]:
+        """The forward's inputs, with their places in autograd.
+
+        saved    what came back of the values that the Function saved
+        """
+        found = {index: saved[k] for index, k in self.saved.items()}
+        found.update(held.others)
+        found.update(zip(held.positions, held.values, strict=True))
+        return [found[k] for k in range(self.count)]
+
+    # -------------------------------------------------------------------------- the backward
+
+    def _behind(self, present: frozenset[int]) -> frozenset[int]:
+        """The inputs that the gradients which come from these tangents depend on."""
+        graph, given = self.joint.aten, self.joint.aten.placeholders
+        above = dependents(graph.graph, (given[self.count + k] for k in present))
+        results = graph.results
+        ends = [results[k] for k in self.joint.gradients if k is not None]
+        below = closure((node for node in ends if node in above), _sources)
+        return frozenset(k for k, node in enumerate(given[: self.count]) if node in below)
+
+    def differentiable(
+        self,
+        held: HeldValues,
+        inputs: list[Any],
+        tangents: list[Tensor | None],
+        found: Sequence[Any],
+    ) -> Sequence[Any]:
+        """`found`, the gradients per input, as values that can be differentiated.
+
+        raises   DoubleBackwardError for a graph that does not say how
+        """
+        if any(map(_hides_grad, self.gm.modules())):
+            raise DoubleBackwardError(
+                "a torch.autograd.Function in a graph of torch.compile has a backward without"
+                " gradients of its own",
+                remedy="fusee.compile, or call the module itself where create_graph=True",
+            )
+        behind = self.behind(frozenset(k for k, t in enumerate(tangents) if t is not None))
+        operands = [
+            x.detach() if isinstance(x, Tensor) and k not in behind else x
+            for k, x in enumerate(inputs)
+        ]
+        operands += tangents
+        differentiable: Callable[..., Sequence[Any]] = _Twice.apply
+        return differentiable(self, held, found, *operands)
+
+    def gradients(
+        self,
+        held: HeldValues,
+        inputs: Sequence[Any],
+        tangents: Sequence[Tensor | None],
+        create_graph: bool,
+    ) -> list[Tensor | None]:
+        """The gradient of each input by eager's autograd, through a new run of the graph.
+
+        raises   RuntimeError, as autograd does, if an input has been written to since
+        """
+        if _versions(held.watched) != held.versions:
+            raise modified()
+        if not self.told:
+            self.told = True
+            self.tell(_REASON)
+        with torch.enable_grad():
+            twins = [self._twin(k, x) for k, x in enumerate(inputs)]
+            wanted = {
+                k: torch.autograd.graph.get_gradient_edge(x)
+                for k, x in enumerate(twins)
+                if isinstance(x, Tensor) and x.requires_grad
+            }
+            with self._as_it_was(held.states):
+                ends = self._results(twins)
+            pairs = [(x, t) for x, t in zip(ends, tangents, strict=True) if t is not None]
+        found = torch.autograd.grad(
+            [x for x, _ in pairs],
+            list(wanted.values()),
+            [t for _, t in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+        by_index = dict(zip(wanted, found, strict=True))
+        return [by_index.get(k) for k in range(self.count)]
+
+    def _twin(self, index: int, x: Any) -> Any:
+        """What the graph gets for an input: a tensor that it may write to, and that is no leaf."""
+        if not isinstance(x, Tensor):
+            return x
+        if index in self.written:
+            return x.clone()
+        return x.view_as(x) if x.requires_grad else x
+
+    @contextlib.contextmanager
+    def _as_it_was(self, states: Sequence[Tensor]) -> Iterator[None]:
+        kind, enabled, dtype = self.autocast
+        present = [generator.get_state() for generator in self.generators]
+        try:
+            for generator, state in zip(self.generators, states, strict=True):
+                generator.set_state(state)
+            with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
+                yield
+        finally:
+            for generator, state in zip(self.generators, present, strict=True):
+                generator.set_state(state)
+
+    def _results(self, twins: list[Any]) -> list[Tensor]:
+        """Run the graph: the results that tangents belong to."""
+        split = len(twins) - len(self.attributes)
+        if self.attributes:
+            own = dict(zip(self.attributes, twins[split:], strict=True))
+            returned = torch.func.functional_call(self.gm, own, tuple(twins[:split]))
+        else:
+            returned = self.gm.forward(*twins)
+        leaves: list[Any] = []
+        flatten(returned, leaves)
+        by_position: dict[int, Tensor | None] = {}
+        for spec, leaf in zip(self.outputs, leaves, strict=True):
+            if isinstance(spec, Fresh):
+                by_position[spec.position] = leaf
+            elif isinstance(spec, ViewOfOutput) and leaf.requires_grad:
+                by_position.setdefault(spec.index, leaf._base)
+        for position, index in self.rebinds.items():
+            by_position[position] = twins[index]
+        found = []
+        for position in self.tangents:
+            result = by_position.get(position)
+            if result is None:
+                raise DoubleBackwardError(
+                    f"result {position} of a graph cannot be found in a second run of it",
+                    remedy="call the module itself where create_graph=True",
+                )
+            found.append(result)
+        return found
+
+
+_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+# Of its arguments: running mean and variance, and whether it trains; of its results: the later two.
+_STATISTICS, _TRAINS = (3, 4), 5
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """What a value is computed of. While it trains, a batch norm makes of its running statistics
+    nothing but later ones; its gradients have none (joint.prepare)."""
+    args: Any = node.args
+    if node.target is not operator.getitem or args[0].target is not _NORM:
+        return node.all_input_nodes
+    given, number = args[0].args, args[1]
+    if not given[_TRAINS] or number in _STATISTICS:
+        return node.all_input_nodes
+    return [x for k, x in enumerate(given) if isinstance(x, fx.Node) and k not in _STATISTICS]
+
+
+def _generator(device: torch.device | str | None) -> torch.Generator:
+    """The one that random numbers on a device come from."""
+    where = torch.device(device or "cpu")
+    if where.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[where.index or 0]
+
+
+def _watch(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], list[int]]:
+    """Values, watched and versions of HeldValues for these inputs."""
+    versions = _versions(given)
+    if all(map(_is_leaf, given)):
+        return given, given, versions
+    with torch.enable_grad():
+        values = [x if x.is_leaf else _Place.apply(x) for x in given]  # type: ignore[no-untyped-call]
+    return values, [x if x.is_leaf else x.detach() for x in given], versions
+
+
+def _versions(given: Sequence[Tensor]) -> list[int]:
+    try:
+        return list(map(_version, given))
+    except RuntimeError:  # tensors of inference mode count no writes
+        return [0 if x.is_inference() else x._version for x in given]
+
+
+_is_leaf, _version = operator.attrgetter("is_leaf"), operator.attrgetter("_version")
+
+
+class _Place(torch.autograd.Function):
+    """The memory of a tensor and its place in autograd, without the tensor.
+
+    A later write to that tensor may lead autograd from it to whoever holds it: never freed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with below_autograd():
+            return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad
+
+
+class _Twice(torch.autograd.Function):
+    """Gradients as compiled; their own gradients are eager's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, again: Again, held: HeldValues, found: Sequence[Any], *operands: Any
+    ) -> Any:
+        ctx.again, ctx.held = again, held
+        ctx.are_tensors = [isinstance(x, Tensor) for x in operands]
+        ctx.others = [None if isinstance(x, Tensor) else x for x in operands]
+        ctx.save_for_backward(*(x for x in operands if isinstance(x, Tensor)))
+        ctx.set_materialize_grads(False)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *seconds: Any) -> Any:
+        tensors = iter(ctx.saved_tensors)
+        again: Again = ctx.again
+        with torch.enable_grad():
+            operands = [
+                (lambda x: x.view_as(x) if x.requires_grad else x)(next(tensors)) if there else x
+                for there, x in zip(ctx.are_tensors, ctx.others, strict=True)
+            ]
+            inputs, tangents = operands[: again.count], operands[again.count :]
+            firsts = again.gradients(ctx.held, inputs, tangents, create_graph=True)
+        pairs = [
+            (first, second)
+            for first, second in zip(firsts, seconds, strict=True)
+            if first is not None and second is not None and first.requires_grad
+        ]
+        wanted = {k: x for k, x in enumerate(operands) if isinstance(x, Tensor) and x.requires_grad}
+        found: Sequence[Any] = ()
+        if pairs:
+            found = torch.autograd.grad(
+                [first for first, _ in pairs],
+                list(wanted.values()),
+                [second for _, second in pairs],
+                create_graph=torch.is_grad_enabled(),
+                allow_unused=True,
+            )
+        by_position = dict(zip(wanted, found))
+        return (None, None, None, *(by_position.get(k) for k in range(len(operands))))
+
+
+def _hides_grad(module: torch.nn.Module) -> bool:
+    """Whether it calls a backward that TorchDynamo has captured, with gradients off inside."""
+    if not isinstance(module, fx.GraphModule):
+        return False
+    calls = (n for n in module.graph.nodes if getattr(n.target, "__name__", "") == _FUNCTION)
+    backwards = [module.get_submodule(str(node.args[1].target)) for node in calls]
+    return any(
+        inner.target is torch._C._set_grad_enabled
+        for backward in backwards
+        if isinstance(backward, fx.GraphModule)
+        for inner in backward.graph.nodes
+    )

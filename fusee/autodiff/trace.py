@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.autocast import CASTS
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
 from fusee.aten.graph import (
@@ -33,6 +32,7 @@ from fusee.aten.graph import (
 )
 from fusee.aten.masks import as_causal
 from fusee.aten.torch_api import (
+    CASTS,
     OpOverload,
     active,
     autocast_restored,

@@ -469,10 +469,10 @@ register(
 )
 _engine(
     ("onnxrt", "fusee_onnxrt"),
-    "fusee.backends.onnx.engine",
+    "fusee.backends.onnx",
     "OnnxRuntime",
     "regions run by ONNX Runtime",
-    validate=later("fusee.backends.onnx.engine", "OnnxOptions.parse"),
+    validate=later("fusee.backends.onnx", "OnnxOptions.parse"),
     needs=("onnxruntime", "onnxscript"),
     install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
     is_open=True,

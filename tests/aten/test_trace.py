@@ -14,9 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusee.aten.autocast import kind_of
 from fusee.aten.graph import AtenGraph, SymbolSource
-from fusee.aten.torch_api import below_autograd, ops_with_kernel
+from fusee.aten.torch_api import autocast_kind, below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
 from fusee.errors import MissingFake, TraceError
 from tests.aten.harness import (
@@ -486,5 +485,5 @@ def test_autocast_kinds_are_torchs(device: str, name: str, monkeypatch: pytest.M
     both = {torch.float32, torch.bfloat16}
     kinds = {"lower": [lower, lower], "float32": [single, single], "promote": [single, lower]}
     kinds |= {"dtype": [single, both], "norm": [single, both]}
-    kind = kind_of(op, device)
+    kind = autocast_kind(op, device)
     assert kind is not None and dtypes == kinds[kind]

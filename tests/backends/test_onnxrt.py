@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends import lookup
-from fusee.backends.onnx.engine import OnnxOptions
+from fusee.backends.onnx import OnnxOptions
 from fusee.backends.report import Report
 from fusee.errors import FuseeWarning, MissingPackage, OptionError
 from tests.backends.engine_calls import by, compiled, through, two_layers, ways
