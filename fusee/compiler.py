@@ -408,7 +408,6 @@ def mark_dynamic(
         hints = x.__dict__.setdefault("_dynamo_hint_overrides", {})
         if hint_override:
             hints[one] = hint_override
-        _note_mark(x)
 
 
 def maybe_mark_dynamic(x: Tensor, index: int | Sequence[int]) -> None:
@@ -419,7 +418,6 @@ def maybe_mark_dynamic(x: Tensor, index: int | Sequence[int]) -> None:
     """
     for one in _axes("maybe_mark_dynamic", x, index):
         x.__dict__.setdefault("_dynamo_weak_dynamic_indices", set()).add(one)
-        _note_mark(x)
 
 
 def mark_unbacked(
@@ -455,7 +453,6 @@ def mark_unbacked(
             noted = x.__dict__.setdefault(name, {})
             if value is not None:
                 noted[one] = value
-        _note_mark(x)
 
 
 def mark_static(x: Any, index: int | Sequence[int] | None = None) -> Any:
@@ -471,7 +468,6 @@ def mark_static(x: Any, index: int | Sequence[int] | None = None) -> Any:
         return x
     for one in _axes("mark_static", x, index):
         x.__dict__.setdefault("_dynamo_static_indices", set()).add(one)
-        _note_mark(x)
     return None
 
 
@@ -485,10 +481,6 @@ def mark_static_address(x: Tensor, guard: bool = False) -> None:
     x.__dict__["_dynamo_static_input_type"] = "guarded" if guard else "unguarded"
 
 
-def _note_mark(x: Tensor) -> None:
-    x.__dict__["_has_dynamo_dim_marking"] = True
-
-
 def _axes(name: str, x: Tensor, index: int | Sequence[int] | None) -> Sequence[int]:
     if not isinstance(x, Tensor):
         _refuse_kind(f"{name}() takes a tensor", x)
@@ -496,6 +488,8 @@ def _axes(name: str, x: Tensor, index: int | Sequence[int] | None) -> Sequence[i
     for one in chosen:
         if not -x.dim() <= one < x.dim():
             _refuse(f"{name}(): a tensor of {x.dim()} dimensions has none at {one}")
+    if chosen:
+        x.__dict__["_has_dynamo_dim_marking"] = True
     return [one % x.dim() for one in chosen]
 
 

@@ -25,7 +25,7 @@ from fusee.aten.torch_api import (
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.fake.layouts import is_row_major, suggested_layout
 from fusee.fake.mode import on_metas
-from fusee.fake.open_sizes import narrowed, selected
+from fusee.fake.open_sizes import narrowed, selected, within
 from fusee.fake.rules import LAYERS
 from fusee.source import OpRules, overloads
 from fusee.sym.symint import same_ints
@@ -40,8 +40,6 @@ from fusee.sym.symint import same_ints
 aten = torch.ops.aten
 
 ALWAYS: OpRules[Rule] = OpRules()
-
-_END = 2**63 - 1  # how Python's x[a:] spells its end
 
 
 def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
@@ -215,22 +213,12 @@ def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     ends = narrowed(x, axis, start, end, step)
     if ends is not None:
         return t.view(op, x, axis, *ends, 1)
-    start, end = _bound(start, n, 0), _bound(end, n, n)
+    start, end = within(start, n, 0), within(end, n, n)
     if step == 1 and same_ints((start, end), (0, n)):
         return t.same(x)
     if type(start) is int and type(end) is int:
         end = max(start, end)
     return t.view(op, x, axis, start, end, step)
-
-
-def _bound(at: Any, n: Any, default: Any) -> Any:
-    """A bound of a slice, counted from the start of an axis of n and inside it."""
-    if at is None or (type(at) is int and at == _END):
-        return default
-    if at < 0:
-        at = at + n
-        return at if at >= 0 else 0
-    return at if at <= n else n
 
 
 @ALWAYS.rule("select.int")

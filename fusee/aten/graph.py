@@ -173,8 +173,13 @@ def tensor_input(
     **more: Any,
 ) -> InputSpec:
     """The spec of an input of the geometry of `val`, at the start of its memory by default."""
-    size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
-    return InputSpec(index, name, val.dtype, size, stride, more.pop("offset", 0), device, **more)
+    geometry, offset = geometry_of(val, to_size), more.pop("offset", 0)
+    return InputSpec(index, name, val.dtype, *geometry, offset, device, **more)
+
+
+def geometry_of(val: torch.Tensor, to_size: Callable[[Any], Size]) -> tuple[Sizes, Sizes]:
+    """Sizes and strides."""
+    return tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, fx
 
 from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.graph import AtenGraph, is_deterministic
+from fusee.aten.subgraph import new_call
 from fusee.config import Options
 from fusee.fake.mode import on_metas
 from fusee.source import Args, Kwargs, overloads
@@ -121,14 +122,25 @@ class Editor:
 
         like    whose device and lines of the user it takes over
         """
-        if val is None:
-            val = on_metas(target, *fx.map_arg(args, _meta), **fx.map_arg(kwargs, _meta))
-        node = self.graph.call_function(target, *self._with_sizes(args, kwargs))
-        node.meta = {"val": val, "device": like.meta.get("device")}
+        meta: dict[str, Any] = {"device": like.meta.get("device")}
         if "stack_trace" in like.meta:
-            node.meta["stack_trace"] = like.meta["stack_trace"]
+            meta["stack_trace"] = like.meta["stack_trace"]
+        node = new_call(self.graph, target, args, kwargs, meta, val)
+        node.args, node.kwargs = self._with_sizes(args, kwargs)
         self._mark(node)
         return node
+
+    def contiguous(self, node: fx.Node, like: fx.Node) -> fx.Node:
+        """A copy of `node` that lies row by row."""
+        layout = torch.contiguous_format
+        return self.call(torch.ops.aten.clone.default, node, like=like, memory_format=layout)
+
+    def mark_channels_last(self, nodes: Collection[fx.Node], what: str = "convolutions") -> None:
+        """Give calls on images that layout."""
+        for node in nodes:
+            node.meta["layout"] = "channels_last"
+        if nodes:
+            self.notes.append(f"{len(nodes)} {what} in channels-last layout")
 
     def become(
         self, node: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any
@@ -215,10 +227,6 @@ def only_user(node: fx.Node) -> fx.Node | None:
     return user
 
 
-def _meta(node: fx.Node) -> Any:
-    return node.meta["val"]
-
-
 # ---------------------------------------------------------------------------- attention
 # Attention written as matmul, softmax, matmul becomes one operator that needs no score matrix.
 #
@@ -298,7 +306,7 @@ def _rewrite(
     def images(x: fx.Node, rows: Any) -> fx.Node:
         size = [batch, heads, rows, val(x).shape[-1]]
         if not val(x).is_contiguous():
-            x = edit.call(aten.clone.default, x, like=node, memory_format=torch.contiguous_format)
+            x = edit.contiguous(x, node)
         return edit.call(aten.view.default, x, size, like=node)
 
     with edit.before(node):

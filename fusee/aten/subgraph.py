@@ -28,6 +28,7 @@ from fusee.aten.graph import (
     Readings,
     SymbolSource,
     call_source,
+    geometry_of,
     inverse,
     last_reads,
     memory_root,
@@ -40,10 +41,28 @@ from fusee.aten.graph import (
 from fusee.fake.layouts import is_contiguous
 from fusee.fake.mode import on_metas
 from fusee.fake.torch_python import is_pointwise
-from fusee.source import listed, overloads
-from fusee.sym.expr import Expr, Size, hint
+from fusee.source import Args, Kwargs, listed, overloads
+from fusee.sym.expr import Expr, hint
 
 aten = torch.ops.aten
+
+
+def new_call(
+    graph: fx.Graph,
+    target: Callable[..., Any],
+    args: Args,
+    kwargs: Kwargs,
+    meta: Mapping[str, Any],
+    val: Any = None,
+    name: str | None = None,
+) -> fx.Node:
+    """A call of ours, of the value `val`, or else of what `target` gives for its arguments'."""
+    if val is None:
+        values = fx.map_arg((args, kwargs), lambda x: x.meta["val"])
+        val = on_metas(target, *values[0], **values[1])
+    made = graph.create_node("call_function", target, name=name)
+    made.args, made.kwargs, made.meta = args, kwargs, {**meta, "val": val}
+    return made
 
 
 class Copier:
@@ -102,12 +121,7 @@ class Copier:
         self, target: Any, *args: Any, like: fx.Node, val: Any = None, **kwargs: Any
     ) -> fx.Node:
         """A call of ours, described like a node. Its `val` is what the target gives for metas."""
-        if val is None:
-            val = on_metas(target, *fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
-        made = self.graph.create_node("call_function", target, (), kwargs)
-        made.args = args
-        made.meta = {**like.meta, "val": val}
-        return made
+        return new_call(self.graph, target, args, kwargs, like.meta, val)
 
     def symbol(self, whole: AtenGraph, name: str) -> InputSpec:
         """An input for a size of the other graph that no tensor among the inputs shows."""
@@ -278,7 +292,10 @@ class _Cutter(Copier):
         for node in (*(n for n in outer if n.op == "get_attr"), *nodes):
             self.copy(node)
         results, orders = self._results(outputs)
-        fresh = [Fresh(k, *self._geometry(made.meta["val"])) for k, made in enumerate(results)]
+        fresh = [
+            Fresh(k, *geometry_of(made.meta["val"], self.whole.to_size))
+            for k, made in enumerate(results)
+        ]
         graph = self.finish(self.whole, results, self.specs, fresh, symbols)
         return GraphPart(
             graph, self.is_claimed, tuple(self.inputs), outputs, tuple(self.orders), tuple(orders)
@@ -326,13 +343,9 @@ class _Cutter(Copier):
             orders.append(order)
         return results, orders
 
-    def _geometry(self, val: Tensor) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
-        to_size = self.whole.to_size
-        return tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
-
     def _order(self, val: Tensor) -> Order | None:
         """The permutation that makes a dense tensor row-major; None: it is so, or cannot be."""
-        strides = [hint(size) for size in self._geometry(val)[1]]
+        strides = [hint(size) for size in geometry_of(val, self.whole.to_size)[1]]
         order = tuple(sorted(range(val.dim()), key=lambda axis: -strides[axis]))
         if is_contiguous(val) or not is_contiguous(on_metas(Tensor.permute, val, order)):
             return None

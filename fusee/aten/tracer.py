@@ -184,19 +184,20 @@ class Builder:
         self, tensor: torch.Tensor, node: fx.Node | None, device: torch.device
     ) -> TracedTensor:
         """Register a tensor with a storage of its own."""
-        value = TracedTensor(tensor, node)
+        value = self._registered(tensor, node)
         value.store = Storage(value, device)
-        self.has_opaque = self.has_opaque or is_opaque(tensor)
-        self.values[id(tensor)] = value
         return value
 
     def alias(self, tensor: torch.Tensor, parent: TracedTensor, view: View | None) -> TracedTensor:
         """Register a view of `parent`, or with view=None another tensor that is all of it."""
-        value = TracedTensor(tensor, None)
+        value = self._registered(tensor, None)
         value.parent, value.view, value.store = parent, view, parent.store
         value.version = -1
+        return value
+
+    def _registered(self, tensor: torch.Tensor, node: fx.Node | None) -> TracedTensor:
         self.has_opaque = self.has_opaque or is_opaque(tensor)
-        self.values[id(tensor)] = value
+        value = self.values[id(tensor)] = TracedTensor(tensor, node)
         return value
 
     def node(self, value: TracedTensor) -> fx.Node:

@@ -23,9 +23,9 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten.graph import arguments, closure, dependents, is_pure, must_run
+from fusee.aten.subgraph import new_call
 from fusee.autodiff.joint import HALVES, Joint
 from fusee.autodiff.min_cut import name_of
-from fusee.fake.mode import on_metas
 from fusee.loops.operators import is_pointwise
 from fusee.source import overloads
 
@@ -266,9 +266,7 @@ class _RowLoss:
             return is_mm and len(others) == 1 and others[0] not in self.rows
         if node.target not in _SUMS or not self._is_wide(source):
             return False
-        rank = source.meta["val"].dim()
-        dims = arguments(node).get("dim") or range(rank)
-        return {*range(rank - 1)} <= {d % rank for d in dims}
+        return {*range(source.meta["val"].dim() - 1)} <= _summed(node, source)
 
     def stage(self, late: bool) -> tuple[list[fx.Node], set[fx.Node], set[fx.Node]]:
         """Of forward or backward: what is computed, what leaves it, and what it reads."""
@@ -364,12 +362,8 @@ class _ChunkWriter:
     # -------------------------------------------------------------------------- calls
 
     def _call(self, op: Any, *args: Any, like: fx.Node, **kwargs: Any) -> fx.Node:
-        val = on_metas(op, *fx.map_arg(args, _val), **fx.map_arg(kwargs, _val))
-        made = self.graph.create_node("call_function", op, (), {})
-        made.args, made.kwargs = args, kwargs
-        made.meta = {k: x for k, x in like.meta.items() if k != "recompute"}
-        made.meta.update(self.marks, val=val)
-        return made
+        meta = {k: x for k, x in like.meta.items() if k != "recompute"} | self.marks
+        return new_call(self.graph, op, args, kwargs, meta)
 
     def _constant(self, x: Tensor, like: fx.Node) -> fx.Node:
         key = x.dtype, x.numpy().tobytes()
@@ -554,9 +548,7 @@ class _ChunkWriter:
         if node.target in _SUMS:
             source: Any = node.args[0]
             x = self._filled(made[source], loss.rows[source], 0, node)
-            rank = source.meta["val"].dim()
-            dims = arguments(node).get("dim") or range(rank)
-            over = [0, 1] if len({d % rank for d in dims}) == rank else [0]
+            over = [0, 1] if len(_summed(node, source)) == source.meta["val"].dim() else [0]
             dtype = node.meta["val"].dtype
             kwargs = {"dtype": torch.float32 if dtype in HALVES else dtype}
             return self._call(aten.sum.dim_IntList, x, over, like=node, **kwargs)
@@ -577,5 +569,7 @@ class _ChunkWriter:
         return self._call(aten.permute.default, x, [1, 0], like=like)
 
 
-def _val(node: fx.Node) -> Any:
-    return node.meta["val"]
+def _summed(node: fx.Node, source: fx.Node) -> set[int]:
+    """The axes that a sum is along."""
+    rank = source.meta["val"].dim()
+    return {d % rank for d in arguments(node).get("dim") or range(rank)}

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph, arguments, dependents
+from fusee.aten.subgraph import new_call
 from fusee.aten.torch_api import is_transforming, library
 from fusee.aten.tracer import Tracer
 from fusee.fake.layouts import is_row_major, like
@@ -290,12 +291,8 @@ class _After:
 
     def __call__(self, op: Any, *args: Any, val: Any = None, **kwargs: Any) -> fx.Node:
         """The call. Its value is `val`, or else what `op` gives for those of its arguments."""
-        if val is None:
-            val = on_metas(op, *fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
         with self.graph.inserting_after(self.last):
-            self.last = self.graph.create_node("call_function", op, name=self.name)
-        self.last.args, self.last.kwargs = args, kwargs
-        self.last.meta = {**self.meta, "val": val}
+            self.last = new_call(self.graph, op, args, kwargs, self.meta, val, self.name)
         return self.last
 
     def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:

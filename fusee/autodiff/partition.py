@@ -28,6 +28,7 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
     closure,
+    geometry_of,
     inverse,
     is_view,
     memory_root,
@@ -292,7 +293,7 @@ class _Splitter:
     ) -> OutputSpec:
         """What the caller gets as the gradient `node`. May change `results`."""
         to_size, val, base = self.aten.to_size, node.meta["val"], memory_root(node)
-        size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
+        size, stride = geometry_of(val, to_size)
         position = self.results[node]
         if node in tangents:
             return InputItself(tangents[node])

@@ -53,7 +53,8 @@ def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) 
 @RULES.rule(
     "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
     " nll_loss_backward nll_loss2d_backward multi_margin_loss_backward"
-    " multilabel_margin_loss_backward fractional_max_pool3d_backward"
+    " multilabel_margin_loss_backward fractional_max_pool2d_backward"
+    " fractional_max_pool3d_backward adaptive_max_pool3d_backward"
 )
 def _row_by_row(grad: Tensor, x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype)

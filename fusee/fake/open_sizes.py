@@ -137,8 +137,7 @@ def _sliced(x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: 
     if type(step) is not int or step < 1:
         return None
     n = x.shape[axis]
-    first = _within(0 if start is None else start, n)
-    last = _within(n if end is None or (type(end) is int and end == sys.maxsize) else end, n)
+    first, last = within(start, n, 0), within(end, n, n)
     count = (last - first + (step - 1)) // step if last >= first else 0
     size, stride = [*x.shape], [*x.stride()]
     more = first * stride[axis]
@@ -146,8 +145,10 @@ def _sliced(x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: 
     return _strided(x, size, stride, more)
 
 
-def _within(at: Any, n: Any) -> Any:
-    """A place along an axis as slices have it."""
+def within(at: Any, n: Any, default: Any) -> Any:
+    """A bound of a slice, counted from the start of an axis of n and inside it."""
+    if at is None or (type(at) is int and at == sys.maxsize):
+        return default
     if same_ints((at,), (n,)):
         return n
     if at < 0:
@@ -455,13 +456,6 @@ def _avg_pool3d(
 
 
 @RULES.rule(
-    "fractional_max_pool2d_backward fractional_max_pool3d_backward adaptive_max_pool3d_backward"
-)
-def _unpooled(grad: Tensor, x: Tensor, *_: Any) -> Spec:
-    return rows(x.shape, x.dtype)
-
-
-@RULES.rule(
     "avg_pool2d_backward avg_pool3d_backward max_pool3d_with_indices_backward"
     " adaptive_max_pool2d_backward"
 )
@@ -522,16 +516,12 @@ def _unique(
 @UNBACKED.rule("unique_consecutive")
 def _unique_consecutive(
     env: ShapeEnv, x: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
-) -> tuple[Spec, ...]:
+) -> Found:
     return _unique(env, x, True, inverse, counts) if dim is None else _of_rows(env, x, dim)
 
 
 @UNBACKED.rule("unique_dim unique_dim_consecutive")
-def _unique_dim(env: ShapeEnv, x: Tensor, dim: int, *_: Any, **__: Any) -> tuple[Spec, ...]:
-    return _of_rows(env, x, dim)
-
-
-def _of_rows(env: ShapeEnv, x: Tensor, dim: int) -> tuple[Spec, ...]:
+def _of_rows(env: ShapeEnv, x: Tensor, dim: int, *_: Any, **__: Any) -> tuple[Spec, ...]:
     count, size, dim = _unbacked_size(env), list(x.shape), dim % x.dim()
     length, size[dim] = size[dim], count
     order = (dim, *(k for k in range(x.dim()) if k != dim))  # it is moved to the front, and back

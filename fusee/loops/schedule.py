@@ -49,10 +49,10 @@ from fusee.sym.expr import (
     Symbol,
     atoms,
     coefficient,
+    count_points,
     divides,
     hint,
     known_ge,
-    product,
     symbols,
 )
 
@@ -120,7 +120,7 @@ def rewritten(
 
 def points_of(axes: Iterable[Symbol]) -> int:
     """How many points these axes have, in the first call."""
-    return hint(product(axis.hi for axis in axes if axis.hi is not None))
+    return hint(count_points(axes))
 
 
 def rewrite_body(body: Sequence[Statement], axes: dict[Symbol, Size]) -> list[Statement]:
@@ -276,7 +276,7 @@ _BRIEF = 8
 
 def _is_brief(phase: Phase, found: Accesses, axis: Symbol) -> bool:
     """Whether vectors along an outer axis, picked out of near elements, beat the phase's loops."""
-    points = product(inner.hi for inner in phase.inner if inner.hi is not None)
+    points = count_points(phase.inner)
     steps = [coefficient(index, axis) for index, _ in found]
     return (
         isinstance(points, int)
@@ -574,7 +574,7 @@ def _online(base: Accumulate, statement: Accumulate, phase: Phase) -> tuple[Onli
         g = _subtracted(value.args[0], base, phase)
         if g is None:
             return None
-        count = table.index(product(a.hi for a in phase.inner if a.hi is not None), v.dtype)
+        count = table.index(count_points(phase.inner), v.dtype)
         away = own / count - g
         return Online(base.acc, v, raw), found + count * (away * away)
     sides = (value, None), *((value.args, value.args[::-1]) if value.op == "mul" else ())

@@ -726,6 +726,11 @@ def hint(a: Size, default: int = 64, times: float = 1) -> int:
     return value
 
 
+def count_points(axes: Iterable[Symbol]) -> Size:
+    """How many points these axes have together."""
+    return product(axis.hi for axis in axes if axis.hi is not None)
+
+
 def product(sizes: Iterable[Size]) -> Size:
     total: Size = 1
     for size in sizes:

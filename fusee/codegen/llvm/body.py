@@ -56,7 +56,7 @@ from fusee.runtime.llvm_text import (
     numbered,
     vector,
 )
-from fusee.sym.expr import Size, Symbol, coefficient, product, symbols
+from fusee.sym.expr import Size, Symbol, coefficient, count_points, symbols
 
 # ---------------------------------------------------------------------------- tile
 # Tiles: the lanes run along one axis and the copies along another, where accesses disagree.
@@ -774,4 +774,4 @@ def phase_cost(phase: Phase, order: Sequence[Value]) -> Size:
     for value in order:
         row = SCALAR_OPS.get(value.op)
         cost += row.heavy if row is not None else value.op not in ("const", "acc", "index")
-    return product(axis.hi for axis in phase.inner if axis.hi is not None) * cost
+    return count_points(phase.inner) * cost

@@ -38,7 +38,7 @@ from fusee.codegen.llvm.ops import STATIC_SIZE, Context
 from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
 from fusee.loops.schedule import scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, vector
-from fusee.sym.expr import Size, Symbol, hint, maximum, minimum, product
+from fusee.sym.expr import Size, Symbol, count_points, hint, maximum, minimum, product
 
 # ---------------------------------------------------------------------------- loops
 # The inner loops of a phase, with the accumulators that they carry round.
@@ -537,7 +537,7 @@ class _Emitter:
         """Columns that are read row by row: long runs of them, but enough strips for threads."""
         if self.lane is None or self.lane.hi is None:
             return BLOCK_REDUCING
-        others = hint(product(axis.hi for axis in self.parallel if axis.hi is not None))
+        others = hint(count_points(self.parallel))
         fair = hint(self.lane.hi) * max(others, 1) // STRIPS
         return min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
 
@@ -601,7 +601,7 @@ class _Emitter:
         work: Size = 0
         for phase in self.kernel.phases:
             work = work + phase_cost(phase, self.orders[id(phase)])
-        work = work * product(axis.hi for axis in self.ordered if axis.hi is not None)
+        work = work * count_points(self.ordered)
         work = work * (self.tile.strip if self.tile else 1)
         if self.lane is None or self.lane.hi is None:
             return work

@@ -435,11 +435,7 @@ class Context:
         """
         name = self.params.get((role, size))
         if name is None:
-            number = len(self.params)
-            name = self.params[role, size] = f"%p{number}"
-            entry = self.ranked[0]
-            address = entry.op(f"getelementptr i64, ptr %params, i64 {number}")
-            entry.do(f"{name} = load i64, ptr {address}")
+            name = self.params[role, size] = self._given("i64", "%params", len(self.params))
         return name
 
     def size_of(self, axis: Symbol) -> str:
@@ -452,11 +448,14 @@ class Context:
     def buffer(self, buffer: Buffer) -> str:
         name = self.buffers.get(buffer)
         if name is None:
-            number = len(self.buffers)
-            name = self.buffers[buffer] = f"%b{number}"
-            entry = self.ranked[0]
-            address = entry.op(f"getelementptr ptr, ptr %bufs, i64 {number}")
-            entry.do(f"{name} = load ptr, ptr {address}")
+            name = self.buffers[buffer] = self._given("ptr", "%bufs", len(self.buffers))
+        return name
+
+    def _given(self, kind: str, row: str, number: int) -> str:
+        """The register of a word that the host passes in a row."""
+        name, entry = f"{row[:2]}{number}", self.ranked[0]
+        address = entry.op(f"getelementptr {kind}, ptr {row}, i64 {number}")
+        entry.do(f"{name} = load {kind}, ptr {address}")
         return name
 
     def status(self) -> str:

@@ -59,6 +59,7 @@ from fusee.sym.expr import (
     Size,
     Symbol,
     coefficient,
+    count_points,
     divides,
     floordiv,
     hint,
@@ -225,18 +226,18 @@ class _Mapping:
     # -------------------------------------------------------------------------- who does what
 
     def _points(self) -> int:
-        return hint(product(axis.hi for axis in self.parallel if axis.hi is not None))
+        return hint(count_points(self.parallel))
 
     def _is_short(self) -> bool:
         """Whether a thread reduces by itself: some elements, or more if there are many to do so."""
-        most = max((hint(_count(phase)) for phase in self.inner), default=1)
-        threads = hint(product(axis.hi for axis in self.kernel.outer if axis.hi is not None))
+        most = max((hint(count_points(phase.inner)) for phase in self.inner), default=1)
+        threads = hint(count_points(self.kernel.outer))
         alone = ALONE if threads >= ENOUGH else STATIC_SIZE
         return most <= alone and all(map(is_short, self.inner))
 
     def _team(self) -> Team | None:
         machine, points = self.ctx.machine, self._points()
-        counts = [hint(_count(phase)) for phase in self.inner]
+        counts = [hint(count_points(phase.inner)) for phase in self.inner]
         if self.lane is None:
             last = {phase.inner[-1] for phase in self.inner}
             lanes = [lanes_along(self.kernel, self.inner, axis, machine) for axis in last]
@@ -265,7 +266,7 @@ class _Mapping:
 
     def _is_kept(self, team: Team) -> bool:
         """Whether all that a team reduces stays in registers from the first phase to the last."""
-        totals = [_count(phase) for phase in self.inner]
+        totals = [count_points(phase.inner) for phase in self.inner]
         most = team.threads * max(KEPT, self.vec)
         return (
             team.along
@@ -281,7 +282,7 @@ class _Mapping:
             return
         along = Team(min(team.threads, COLUMNS), 1, True) if team.along else team
         total = self._space()
-        groups, count = (total + (along.teams - 1)) // along.teams, _count(inner[0])
+        groups, count = (total + (along.teams - 1)) // along.teams, count_points(inner[0].inner)
         if along.along:
             count = floordiv(count, self.vec)
         most = floordiv(count, along.threads * (LEAST if team.along else 2 * LEAST))
@@ -415,10 +416,7 @@ class _Mapping:
         """A block for each tile at each point of other axes."""
         ctx, level = self.ctx, self.level
         others = [axis for axis in self.kernel.outer if axis not in tile.sizes]
-        sizes, total = (
-            [*map(ctx.size_of, others)],
-            product(a.hi for a in others if a.hi is not None),
-        )
+        sizes, total = [*map(ctx.size_of, others)], count_points(others)
         for axis, side in tile.sizes.items():
             assert axis.hi is not None
             count = (axis.hi + (side - 1)) // side
@@ -472,7 +470,7 @@ class _Mapping:
         ctx, level, lane = self.ctx, self.level, self.lane
         assert lane is not None and lane.hi is not None
         pieces = (lane.hi + (STRIP - 1)) // STRIP
-        rows = product(axis.hi for axis in self.parallel if axis.hi is not None)
+        rows = count_points(self.parallel)
         sizes = [*map(ctx.size_of, self.parallel), ctx.param("pieces", pieces)]
         block = level.op(f"zext i32 {self._special('ctaid')} to i64")
         *digits, piece = self._digits(block, sizes, _is_wide(rows * pieces))
@@ -649,7 +647,7 @@ class _Mapping:
         """All points one after the other: what is known of them stays known in later phases."""
         ctx, body = self.ctx, self.body
         parts: Parts = {acc: [how.start(ctx.lanes)] for acc, how in hows.items()}
-        total = _count(phase)
+        total = count_points(phase.inner)
         assert isinstance(total, int)
         stretches, count = self.stretches.setdefault(phase.inner, []), total // self.vec
         for first in range(0, count, team.threads):
@@ -685,7 +683,7 @@ class _Mapping:
             if isinstance(how, OnlineCarried):
                 kinds[acc], start = how.round(ctx.lanes)
             parts[acc] = [start]
-        total = _count(phase)
+        total = count_points(phase.inner)
         count = ctx.size_of(phase.inner[0])
         for axis in phase.inner[1:]:
             count = level.op(f"mul i64 {count}, {ctx.size_of(axis)}")
@@ -704,11 +702,6 @@ class _Mapping:
             found |= body.statements(phase, now, hows, 2)
         ctx.ranked[2:] = []
         return found
-
-
-def _count(phase: Phase) -> Size:
-    """How many inner points a phase has."""
-    return product(axis.hi for axis in phase.inner if axis.hi is not None)
 
 
 def _is_wide(total: Size) -> bool:

@@ -18,7 +18,7 @@ from fusee.codegen.llvm.ops import from_memory, to_memory
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext, barrier
 from fusee.loops.ir import Kernel, Phase, Store, Value, walk
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Level
-from fusee.sym.expr import Size, Symbol, coefficient, divides, hint, product, symbols
+from fusee.sym.expr import Size, Symbol, coefficient, count_points, divides, hint, symbols
 
 # Threads of a block. Points along a side of a tile: as many loads are on their way at once as a
 # thread has points; fewer where a kernel has few tiles, or much to keep.
@@ -62,7 +62,7 @@ class SharedTile:
 
 def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile | None:
     """The tile that serves a kernel; None where its loads lie as its stores do."""
-    points = hint(product(axis.hi for axis in kernel.outer if axis.hi is not None))
+    points = hint(count_points(kernel.outer))
     stores = [s for s in kernel.statements() if isinstance(s, Store)]
     plain = not any(phase.inner for phase in kernel.phases) and not kernel.ordered
     if points < LEAST or not plain or any(s.mode != "set" for s in stores):
@@ -97,7 +97,7 @@ def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile
 def _reach(kernel: Kernel, index: Size) -> int:
     """How many points the axes of an index have."""
     own = symbols(index)
-    return hint(product(axis.hi for axis in kernel.outer if axis in own and axis.hi is not None))
+    return hint(count_points(axis for axis in kernel.outer if axis in own))
 
 
 def _side(axis: Symbol, most: int) -> int:

@@ -23,7 +23,7 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import converted, squeeze
 from fusee.loops.operators import abs_, exp, is_true, itself_times, log, power, unary
-from fusee.sym.expr import Size, Symbol, floordiv, hint, product
+from fusee.sym.expr import Size, Symbol, count_points, floordiv, hint, product
 
 # ---------------------------------------------------------------------------- reduce
 
@@ -112,7 +112,7 @@ def _accumulate(
     lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol], how: Reduction
 ) -> Tensor:
     points = hint(product(kept))
-    elements = hint(product(axis.hi for axis in reduced if axis.hi is not None))
+    elements = hint(count_points(reduced))
     profile = lowering.values.profile
     if how.which is None and points * elements > profile.many and not profile.shares:
         if points < profile.parallel:
@@ -156,7 +156,7 @@ def _short_run(
 
     The channels of a group are such an axis where channels lie last.
     """
-    axes = {k: lowering.axis(f"i{k}", n) for k, n in enumerate(kept) if n != 1}
+    axes = lowering.axes_of(kept)
     profile = lowering.values.profile
     for load in lowering.loads(value):
         columns = axis_strides(load.attr[1], axes)
@@ -165,7 +165,7 @@ def _short_run(
             continue
         short = reduced[min(rows, key=lambda k: (rows[k] != 1, k))]
         size = hint(short.hi) if short.hi is not None else 0
-        others = product(axis.hi for axis in reduced if axis is not short and axis.hi is not None)
+        others = count_points(axis for axis in reduced if axis is not short)
         if size < profile.wide and size in columns.values() and hint(others) >= profile.rows:
             return short
         return None
@@ -174,7 +174,7 @@ def _short_run(
 
 def _order(lowering: Lowering, value: Value, kept: Shape) -> list[int]:
     """Dimensions in the order in which they lie in what is read."""
-    axes = {k: lowering.axis(f"i{k}", n) for k, n in enumerate(kept) if n != 1}
+    axes = lowering.axes_of(kept)
     order = list(range(len(kept)))
     if len(axes) > 1:
         for load in lowering.loads(value):
@@ -201,7 +201,7 @@ def _in_two_stages(
     first, *rest = reduced
     size = first.hi
     assert size is not None
-    inner = hint(product(axis.hi for axis in rest if axis.hi is not None))
+    inner = hint(count_points(rest))
     if length is None:  # the outermost reduced axis may make good chunks as it is
         few, most = lowering.values.profile.parallel, lowering.values.profile.chunk
         is_good = few <= hint(size) <= most <= inner * few
@@ -241,7 +241,7 @@ def _in_two_stages(
 
 def _rows(lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]) -> Symbol | None:
     """The widest reduced axis of many points, if what is read lies along kept ones."""
-    axes = {k: lowering.axis(f"i{k}", n) for k, n in enumerate(kept) if n != 1}
+    axes = lowering.axes_of(kept)
     for load in lowering.loads(value):
         columns = axis_strides(load.attr[1], axes)
         rows = axis_strides(load.attr[1], dict(enumerate(reduced)))

@@ -345,8 +345,12 @@ class Lowering:
             )
         return found
 
+    def axes_of(self, shape: Shape) -> dict[int, Symbol]:
+        """The axis variable of each dimension that has one."""
+        return {k: self.axis(f"i{k}", size) for k, size in enumerate(shape) if size != 1}
+
     def axis_symbols(self, shape: Shape) -> tuple[Symbol, ...]:
-        return tuple(self.axis(f"i{k}", size) for k, size in enumerate(shape) if size != 1)
+        return (*self.axes_of(shape).values(),)
 
     def load(self, storage: Strided, index: Index) -> Value:
         return self.values.load(storage.buffer, self.offset(storage, index))
@@ -481,32 +485,29 @@ class Lowering:
         while part.storage is None and part.pieces is not None:
             part = part.pieces.tensors[0]
         value = part.at(self.axes(part.shape))
-        found = self._loaded_order(value, part.shape, eager)
-        return dense_like(shape, eager) if found is None else dense(shape, found)
+        return self.like_loads(value, part.shape, eager, shape)
 
-    def like_loads(self, value: Value, shape: Shape, eager: tuple[Size, ...]) -> tuple[Size, ...]:
-        """Strides in the order of what `value` loads; else in eager's."""
-        found = self._loaded_order(value, shape, eager)
-        return dense_like(shape, eager) if found is None else dense(shape, found)
+    def like_loads(
+        self, value: Value, shape: Shape, eager: tuple[Size, ...], whole: Shape | None = None
+    ) -> tuple[Size, ...]:
+        """Strides in the order of what `value` loads; else in eager's.
 
-    def _loaded_order(
-        self, value: Value, shape: Shape, eager: tuple[Size, ...]
-    ) -> list[int] | None:
+        whole   the shape that they are for, if that of the value is one of its pieces
+        """
+        whole = shape if whole is None else whole
         votes: dict[tuple[int, ...], int] = {}
-        axes = {k: self.axis(f"i{k}", n) for k, n in enumerate(shape) if n != 1}
+        axes = self.axes_of(shape)
         for load in self.loads(value):
             strides = axis_strides(load.attr[1], axes)
             if strides is not None:
                 order = tuple(sorted(strides, key=lambda k: -strides[k]))
                 votes[order] = votes.get(order, 0) + load.dtype.itemsize
-        if not votes:
-            return None
-        best = max(votes, key=lambda order: votes[order])
         by_eager = stride_order(shape, eager)
-        if [k for k in by_eager if k in axes] == list(best):
-            return None
+        best = max(votes, key=lambda order: votes[order], default=())
+        if not votes or [k for k in by_eager if k in axes] == list(best):
+            return dense_like(whole, eager)
         rest = iter(best)
-        return [next(rest) if k in axes else k for k in by_eager]
+        return dense(whole, [next(rest) if k in axes else k for k in by_eager])
 
     def loads(self, value: Value) -> tuple[Value, ...]:
         """Every load below `value`."""
@@ -528,7 +529,7 @@ class Lowering:
         value = tensor.at(self.axes(tensor.shape))
         if value.cost > self.values.profile.heavy or not by_loads:
             return value.cost > self.values.profile.heavy
-        axes = {k: self.axis(f"i{k}", n) for k, n in enumerate(tensor.shape) if n != 1}
+        axes = self.axes_of(tensor.shape)
         full = [v for v in self.loads(value) if axis_strides(v.attr[1], axes) is not None]
         return len(full) > 1 and bool(axes)
 

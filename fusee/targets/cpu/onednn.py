@@ -179,7 +179,7 @@ def _rows(edit: Editor, x: fx.Node, node: fx.Node) -> fx.Node:
     if len(size) == 2:
         return x
     if not val(x).is_contiguous():
-        x = edit.call(aten.clone.default, x, like=node, memory_format=torch.contiguous_format)
+        x = edit.contiguous(x, node)
     rows = size[0]
     for n in size[1:-1]:
         rows = rows * n
@@ -218,10 +218,7 @@ def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
     if not packs_linear(val(node).dtype):
         return False
     with edit.before(node):
-        weight = edit.call(aten.t.default, factor, like=node)
-        weight = edit.call(
-            aten.clone.default, weight, like=node, memory_format=torch.contiguous_format
-        )
+        weight = edit.contiguous(edit.call(aten.t.default, factor, like=node), node)
     _packed_linear(edit, ops, node, x, weight, bias)  # type: ignore[arg-type]
     return True
 
@@ -250,21 +247,13 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     if ops is None or not supported or 0 in edit.hints(x) or 0 in edit.hints(node):
         return ""
     with edit.before(node):
-        opaque = _packed_kernel(edit, ops, node)
+        # the weight in the order that oneDNN wants for this image size; see `for_any_size`
+        order = edit.hints(x)
+        given = weight, padding, stride, dilation, groups, order
+        opaque = edit.call(ops.reorder_conv, *given, like=node, val=val(weight))
+    opaque.meta["packed"] = True
     edit.become(node, ops.conv, x, opaque, bias, padding, stride, dilation, groups, "none", [], "")
     return "packed convolution"
-
-
-def _packed_kernel(edit: Editor, ops: Packed, node: fx.Node) -> fx.Node:
-    """The weight in the order that oneDNN wants for this image size; see `for_any_size`."""
-    x, weight, _, stride, padding, dilation, _, _, groups = node.args
-    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
-    made = edit.call(
-        ops.reorder_conv, weight, padding, stride, dilation, groups, edit.hints(x),
-        like=node, val=val(weight),
-    )  # fmt: skip
-    made.meta["packed"] = True
-    return made
 
 
 # How many sets of sizes a weight remembers its order for.
@@ -555,7 +544,4 @@ def channels_last(edit: Editor) -> None:
     ]
     if len(marked) == 1 and not edit.is_static(marked[0].args[1]):
         return  # nothing is packed, and an image would be converted there and back
-    for node in marked:
-        node.meta["layout"] = "channels_last"
-    if marked:
-        edit.notes.append(f"{len(marked)} convolutions in channels-last layout")
+    edit.mark_channels_last(marked)

@@ -79,9 +79,7 @@ def _as_product(
 
         parts = edit.call(aten.permute.default, view(x, [n, channels, *blocks]), order, like=node)
         flat = view(weight, [val(weight).shape[0], count])
-        memory_format = torch.contiguous_format
-        parts = edit.call(aten.clone.default, parts, like=node, memory_format=memory_format)
-        rows = view(parts, [n * math.prod(grid), count])
+        rows = view(edit.contiguous(parts, node), [n * math.prod(grid), count])
         product = edit.call(aten.linear.default, rows, flat, bias, like=node)
         found = view(product, [n, *grid, val(weight).shape[0]])
     edit.become(node, aten.permute.default, found, [0, 1 + dims, *range(1, 1 + dims)])
@@ -93,11 +91,7 @@ def channels_last(edit: Editor) -> None:
 
     cuDNN converts them else, there and back, at each one (a fifth of densenet121's time).
     """
-    marked = _on_tensor_cores(edit)
-    for node in marked:
-        node.meta["layout"] = "channels_last"
-    if marked:
-        edit.notes.append(f"{len(marked)} convolutions in channels-last layout")
+    edit.mark_channels_last(_on_tensor_cores(edit))
 
 
 def _on_tensor_cores(edit: Editor) -> list[fx.Node]:
@@ -151,9 +145,7 @@ def joint_channels_last(edit: Editor) -> None:
     output.args = (tuple(as_eager.get(x, x) for x in edit.aten.results),)
     for node, of in found.items():
         node.meta["val"] = of
-    for node in layouts:
-        node.meta["layout"] = "channels_last"
-    edit.notes.append(f"{len(layouts)} convolutions and gradients in channels-last layout")
+    edit.mark_channels_last(layouts, "convolutions and gradients")
 
 
 def _as_images(x: Any) -> Any:
@@ -399,8 +391,7 @@ class _Padded:
                 if name in self.more:
                     found = edit.call(aten.slice.Tensor, found, dim, 0, sizes[name], like=node)
             if "n" in self.more:
-                how = torch.contiguous_format
-                found = edit.call(aten.clone.default, found, like=node, memory_format=how)
+                found = edit.contiguous(found, node)
         edit.become(node, aten.view.default, found, list(val(node).shape))
         edit.notes.append(f"{node} has rows of a multiple of 16 bytes")
 
