@@ -36,17 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.o, rest = Path(rest[-1]), rest[:-2]
     page = given.o or Path(f"{given.script.stem}.explain.html")
     if not given.script.is_file():
-        command.error(_no_script(given.script))
+        script: Path = given.script
+        folder = script.parent if script.parent.is_dir() else Path()
+        close = nearest(script.name, [found.name for found in folder.glob("*.py")])
+        meant = f"; did you mean {folder / close}?" if close else ""
+        command.error(f"there is no file {script}{meant}")
     if page.is_dir() or not page.absolute().parent.is_dir():
         command.error(f"the page cannot be written to {page}: no such folder, or it is one")
     install()
     return run_script(given.script, rest, page, sys.stderr)
-
-
-def _no_script(script: Path) -> str:
-    folder = script.parent if script.parent.is_dir() else Path()
-    close = nearest(script.name, [found.name for found in folder.glob("*.py")])
-    return f"there is no file {script}" + (f"; did you mean {folder / close}?" if close else "")
 
 
 if __name__ == "__main__":

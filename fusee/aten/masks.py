@@ -74,16 +74,12 @@ def known_masks(edit: Editor) -> None:
             continue
         node.meta["val"] = own.new_empty_strided(own.shape, like(q, q.dtype).stride)
     if found:
-        _drop_certain(edit)
-
-
-def _drop_certain(edit: Editor) -> None:
-    """Nobody's `x[index]` goes, where all places are known to be in `x`: it cannot raise."""
-    for node in reversed(list(edit.calls(aten.index.Tensor))):
-        if not node.users and _Followed(edit.sizes).is_within(node):
-            sources = node.all_input_nodes
-            edit.graph.erase_node(node)
-            edit.erase(*sources)
+        # nobody's `x[index]` goes, where all places are known to be in `x`: it cannot raise
+        for node in reversed(list(edit.calls(aten.index.Tensor))):
+            if not node.users and _Followed(edit.sizes).is_within(node):
+                sources = node.all_input_nodes
+                edit.graph.erase_node(node)
+                edit.erase(*sources)
 
 
 def as_causal(mask: fx.Node, sizes: Callable[[fx.Node], list[Size]]) -> bool | None:

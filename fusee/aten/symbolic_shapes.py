@@ -191,7 +191,10 @@ class _Handed:
         }
         self.ours.by_name.update(self.names)
         for guard in self.shape_env.guards:
-            self._rely(guard.expr, _line(guard.sloc))
+            frame: Any = guard.sloc.framework_loc  # of who asked
+            is_known = hasattr(frame, "lineno")
+            where = f"{frame.filename}:{frame.lineno} in {frame.name}" if is_known else ""
+            self._rely(guard.expr, where)
         for asserted in chain(*self.shape_env.deferred_runtime_asserts.values()):
             self._rely(asserted.expr, "")
         for known, end in self._ends():
@@ -281,9 +284,3 @@ def _put(number: int, node: fx.Node) -> None:
 
     for user in list(node.users):
         user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), instead)
-
-
-def _line(sloc: Any) -> str:
-    """The line that asked, `file.py:41 in step`."""
-    frame: Any = sloc.framework_loc
-    return f"{frame.filename}:{frame.lineno} in {frame.name}" if hasattr(frame, "lineno") else ""

@@ -36,7 +36,8 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
 from fusee.fake.mode import fake_mode
-from fusee.fake.torch_python import python_kernels
+from fusee.fake.mode import has_saved_tensor_hooks as has_saved_tensor_hooks
+from fusee.fake.torch_python import overloads_of, python_kernels
 from fusee.source import Args, Kwargs
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -138,9 +139,7 @@ def op_name(op: OpOverload) -> str:
 
 def overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     """Those that a graph may have: the ones that TorchScript has for numbers have no kernels."""
-    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
-    found = [getattr(packet, name) for name in names if hasattr(packet, name)]
-    return [op for op in found if torch._C._dispatch_has_kernel(op_name(op))]
+    return [op for op in overloads_of(packet) if torch._C._dispatch_has_kernel(op_name(op))]
 
 
 def is_composite(op: OpOverload) -> bool:
@@ -425,11 +424,6 @@ def as_if_not_written(tensors: Sequence[tuple[Tensor, int]]) -> Iterator[None]:
         yield
     finally:
         count(found, now)
-
-
-def has_saved_tensor_hooks() -> bool:
-    """Whether torch.autograd.graph.saved_tensors_hooks is on."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 # Whether a tensor has memory of its own or of its base: not so within vmap.

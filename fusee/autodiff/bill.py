@@ -102,7 +102,8 @@ def bill(
             continue  # of a gradient that is a view: eager gives the view
         calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
     kernels = float(prices.train if len(halves) > 1 else prices.run)
-    if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in _others(aten, loops)):
+    others = (x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops)
+    if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
         kernels += prices.guard
     charges = []
     for (_, full_name), nodes in calls.items():
@@ -168,10 +169,6 @@ def _has_number(node: fx.Node) -> bool:
 
 def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
     return [x for x in aten.graph.nodes if x.target in loops and not is_view(x.target)]
-
-
-def _others(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
-    return [x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops]
 
 
 def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:

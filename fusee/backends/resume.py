@@ -255,7 +255,8 @@ class Ahead:
         self.lock = threading.Lock()
         self.used: list[str] = []
         text = blobs.read(index, tell=False)
-        self.expected = [] if text is None else _keys(text)
+        words = "" if text is None else text.numpy().tobytes().decode("ascii", "replace")
+        self.expected = list(dict.fromkeys(re.findall(r"^[0-9a-f]{40}$", words, re.M)))
         # The first keys whose models fit: each takes its blob's memory, and packs it in as much
         left = _available_bytes() // 4
         found = []
@@ -354,11 +355,6 @@ def find(
         if name not in _all:
             _all[name] = Ahead(Blobs(folder), index, load)
         return _all[name]
-
-
-def _keys(text: Tensor) -> list[str]:
-    found = re.findall(r"^[0-9a-f]{40}$", text.numpy().tobytes().decode("ascii", "replace"), re.M)
-    return list(dict.fromkeys(found))
 
 
 def _available_bytes() -> int:

@@ -129,7 +129,10 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if is_unbound:
         return _unbound(m, function, args, kwargs)
     if isinstance(owner, type) and function.__name__ == "__subclasses__":
-        return _subclasses(m, owner)
+        classes: list[type] = type.__subclasses__(owner)
+        place = ResultOf(Held(owner, owner.__qualname__), type.__subclasses__, "the subclasses of ")
+        m.world.fact(Length, place, len(classes))
+        return [m.world.load(one, m.world.item(place, k)) for k, one in enumerate(classes)]
     if isinstance(owner, type) and owner in _METHOD_OWNERS and owner not in CONTAINERS:
         if function.__name__ in _OF_NOW:
             raise _unknown(function)
@@ -149,13 +152,6 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 # What they give is torch's state: a fact.
 _QUERY = re.compile("_get_|_is_|_has_|_are_|get_|is_|has_|_accelerator_get")
-
-
-def _subclasses(m: Capturing, cls: type) -> list[type]:
-    found: list[type] = type.__subclasses__(cls)
-    place = ResultOf(Held(cls, cls.__qualname__), type.__subclasses__, "the subclasses of ")
-    m.world.fact(Length, place, len(found))
-    return [m.world.load(one, m.world.item(place, k)) for k, one in enumerate(found)]
 
 
 def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -774,18 +770,13 @@ def _reduced(m: Capturing, x: Any) -> Any:
     if not in_c <= _REFILLED or python_method(m, x, "__getnewargs_ex__") is not None:
         raise GraphBreak(f"copying a {kind.__qualname__}")
     given = () if (new := ask(m, x, "__getnewargs__")) is ABSENT else m.items(new)
-    if (held := ask(m, x, "__getstate__")) is ABSENT:
-        held = _state(m, x)
+    if (held := ask(m, x, "__getstate__")) is ABSENT:  # as object.__getstate__
+        names = copyreg._slotnames(kind)  # type: ignore[attr-defined]
+        held = of_instance(m, x, "__dict__") if hasattr(x, "__dict__") else None
+        slots = {name: m.call(getattr, x, name, ABSENT) for name in names}
+        slots = {name: value for name, value in slots.items() if value is not ABSENT}
+        held = (held, slots) if slots else held
     items = m.iterate(x) if isinstance(x, list) else None
     pairs = iter(m.mapping(x).items()) if isinstance(x, dict) else None
     function: Any = copyreg.__newobj__  # type: ignore[attr-defined]
     return m.world.hold(function, "copyreg.__newobj__"), (kind, *given), held, items, pairs
-
-
-def _state(m: Capturing, x: Any) -> Any:
-    """What object.__getstate__ gives."""
-    names = copyreg._slotnames(type(x))  # type: ignore[attr-defined]
-    own = of_instance(m, x, "__dict__") if hasattr(x, "__dict__") else None
-    slots = {name: m.call(getattr, x, name, ABSENT) for name in names}
-    slots = {name: value for name, value in slots.items() if value is not ABSENT}
-    return (own, slots) if slots else own

@@ -17,7 +17,7 @@ from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense
-from fusee.fake.torch_python import is_pointwise
+from fusee.fake.torch_python import is_pointwise, overloads_of
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- breaks
@@ -286,8 +286,7 @@ def refuse_new_geometry(
 
 def _results(op: Any) -> Iterator[str]:
     """The arguments by name that an operator writes to."""
-    overloads = [op] if isinstance(op, OpOverload) else [getattr(op, o) for o in op.overloads()]
-    for overload in overloads:
+    for overload in [op] if isinstance(op, OpOverload) else overloads_of(op):
         for given in overload._schema.arguments:
             if given.kwarg_only and given.alias_info is not None:
                 yield given.name
@@ -365,11 +364,7 @@ def _overlap(x: torch.Tensor, y: Any, may_be_same: bool, place: PlaceOf) -> bool
 @functools.lru_cache(maxsize=1024)
 def _is_pointwise(name: str) -> bool:
     """Whether each element depends on those at its place alone: `out` may be an operand."""
-    packet: Any = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, OpOverloadPacket):
-        return False
-    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
-    return any(is_pointwise(getattr(packet, name)) for name in names)
+    return any(map(is_pointwise, overloads_of(getattr(torch.ops.aten, name, None))))
 
 
 def is_scale(tensors: Any, other: Any) -> bool:

@@ -67,7 +67,7 @@ from fusee.capture.torch_api import (
 from fusee.errors import stack_trace
 from fusee.fake.mode import is_symbolic, name_may_raise, raises
 from fusee.fake.open_composites import COMPOSITES, of_place
-from fusee.fake.torch_python import moved, python_dispatcher
+from fusee.fake.torch_python import moved, overloads_of, python_dispatcher
 from fusee.source import Args
 from fusee.sym.shape_env import wrapped
 
@@ -160,10 +160,8 @@ _IN_PLACE = {getattr(operator, name) for name in _CHANGING.split()}
 
 def is_mutable(func: Any) -> bool:
     """Whether an operator's schema says that it writes to its operands."""
-    if isinstance(func, OpOverloadPacket):
-        names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
-        return any(is_mutable(getattr(func, name)) for name in names)
-    return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
+    several = [func] if isinstance(func, OpOverload) else overloads_of(func)
+    return any(op._schema.is_mutable for op in several)
 
 
 # ---------------------------------------------------------------------------- unknown

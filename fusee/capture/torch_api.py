@@ -46,6 +46,7 @@ from fusee.fake.gradients import saves as saves
 from fusee.fake.mode import FakeTensor as FakeTensor
 from fusee.fake.mode import fake_mode as fake_mode
 from fusee.fake.mode import fake_of as fake_of
+from fusee.fake.mode import has_saved_tensor_hooks as has_saved_tensor_hooks
 from fusee.source import Args
 
 pytree = _pytree
@@ -446,11 +447,6 @@ def of_subclass(x: torch.Tensor, kind: Any, requires_grad: bool) -> torch.Tensor
     """An instance of a subclass for what a graph gives."""
     with torch._C.DisableTorchFunction(), torch.set_grad_enabled(requires_grad):
         return x.as_subclass(kind)  # type: ignore[no-any-return]
-
-
-def has_saved_tensor_hooks() -> bool:
-    """Whether torch.autograd.graph.saved_tensors_hooks is on."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def is_held(leaf: torch.Tensor) -> bool:

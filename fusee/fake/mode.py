@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._library import fake_impl, simple_registry
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
@@ -50,6 +50,7 @@ from fusee.fake.torch_python import (
     mode_of,
     moved,
     moved_class,
+    overloads_of,
     packet_name,
     python_dispatcher,
     refuse_dtypes,
@@ -578,6 +579,11 @@ def unseen_by_hooks() -> Iterator[None]:
         switch(before)
 
 
+def has_saved_tensor_hooks() -> bool:
+    """Whether torch.autograd.graph.saved_tensors_hooks is on."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 class _Nested(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What torch's shape function of an operator calls."""
 
@@ -767,13 +773,9 @@ def may_raise(op: Any) -> bool:
 def name_may_raise(name: str) -> bool:
     """The same of what a program calls: `gather`, `index_add_`, `cross_entropy`."""
     name = name.strip("_")
-    packet = getattr(torch.ops.aten, name, None)
     if name in _NAMES or name.startswith(_FACTORS):
         return name not in _NEVER
-    if not isinstance(packet, OpOverloadPacket):
-        return False
-    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
-    return any(may_raise(getattr(packet, overload)) for overload in names)
+    return any(map(may_raise, overloads_of(getattr(torch.ops.aten, name, None))))
 
 
 def raises(node: fx.Node, name: str, value: str) -> bool:

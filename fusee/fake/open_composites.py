@@ -44,7 +44,13 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
             return torch.mv(a, b)
         return torch.mm(a, b) if a.dim() == 2 else torch.mm(a.unsqueeze(0), b).squeeze(0)
     if _folds(a, b):
-        return _folded(a, b)
+        is_turned = b.dim() > a.dim()
+        x, y = (b.mT, a.t() if a.dim() == 2 else a) if is_turned else (a, b)
+        flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        if y.dim() == 1:
+            return torch.mv(flat, y).view(x.shape[:-1])
+        made = torch.mm(flat, y).view([*x.shape[:-1], y.shape[1]])
+        return made.mT.contiguous() if is_turned else made
     if a.dim() == b.dim() == 3 and type(a.shape[0]) is type(b.shape[0]) is int:
         if a.shape[0] != b.shape[0]:
             if a.shape[0] == 1 and a.requires_grad:
@@ -69,16 +75,6 @@ def _folds(a: Tensor, b: Tensor) -> bool:
     if y.requires_grad:
         return True
     return a.dim() != 2 and (is_empty(x) or is_row_major(x))
-
-
-def _folded(a: Tensor, b: Tensor) -> Tensor:
-    is_turned = b.dim() > a.dim()
-    x, y = (b.mT, a.t() if a.dim() == 2 else a) if is_turned else (a, b)
-    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    if y.dim() == 1:
-        return torch.mv(flat, y).view(x.shape[:-1])
-    made = torch.mm(flat, y).view([*x.shape[:-1], y.shape[1]])
-    return made.mT.contiguous() if is_turned else made
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

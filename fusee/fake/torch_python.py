@@ -18,6 +18,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import math
 import operator
@@ -30,7 +31,7 @@ from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch._subclasses.meta_utils import MetaConverter
@@ -316,21 +317,18 @@ def with_open_ints(op: OpOverload, *args: Any) -> Any:
 @functools.cache
 def _choose() -> None:
     """Let torch's kernels in Python be chosen when they are called: C++ calls them."""
-    more = [packet for name in _MORE.split() if (packet := getattr(torch.ops.aten, name, None))]
-    named = [getattr(packet, name) for packet in more for name in packet.overloads()]
-    keys, prims = torch._C.DispatchKey, [x for x in vars(torch._prims).values() if _is_prim(x)]
-    for op in prims:  # C++ alone has their meta kernels
-        op.py_kernels[keys.Meta] = op.prim_meta_impl
+    more = [getattr(torch.ops.aten, name, None) for name in _MORE.split()]
+    named = itertools.chain(*map(overloads_of, more))
+    keys, own = torch._C.DispatchKey, vars(torch._prims).values()
+    prims = [x for x in own if isinstance(x, OpOverload) and hasattr(x, "prim_meta_impl")]
+    for prim in prims:  # C++ alone has their meta kernels
+        prim.py_kernels[keys.Meta] = prim.prim_meta_impl
     tables = *torch._decomp.decomposition_table, *torch._decomp.meta_table
     for op in dict.fromkeys((*tables, *named, *prims)):
         for key in (keys.CompositeImplicitAutograd, keys.Autograd, keys.Meta):
             if isinstance(op, OpOverload) and (function := op.py_kernels.get(key)) is not None:
                 op.py_kernels[key] = _chosen(op, function)
                 op._dispatch_cache.clear()
-
-
-def _is_prim(x: Any) -> bool:
-    return isinstance(x, OpOverload) and hasattr(x, "prim_meta_impl")
 
 
 _CHOSEN: dict[Any, Any] = {}  # what such a kernel is chosen instead of
@@ -381,7 +379,8 @@ def kernel(op: Any) -> Any:
     elif found is None and op not in FakeTensorMode._cpp_meta_supports_symint:
         found = torch._decomp.decomposition_table.get(op)
         if found is None:
-            found = _composite(op)
+            found = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
+            found = _CHOSEN.get(found, found)
         if found is None and (key := explicit_key(op)) is not None and not _has_fake(op):
             found = functools.partial(op._op_dk, key)
     return None if found is None else _ours(op, found)
@@ -398,11 +397,6 @@ def _of_images(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if any(n < 1 for n in made.shape[2:]):
         raise RuntimeError(f"an image of {[*made.shape[2:]]} elements")
     return made
-
-
-def _composite(op: OpOverload) -> Any:
-    found = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
-    return _CHOSEN.get(found, found)
 
 
 def explicit_key(op: OpOverload) -> Any:
@@ -488,6 +482,14 @@ def takes_any_size(op: Any) -> bool:
     """Whether ATen refuses the same dtypes of tensors with one element."""
     is_known = is_pointwise(op) or packet_name(op) in _OF_ALL_SIZES
     return op.namespace == "aten" and is_known and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+def overloads_of(packet: Any) -> list[OpOverload]:
+    """Those of an operator; none if it is something else, or None."""
+    if not isinstance(packet, OpOverloadPacket):
+        return []
+    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
+    return [getattr(packet, name) for name in names if hasattr(packet, name)]
 
 
 def packet_name(op: Any) -> str:

@@ -175,7 +175,10 @@ def unrepeated(steps: Iterable[Loop | Extern], wide: int) -> Iterator[Loop | Ext
         if isinstance(step, Loop) and not step.scan:
             stored: dict[Value, Value] = {}
             for value, axes in _repeated(step, wide):
-                loop = _stored(value, axes, f"each{count}", step.origin)
+                shape = tuple([axis.hi for axis in axes if axis.hi is not None])
+                buffer = Buffer(f"each{count}", value.dtype, shape, contiguous(shape), "scratch")
+                index = buffer.index([axis.expr for axis in axes])
+                loop = Loop(buffer, tuple(axes), index, value, origin=step.origin)
                 stored[value] = value.table.load(loop.buffer, loop.index)
                 count += 1
                 yield loop
@@ -199,13 +202,6 @@ def _repeated(loop: Loop, wide: int) -> Iterator[tuple[Value, list[Symbol]]]:
         often = points_of(every) >= AGAIN * points_of(axes)
         if often and any(step is not None and step[0] == 1 for step in steps):
             yield value, axes
-
-
-def _stored(value: Value, axes: list[Symbol], name: str, origin: str) -> Loop:
-    shape = tuple([axis.hi for axis in axes if axis.hi is not None])
-    buffer = Buffer(name, value.dtype, shape, contiguous(shape), "scratch")
-    index = buffer.index([axis.expr for axis in axes])
-    return Loop(buffer, tuple(axes), index, value, origin=origin)
 
 
 # ---------------------------------------------------------------------------- fuse

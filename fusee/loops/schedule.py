@@ -63,7 +63,10 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
     """The kernel with its loops in the order in which they are to run."""
     phases = [accesses(phase.body) for phase in kernel.phases]
     for _ in range(8):
-        found = _find_split(kernel, phases)
+        # an axis i and c such that i//c or i%c occurs and c divides i's size
+        own = {*kernel.outer, *(axis for phase in kernel.phases for axis in phase.inner)}
+        each = (cut for phase in phases for index, _ in phase for cut in cuts(index, own))
+        found = next(each, None)
         if found is None:
             break
         kernel = _split(kernel, *found)
@@ -138,10 +141,11 @@ def rewrite_body(body: Sequence[Statement], axes: dict[Symbol, Size]) -> list[St
     return result
 
 
-def reads_own_acc(phase: Phase) -> bool:
-    """True for a scan: the phase reads an accumulator that it is still accumulating."""
+def is_scan(phase: Phase, values: Iterable[Value] | None = None) -> bool:
+    """Whether the phase, of these values, reads an accumulator that it is still accumulating."""
     own = {s.acc for s in phase.body if isinstance(s, Accumulate)}
-    return any(v.op == "acc" and v.attr in own for v in walk(phase.operands))
+    values = walk(phase.operands) if values is None else values
+    return any(v.op == "acc" and v.attr in own for v in values)
 
 
 def scans_along(phase: Phase) -> bool:
@@ -154,19 +158,12 @@ def scans_along(phase: Phase) -> bool:
 
 def keeps_order(phase: Phase) -> bool:
     """True if the order of the phase's inner points shows in its results."""
-    return reads_own_acc(phase) or any(
+    return is_scan(phase) or any(
         isinstance(s, Accumulate) and s.which is not None for s in phase.body
     )
 
 
 # ------------------------------------------------------------------------------ split
-
-
-def _find_split(kernel: Kernel, phases: Sequence[Accesses]) -> tuple[Symbol, Size] | None:
-    """An axis i and c such that i//c or i%c occurs and c divides i's size."""
-    own = {*kernel.outer, *(axis for phase in kernel.phases for axis in phase.inner)}
-    each = (found for phase in phases for index, _ in phase for found in cuts(index, own))
-    return next(each, None)
 
 
 def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
@@ -528,24 +525,19 @@ def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
     return found + waiting
 
 
-def _accs(phase: Phase) -> set[object]:
-    own: set[object] = set()
-    for s in phase.body:
-        if isinstance(s, Accumulate):
-            own |= {s.acc, s.raw} if isinstance(s, Online) else {s.acc}
-    return own
-
-
 def _merged(
     first: Phase, second: Phase, between: Sequence[Phase]
 ) -> tuple[Phase, dict[Acc, Value]] | None:
     """Both as one, and what is to be read in the place of an accumulator; None: they can't be."""
-    if first.inner != second.inner or reads_own_acc(first) or reads_own_acc(second):
+    if first.inner != second.inner or is_scan(first) or is_scan(second):
         return None
     stored = {s.buffer for p in (first, *between) for s in p.body if isinstance(s, Store)}
     if any(v.op == "load" and v.attr[0] in stored for v in walk(second.operands)):
         return None
-    own, body, changes = _accs(first), list(first.body), dict[Acc, Value]()
+    own, body, changes = set[object](), list(first.body), dict[Acc, Value]()
+    for s in first.body:
+        if isinstance(s, Accumulate):
+            own |= {s.acc, s.raw} if isinstance(s, Online) else {s.acc}
     for statement in second.body:
         if not any(v.op == "acc" and v.attr in own for v in walk(statement.operands)):
             body.append(statement)

@@ -352,7 +352,7 @@ def _is_falling(a: Size) -> bool:
     return all(coef < 0 for _, coef in terms) and all(s.hi is None for s in symbols(a))
 
 
-def only_atom(a: Size) -> Atom | None:
+def only_atom(a: Size | None) -> Atom | None:
     if isinstance(a, Expr) and len(a.terms) == 1:
         ((mono, coef),) = a.terms.items()
         if coef == 1 and len(mono) == 1:
@@ -404,7 +404,9 @@ def _lower(a: Size, depth: int) -> int | None:
         return a
     if depth > 12:
         return None
-    for symbol in _eliminable(a):
+    found = {atom: None for mono in a.terms for atom in mono if isinstance(atom, Symbol)}
+    # those with a symbolic range first: their ends mention the others
+    for symbol in sorted(found, key=lambda s: (not isinstance(s.hi, Expr), s.hi is None)):
         coef, rest = linear_in(a, symbol)
         if coef is None:
             continue
@@ -437,12 +439,6 @@ def _without_divisions(a: Expr) -> int | None:
 
 
 _MOST_SCALE = 1 << 20
-
-
-def _eliminable(a: Expr) -> list[Symbol]:
-    """Symbols of `a`, those with a symbolic range first: their ends mention the others."""
-    found = {atom: None for mono in a.terms for atom in mono if isinstance(atom, Symbol)}
-    return sorted(found, key=lambda s: (not isinstance(s.hi, Expr), s.hi is None))
 
 
 def linear_in(a: Expr, symbol: Symbol) -> tuple[Size | None, Size]:
@@ -593,11 +589,8 @@ def symbols(a: Size) -> dict[Symbol, None]:
 
 def only_symbol(a: Size | None) -> Symbol | None:
     """The symbol that a size is, if it is nothing else."""
-    if isinstance(a, Expr) and len(a.terms) == 1:
-        ((mono, count),) = a.terms.items()
-        if count == 1 and len(mono) == 1 and isinstance(mono[0], Symbol):
-            return mono[0]
-    return None
+    found = only_atom(a)
+    return found if isinstance(found, Symbol) else None
 
 
 def coefficient(a: Size, symbol: Symbol) -> tuple[Size, Size] | None:

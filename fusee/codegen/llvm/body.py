@@ -44,6 +44,7 @@ from fusee.loops.ir import (
     identity,
     index_of,
 )
+from fusee.loops.schedule import is_scan
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,
@@ -681,11 +682,6 @@ class Stage:
     @property
     def width(self) -> int:
         return self.copies * self.lanes
-
-
-def is_scan(phase: Phase, order: Sequence[Value]) -> bool:
-    own = {s.acc for s in phase.body if isinstance(s, Accumulate)}
-    return any(value.op == "acc" and value.attr in own for value in order)
 
 
 def is_short(phase: Phase) -> bool:

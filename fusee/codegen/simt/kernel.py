@@ -30,7 +30,6 @@ from fusee.codegen.llvm.body import (
     Parts,
     Stage,
     across,
-    is_scan,
     is_short,
     merge_all,
     result,
@@ -53,7 +52,7 @@ from fusee.codegen.simt.thread import (
 )
 from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
 from fusee.loops.ir import Acc, Kernel, Phase, Store, walk
-from fusee.loops.schedule import in_one_pass, reads_back
+from fusee.loops.schedule import in_one_pass, is_scan, reads_back
 from fusee.runtime.llvm_text import BITS, InsertPoint, Machine
 from fusee.sym.expr import (
     Size,

@@ -89,7 +89,8 @@ class Device:
         self._recording = threading.Lock()
         atexit.register(self._tell)
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
-        self.imports = {name: _address(name) for name in names}
+        functions = {name: ctypes.cast(getattr(_driver(), name), ctypes.c_void_p) for name in names}
+        self.imports = {name: function.value or 0 for name, function in functions.items()}
         self.imports |= {"fusee_context": context.value or 0, "fusee_page": self._page.data_ptr()}
 
     def _tell(self) -> None:
@@ -248,10 +249,6 @@ def _recorded(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], A
         graph.capture_end()
         torch._C._cuda_clearCublasWorkspaces()
     return graph.replay, results
-
-
-def _address(name: str) -> int:
-    return ctypes.cast(getattr(_driver(), name), ctypes.c_void_p).value or 0
 
 
 @functools.cache
