@@ -24,6 +24,7 @@ from fusee.aten.graph import (
     SymbolSource,
     ViewOfInput,
     ViewOfOutput,
+    geometry_of,
     memory_root,
     merge_equal,
     remove_dead,
@@ -219,7 +220,7 @@ class Inputs:
     def _settled(self, spec: InputSpec, node: fx.Node) -> InputSpec:
         given = node.meta["val"]
         if isinstance(given, torch.Tensor):
-            size, stride = (tuple(map(self.to_size, n)) for n in (given.shape, given.stride()))
+            size, stride = geometry_of(given, self.to_size)
             return replace(spec, size=size, stride=stride, offset=self.to_size(spec.offset))
         return spec if spec.symbol is None else replace(spec, symbol=self.to_size(given))
 
@@ -323,8 +324,7 @@ class Results:
         self.returned[id(x)] = i
         value = self.b.values[id(x)]
         store, tensor = value.store, value.tensor
-        size = tuple(map(self.to_size, tensor.shape))
-        stride = tuple(map(self.to_size, tensor.stride()))
+        size, stride = geometry_of(tensor, self.to_size)
         if store.origin is None:
             position, carrier = self.carriers[id(store)]
             if carrier is value:

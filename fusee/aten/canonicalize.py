@@ -314,27 +314,15 @@ def _contiguous(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.clone.default, x, memory_format=layout)
 
 
-@ALWAYS.rule("to.dtype to.dtype_layout to.device to.other")
+@ALWAYS.rule("to.dtype to.dtype_layout to.device to.other type_as")
 def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args)), **kwargs}
     if "other" in given:
         other = t.value(given["other"])
         given["dtype"], given["device"] = other.tensor.dtype, other.store.device
-    return convert(
-        t,
-        args[0],
-        given.get("dtype"),
-        given.get("device"),
-        given.get("memory_format"),
-        bool(given.get("copy")),
-    )
-
-
-@ALWAYS.rule("type_as")
-def _type_as(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    other = t.value(args[1])
-    return convert(t, args[0], other.tensor.dtype, other.store.device)
+    asked = map(given.get, ("dtype", "device", "memory_format", "copy"))
+    return convert(t, args[0], *asked)
 
 
 @ALWAYS.rule("_to_copy")
@@ -349,7 +337,7 @@ def convert(
     dtype: torch.dtype | None,
     device: torch.device | None,
     layout: torch.memory_format | None = None,
-    always: bool = False,
+    always: bool | None = False,
 ) -> Any:
     """`tensor` in that dtype, on that device; itself if it is so already, unless `always`."""
     if not isinstance(tensor, torch.Tensor):  # a number that functorch has made a tensor of
@@ -522,9 +510,7 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, axis, dtype = bound(op, args, kwargs)
     kernel = aten._softmax.default if op is aten.softmax.int else aten._log_softmax.default
-    if dtype is not None:
-        x = convert(t, x, dtype, None)
-    return t.call(kernel, x, axis, False)
+    return t.call(kernel, convert(t, x, dtype, None), axis, False)
 
 
 # ------------------------------------------------------------------------------ products

@@ -383,10 +383,8 @@ class AtenGraph:
 
     def flat(self) -> AtenGraph:
         """The same graph as a function that returns all its results, in a tuple."""
-        vals = [node.meta["val"] for node in self.results]
-        sizes = [tuple(map(self.to_size, val.shape)) for val in vals]
-        strides = [tuple(map(self.to_size, val.stride())) for val in vals]
-        outputs = tuple(map(Fresh, range(len(vals)), sizes, strides))
+        made = [geometry_of(node.meta["val"], self.to_size) for node in self.results]
+        outputs = tuple(Fresh(k, *geometry) for k, geometry in enumerate(made))
         return dataclasses.replace(self, outputs=outputs, structure=tuple, _module=None)
 
     def source(self) -> str:
@@ -502,9 +500,8 @@ def part_source(graph: AtenGraph) -> PartSource:
         node.target = aten.reshape.default
     for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
         source = node.args[0]
-        val = source.meta["val"]
+        sizes: Any = geometry_of(source.meta["val"], graph.to_size)
         with graph.graph.inserting_before(node):
-            sizes: Any = [tuple(map(graph.to_size, row)) for row in (val.shape, val.stride())]
             empty = graph.graph.call_function(aten.new_empty_strided.default, (source, *sizes))
             laid_out = graph.graph.call_function(aten.copy.default, (empty, source))
         for made in (empty, laid_out):

@@ -431,6 +431,4 @@ def _triangle(f: _Followed, node: fx.Node, index: Index) -> Element:
     named, found = arguments(node), f.at(node.args[0], index)
     rest = index[-2] - index[-1] + named["diagonal"]
     nothing = False if val(node).dtype is torch.bool else 0.0
-    if node.target is aten.triu.default:
-        return _chosen(-rest, found, nothing)
-    return _chosen(rest, found, nothing)
+    return _chosen(-rest if node.target is aten.triu.default else rest, found, nothing)

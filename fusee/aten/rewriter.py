@@ -84,10 +84,7 @@ class Editor:
         """Extend what is static by one node whose arguments are settled."""
         if node.op == "get_attr":
             self._static.add(node)
-        if node.op != "call_function":
-            return
-        target = node.target
-        if not (is_deterministic(target) or target is operator.getitem or target in DERIVATIONS):
+        if node.op != "call_function" or not is_droppable(node):
             return
         if not all(arg in self._static for arg in node.all_input_nodes):
             return

@@ -20,7 +20,6 @@ from torch._ops import OpOverload
 
 from fusee.aten.graph import (
     AtenGraph,
-    Fresh,
     InputSpec,
     Mutation,
     Order,
@@ -292,11 +291,7 @@ class _Cutter(Copier):
         for node in (*(n for n in outer if n.op == "get_attr"), *nodes):
             self.copy(node)
         results, orders = self._results(outputs)
-        fresh = [
-            Fresh(k, *geometry_of(made.meta["val"], self.whole.to_size))
-            for k, made in enumerate(results)
-        ]
-        graph = self.finish(self.whole, results, self.specs, fresh, symbols)
+        graph = self.finish(self.whole, results, self.specs, (), symbols).flat()
         return GraphPart(
             graph, self.is_claimed, tuple(self.inputs), outputs, tuple(self.orders), tuple(orders)
         )

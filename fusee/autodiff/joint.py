@@ -252,14 +252,6 @@ def why_not(graph: fx.Graph) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------- passes
-# Rewrites of a joint graph that leave less to save.
-#
-# narrow   a value that the backward may read again goes through the smallest dtype that holds it
-# fills    zeros_like(x) -> full(sizes of x): the backward does not need x for it
-# parts    zeros with a part put in + zeros with another part put in -> zeros with both put in
-
-
 # ---------------------------------------------------------------------------- norms
 # Batch and group norm as their statistics and a formula, so that results need not be saved.
 #
@@ -401,6 +393,11 @@ def replay(joint: Joint, node: fx.Node) -> bool:
 
 
 # ---------------------------------------------------------------------------- prepare
+# Rewrites of a joint graph that leave less to save.
+#
+# narrow   a value that the backward may read again goes through the smallest dtype that holds it
+# fills    zeros_like(x) -> full(sizes of x): the backward does not need x for it
+# parts    zeros with a part put in + zeros with another part put in -> zeros with both put in
 
 
 def prepare(joint: Joint) -> None:

@@ -1,6 +1,6 @@
 """A joint graph becomes a forward and a backward: what is saved, and what is computed once more.
 
-prepare         values take fewer bytes, constants depend on no tensor    joint_passes.py
+prepare         values take fewer bytes, constants depend on no tensor    joint.py
 choose          a minimum cut                                             min_cut.py
 split           the two graphs                                            partition.py
 differentiate   all of it, from the captured graph on                     partition.py

@@ -65,16 +65,27 @@ def aot(
     """
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        report = Report("aot", first_line(gm))
-        compile_backward = bw_compiler or fw_compiler
-        if not is_differentiated(gm, example_inputs):
-            graph = trace(gm, example_inputs)
-            return bind(gm, graph, _by(fw_compiler, graph.flat()), report, spread=False)
-        split = differentiate(gm, example_inputs, halved=partition)
-        forward = _by(fw_compiler, split.forward)
-        return bind_split(gm, split, forward, partial(_by, compile_backward), report)
+        both = partial(_by, fw_compiler), partial(_by, bw_compiler or fw_compiler)
+        return _by_aten("aot", gm, example_inputs, *both, partition)
 
     return compile_graph
+
+
+def _by_aten(
+    name: str,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    forward: Callable[[AtenGraph], Run],
+    backward: Callable[[AtenGraph], Run],
+    halved: Callable[[Joint], Split] = partition,
+) -> Callable[..., Any]:
+    """A captured graph, given what makes functions of its forward and of its backward."""
+    report = Report(name, first_line(gm))
+    if not is_differentiated(gm, example_inputs):
+        graph = trace(gm, example_inputs)
+        return bind(gm, graph, forward(graph.flat()), report, spread=False)
+    split = differentiate(gm, example_inputs, halved=halved)
+    return bind_split(gm, split, forward(split.forward), backward, report)
 
 
 def _by(compiler: GraphCompiler, graph: AtenGraph) -> Run:
@@ -108,12 +119,7 @@ def run_aten(
 
     raises   TraceError if the graph has no functional ATen form
     """
-    report = Report("aot_eager", first_line(gm))
-    if not is_differentiated(gm, example_inputs):
-        graph = trace(gm, example_inputs)
-        return bind(gm, graph, executable(graph.flat()), report)
-    split = differentiate(gm, example_inputs)
-    return bind_split(gm, split, _run(split.forward), _run, report)
+    return _by_aten("aot_eager", gm, example_inputs, _run, _run)
 
 
 def _run(graph: AtenGraph) -> Run:

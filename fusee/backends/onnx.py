@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.canonicalize import keep_core
-from fusee.aten.graph import WHOLE, AtenGraph, Fresh, is_view, refuses
+from fusee.aten.graph import WHOLE, AtenGraph, Fresh, arguments, is_view, refuses
 from fusee.aten.subgraph import explicit, single
 from fusee.aten.torch_api import OpOverload, op_name
 from fusee.backends.regions import (
@@ -105,16 +105,13 @@ _WRONG: dict[OpOverload, str] = by_operator(
 )
 
 
-def _argument(node: fx.Node, position: int, name: str) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
-
-
 _AT_TIMES: OpRules[Callable[[fx.Node], str | None]] = OpRules()
 
 
 @_AT_TIMES.rule("avg_pool1d avg_pool2d avg_pool3d")
 def _pool(node: fx.Node) -> str | None:
-    if _argument(node, 4, "ceil_mode") or _argument(node, 6, "divisor_override") is not None:
+    named = arguments(node)
+    if named["ceil_mode"] or named.get("divisor_override") is not None:
         return "ONNX counts the elements of windows that reach beyond the edge otherwise"
     return None
 
@@ -150,9 +147,10 @@ def _power(node: fx.Node) -> str | None:
 
 @_AT_TIMES.rule("linalg_vector_norm")
 def _norm(node: fx.Node) -> str | None:
-    if _argument(node, 2, "dim") is not None and (why := _of_number(node)) is not None:
+    named = arguments(node)
+    if named["dim"] is not None and (why := _of_number(node)) is not None:
         return why
-    order = _argument(node, 1, "ord")
+    order = named["ord"]
     if isinstance(order, float) and math.isinf(order):
         return "ONNX Runtime passes over what is not a number"
     return None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten.graph import AtenGraph, is_pure, is_view
+from fusee.aten.graph import AtenGraph, arguments, is_pure, is_view
 from fusee.aten.torch_api import OpOverload
 from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
@@ -657,8 +657,7 @@ def _either(*positions: int) -> Callable[[fx.Node], Interval | None]:
 
 @_RULES.rule("constant_pad_nd")
 def _padded(node: fx.Node) -> Interval | None:
-    value = node.args[2] if len(node.args) > 2 else 0
-    return _hull([interval(node.args[0]), interval(value)])
+    return _hull([interval(node.args[0]), interval(arguments(node)["value"])])
 
 
 @_RULES.rule("arange.start_step")
@@ -666,7 +665,7 @@ def _arange(node: fx.Node) -> Interval | None:
     start, end = map(_number, node.args[:2])
     if start is None or end is None:
         return None
-    step = node.args[2] if len(node.args) > 2 else 1
+    step = arguments(node)["step"]
     if not isinstance(step, int) or step < 1:
         return _hull([start, end])
     return start[0], maximum(start[1], end[1] - 1)
@@ -675,7 +674,7 @@ def _arange(node: fx.Node) -> Interval | None:
 def _sums(sign: int) -> Callable[[fx.Node], Interval | None]:
     def rule(node: fx.Node) -> Interval | None:
         a, b = map(interval, node.args[:2])
-        alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
+        alpha = arguments(node)["alpha"]
         if a is None or b is None or not isinstance(alpha, int):
             return None
         return _between(x + sign * alpha * y for x in a for y in b)

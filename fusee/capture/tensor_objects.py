@@ -56,21 +56,6 @@ def load(m: Capturing, modes: list[Any]) -> None:
         m.world.passing.append("a torch function mode")
 
 
-def apply_mode(m: Capturing, func: Any, kinds: list[type], args: Args, kwargs: Any) -> Any:
-    """What the innermost mode makes of a call."""
-    mode = m.modes.pop()
-    # as torch calls it: without kwargs where its code in C was given none
-    given = (func, tuple(kinds), args, *(() if kwargs is None else (kwargs,)))
-    try:
-        with without_modes(), m.world.recorder:
-            result = m.call(m.attribute(mode, "__torch_function__"), *given)
-    finally:
-        m.modes.append(mode)
-    if result is NotImplemented:
-        raise GraphBreak(f"{type(mode).__qualname__}.__torch_function__ leaves a call to others")
-    return result
-
-
 @stands_for(_device.__enter__)
 def _enter_device(m: Capturing, device: Any) -> Any:
     m.modes.append(m.call(m.world.hold(DeviceContext, "torch.device"), device))
@@ -110,21 +95,34 @@ def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | N
     if getattr(func, "__name__", "").lstrip("_").startswith("sym_"):  # of numbers, told to nobody
         with torch._C.DisableTorchFunction():
             return func(*args, **(kwargs or {}))
+    # as torch calls it: without kwargs where its code in C was given none
+    given = args, *(() if kwargs is None else (kwargs,))
     if m.modes:
-        return apply_mode(m, func, named(args, kwargs or {}), args, kwargs)
+        innermost = m.modes.pop()
+        try:
+            return _ask(m, [innermost], func, named(args, kwargs or {}), *given)
+        finally:
+            m.modes.append(innermost)
     if m.world.seen and not recorder.off:
         asked = _asked(named(args, kwargs or {}))
-    if not asked:
-        return recorder.call(func, *args, **(kwargs or {}))
-    # as torch calls it: without kwargs where its code in C was given none
-    given = (func, tuple(asked), args, *(() if kwargs is None else (kwargs,)))
-    with without_modes(), recorder:
-        for kind in asked:
-            if kind is not torch.Tensor:
-                result = m.call(m.attribute(kind, "__torch_function__"), *given)
+    return (
+        _ask(m, asked, func, asked, *given)
+        if asked
+        else recorder.call(func, *args, **(kwargs or {}))
+    )
+
+
+def _ask(m: Capturing, owners: list[Any], func: Any, kinds: list[type], *given: Any) -> Any:
+    """What the first of these makes of a call that does not leave it to others."""
+    with without_modes(), m.world.recorder:
+        for owner in owners:
+            if owner is not torch.Tensor:
+                asked = m.attribute(owner, "__torch_function__")
+                result = m.call(asked, func, tuple(kinds), *given)
                 if result is not NotImplemented:
                     return result
-    raise GraphBreak(f"{asked[0].__qualname__}.__torch_function__ leaves a call to others")
+    kind = owners[0] if isinstance(owners[0], type) else type(owners[0])
+    raise GraphBreak(f"{kind.__qualname__}.__torch_function__ leaves a call to others")
 
 
 def _asked(kinds: list[type]) -> list[type]:

@@ -654,8 +654,18 @@ class State(NamedTuple):
 
     def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], Any]]:
         """The calls that lead from this state to another, with their arguments."""
-        for function, args in self._switches(then):
-            yield function, args, {}
+        if self.grad != then.grad:
+            yield set_grad_enabled, (then.grad,), {}
+        for (device, on, dtype), (_, on_then, dtype_then) in zip(self.autocast, then.autocast):
+            if on != on_then:
+                yield torch.set_autocast_enabled, (device, on_then), {}
+            if dtype != dtype_then:
+                yield torch.set_autocast_dtype, (device, dtype_then), {}
+        if self.cache != then.cache:
+            yield torch.set_autocast_cache_enabled, (then.cache,), {}
+        deeper = then.depth > self.depth
+        step = torch.autocast_increment_nesting if deeper else torch.autocast_decrement_nesting
+        yield from [(step, (), {})] * abs(then.depth - self.depth)
         if self.deterministic != then.deterministic:
             is_on, warn_only = then.deterministic
             yield set_deterministic, (is_on,), {"warn_only": warn_only}
@@ -664,20 +674,6 @@ class State(NamedTuple):
                 yield set_, (now,), {}
         if self.hooks != then.hooks:
             yield (_HOOKS_ON, (), {}) if then.hooks is None else (_HOOKS_OFF, (then.hooks,), {})
-
-    def _switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
-        if self.grad != then.grad:
-            yield set_grad_enabled, (then.grad,)
-        for (device, on, dtype), (_, on_then, dtype_then) in zip(self.autocast, then.autocast):
-            if on != on_then:
-                yield torch.set_autocast_enabled, (device, on_then)
-            if dtype != dtype_then:
-                yield torch.set_autocast_dtype, (device, dtype_then)
-        if self.cache != then.cache:
-            yield torch.set_autocast_cache_enabled, (then.cache,)
-        deeper = then.depth > self.depth
-        step = torch.autocast_increment_nesting if deeper else torch.autocast_decrement_nesting
-        yield from [(step, ())] * abs(then.depth - self.depth)
 
 
 @contextlib.contextmanager

@@ -126,9 +126,13 @@ def points_of(axes: Iterable[Symbol]) -> int:
     return hint(count_points(axes))
 
 
-def rewrite_body(body: Sequence[Statement], axes: dict[Symbol, Size]) -> list[Statement]:
-    """The body with axis variables substituted."""
-    new = rewrite([v for statement in body for v in statement.operands], axes)
+def rewrite_body(
+    body: Sequence[Statement],
+    axes: dict[Symbol, Size] | None,
+    change: Callable[[Value], Value | None] | None = None,
+) -> list[Statement]:
+    """The body with values that are those of `rewrite`."""
+    new = rewrite([v for statement in body for v in statement.operands], axes, change)
     result: list[Statement] = []
     for statement in body:
         value = new[id(statement.value)]
@@ -596,14 +600,7 @@ def _subtracted(value: Value, base: Accumulate, phase: Phase) -> Value | None:
 
 
 def _changed(phase: Phase, changes: dict[Acc, Value]) -> Phase:
-    new = rewrite(phase.operands, None, lambda v: changes.get(v.attr) if v.op == "acc" else None)
-    body: list[Statement] = []
-    for s in phase.body:
-        if isinstance(s, Store):
-            body.append(
-                Store(s.buffer, rewrite_index(s.index, None, new), new[id(s.value)], s.mode)
-            )
-        else:
-            which = None if s.which is None else new[id(s.which)]
-            body.append(Accumulate(s.acc, new[id(s.value)], which))
-    return Phase(phase.inner, body)
+    def instead(value: Value) -> Value | None:
+        return changes.get(value.attr) if value.op == "acc" else None
+
+    return Phase(phase.inner, rewrite_body(phase.body, None, instead))

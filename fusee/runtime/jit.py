@@ -35,7 +35,6 @@ import torch
 from fusee.config import settings
 from fusee.errors import CompileError, MissingPackage
 from fusee.log import publish
-from fusee.runtime import jit
 from fusee.runtime.cache import content_key, object_cache
 from fusee.runtime.llvm_text import Level, Writer
 
@@ -684,7 +683,7 @@ def answer(level: Level, value: str) -> str:
 
 
 # What Python's C API needs to stay where it is: method definitions, and the code they point to.
-_kept: list[tuple[_MethodDef, jit.Function]] = []
+_kept: list[tuple[_MethodDef, Function]] = []
 
 
 def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
@@ -694,7 +693,7 @@ def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
     imports  addresses of what it calls, besides the process's and Python's C API
     """
     known = {**_c_api(), **(imports or {})}
-    function = jit.compile_one(text, known)
+    function = compile_one(text, known)
     definition = _MethodDef(name.encode(), function.address, _METH_FASTCALL, None)
     _kept.append((definition, function))
     return _made(ctypes.addressof(definition), None)

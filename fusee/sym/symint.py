@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fusee.errors import TraceError
-from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod, symbols
+from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod, product, symbols
 from fusee.sym.shape_env import ShapeEnv, size_of
 
 
@@ -103,10 +103,7 @@ class TorchSymbols:
 def _power(base: Size, exponent: Size) -> Size:
     if not isinstance(exponent, int) or exponent < 0:
         raise TraceError(f"the size ({base})**({exponent}) has no form")
-    total: Size = 1
-    for _ in range(exponent):
-        total = total * base
-    return total
+    return product([base] * exponent)
 
 
 _OPERATORS: dict[str, Callable[[Size, Size], Size]] = {

@@ -338,7 +338,7 @@ class Body:
         ctx.copy_axis = None
         ctx.lanes, ctx.copies, ctx.mask = stage.lanes, stage.copies, mask
 
-    def open_lanes(self, lane: Symbol, stage: Stage, i: str, stop: str, rank: int) -> None:
+    def open_lanes(self, lane: Symbol, stage: Stage, stop: str, i: str, rank: int) -> None:
         """The top level becomes the body of a loop along the lanes."""
         self.ctx.open_axis(lane, i, rank)
         mask = self._tail_mask(stage.lanes, i, stop) if stage.masked else None

@@ -47,9 +47,6 @@ from fusee.sym.expr import Size, Symbol, count_points, hint, maximum, minimum, p
 # then all lanes become one number at the end.
 
 
-# ---------------------------------------------------------------------------- nest
-
-
 # Additions into one accumulator before its sum goes to the second level. Along lanes, many
 # accumulators share the error; across them, each is on its own.
 SUM_ALONG, SUM_ACROSS = 128, 16
@@ -206,10 +203,7 @@ class Along(_Nest):
             else outer[acc][: stage.copies]
             for acc, how in self.hows.items()
         }
-
-        def open_(i: str, rank: int) -> None:
-            self.body.open_lanes(self.lane, stage, i, end or stop, rank)
-
+        open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
         local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
         small = InsertPoint(self.writer.top, machine, stage.lanes)
         wide = InsertPoint(self.writer.top, machine, self.lanes)
@@ -243,9 +237,7 @@ class Scan(Along):
         self._nest(0, {acc: [how.start(self.lanes)] for acc, how in self.hows.items()})
 
     def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
-        def open_(i: str, rank: int) -> None:
-            self.body.open_lanes(self.lane, stage, i, end or stop, rank)
-
+        open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
         is_narrow = stage.lanes != self.lanes
         local = dict(outer)
         for acc, how in self.hows.items() if is_narrow else ():
@@ -321,7 +313,7 @@ class Strip:
         """A loop over the block's vectors, for each stage."""
         for stage, start, stop in self.stages:
             with self.writer.each(start, stop, stage.width) as i:
-                self.body.open_lanes(self.lane, stage, i, self.high, rank)
+                self.body.open_lanes(self.lane, stage, self.high, i, rank)
                 self.ctx.base_rank = rank
                 write(InsertPoint(self.writer.top, self.ctx.machine, stage.lanes), i)
 
@@ -728,7 +720,7 @@ class _Emitter:
             return
         for stage, start, stop in parts:
             with self.writer.each(start, stop, stage.width) as i:
-                self.body.open_lanes(lane, stage, i, high, self.ctx.base_rank)
+                self.body.open_lanes(lane, stage, high, i, self.ctx.base_rank)
                 for phase in phases:
                     Across(self.body, phase).emit()
 

@@ -214,7 +214,7 @@ _RULES.update(
 
 
 def emit_cast(t: InsertPoint, source: torch.dtype, result: torch.dtype, x: str) -> str:
-    """Convert as torch does on this processor; see scalar.py."""
+    """Convert as torch does on this processor."""
     if source is result:
         return x
     held, kind = HELD[source], HELD[result]
@@ -458,11 +458,6 @@ class Context:
         entry.do(f"{name} = load {kind}, ptr {address}")
         return name
 
-    def status(self) -> str:
-        """The address of the status word."""
-        self.uses_status = True
-        return "%status"
-
     def spare(self) -> str:
         """Memory that lanes excluded by a mask may read and write."""
         self.uses_spare = True
@@ -470,13 +465,13 @@ class Context:
 
     def report(self, level: Level, is_bad: str, refused: str, message: int) -> None:
         """Where `is_bad`, tell the status what was refused and the number of the message."""
-        status, spare = self.status(), self.spare()
-        told = level.op(f"load i64, ptr {status}, align 8")
+        self.uses_status, spare = True, self.spare()
+        told = level.op("load i64, ptr %status, align 8")
         is_bad = level.op(f"and i1 {is_bad}, {level.op(f'icmp eq i64 {told}, 0')}")
         # the index before the code, which says that there is one
         place = level.op(f"select i1 {is_bad}, ptr %found, ptr {spare}")
         level.do(f"store i64 {refused}, ptr {place}, align 8")
-        place = level.op(f"select i1 {is_bad}, ptr {status}, ptr {spare}")
+        place = level.op(f"select i1 {is_bad}, ptr %status, ptr {spare}")
         code = self.param("message", message + 1)  # no part of the text, which many calls share
         level.do(f"store i64 {code}, ptr {place}, align 8")
 
