@@ -28,7 +28,7 @@ from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph, arguments, dependents
 from fusee.aten.subgraph import new_call
-from fusee.aten.torch_api import is_transforming, library
+from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
 from fusee.fake.layouts import is_row_major, like
 from fusee.fake.mode import on_metas
@@ -188,47 +188,6 @@ def sparse_embedding(
     if not (sparse and torch.is_grad_enabled() and weight.requires_grad):
         return torch.embedding(weight, indices, *options, sparse)
     return _SparseEmbedding.apply(weight, t, indices, *options)  # type: ignore[no-untyped-call]
-
-
-class _Product(torch.autograd.Function):
-    """A product over one axis. Eager divides by each factor where nothing is zero, or else scans.
-
-    Here rows without a zero divide. A lone zero gets the product of the others; the rest of its
-    row has no gradient, nor has anything where two are zero.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: int) -> Tensor:
-        result = torch.prod(x, axis, True)
-        ctx.axis = axis
-        ctx.save_for_backward(x, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
-        x, result = ctx.saved_tensors
-        if torch.is_grad_enabled():  # what follows has no gradient of its own at zeros
-            again = torch.prod(x, ctx.axis, True)
-            return torch.autograd.grad(again, x, grad, create_graph=True)[0], None
-        is_zero = x == 0
-        zeros = is_zero.sum(ctx.axis, True, dtype=torch.int32)
-        others = x.masked_fill(is_zero, 1).prod(ctx.axis, True)
-        rest = torch.where(is_zero & (zeros == 1), others, result)
-        return torch.where(zeros == 0, grad * result / x, grad * rest), None
-
-
-def product(
-    t: Tracer, input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Any:
-    """torch.prod in a joint trace."""
-    x = input if dtype is None else input.to(dtype)
-    is_differentiated = x.requires_grad and torch.is_grad_enabled() and not is_transforming()
-    if not is_differentiated or not x.dim() or x.is_complex():
-        return torch.prod(x) if dim is None else torch.prod(x, dim, keepdim)
-    if dim is None:
-        return _Product.apply(x.flatten(), 0).squeeze(0)  # type: ignore[no-untyped-call]
-    result = _Product.apply(x, dim)  # type: ignore[no-untyped-call]
-    return result if keepdim else result.squeeze(dim)
 
 
 def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:

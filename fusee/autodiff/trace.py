@@ -38,6 +38,7 @@ from fusee.aten.torch_api import (
     autocast_restored,
     current_node_number,
     gradients,
+    is_transforming,
     next_node_number,
     unwrapped,
     uses_flash_attention,
@@ -46,10 +47,11 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
 from fusee.aten.tracer import TracedTensor, Tracer
-from fusee.autodiff.joint import Joint, product, sparse_embedding, why_not
+from fusee.autodiff.joint import Joint, sparse_embedding, why_not
 from fusee.fake.gradients import checked, leaf_gradients
 from fusee.fake.layouts import suggested_layout
 from fusee.fake.mode import FakeTensor, unseen_by_hooks
+from fusee.fake.open_composites import prod
 from fusee.fake.torch_python import python_dispatcher
 from fusee.source import Args, Rules
 from fusee.sym.expr import Size, hint
@@ -64,9 +66,7 @@ from fusee.sym.expr import Size, hint
 aten = torch.ops.aten
 
 
-_FUNCTIONS: Rules[Any, Callable[..., Any]] = Rules(
-    {torch.embedding: sparse_embedding, torch.prod: product, Tensor.prod: product}
-)
+_FUNCTIONS: Rules[Any, Callable[..., Any]] = Rules({torch.embedding: sparse_embedding})
 
 
 class AboveAutograd(WithData):
@@ -157,6 +157,11 @@ def _group_norm(
     x = input.contiguous(memory_format=layout)  # elsewhere than on a CPU it makes rows
     size = n, channels, math.prod(pixels), num_groups
     return torch.native_group_norm(x, weight, bias, *size, eps)[0]
+
+
+@_FUNCTIONS.rule(torch.prod, Tensor.prod)
+def _prod(t: Tracer, *args: Any, **kwargs: Any) -> Any:
+    return (torch.prod if is_transforming() else prod)(*args, **kwargs)
 
 
 @_FUNCTIONS.rule(torch.nn.functional.pad)

@@ -589,38 +589,46 @@ def _embedding_bag(
 
 
 class _Prod(torch.autograd.Function):
-    """torch.prod, and its gradient from the product of what is not zero."""
+    """A product over one axis. Eager divides by each factor where nothing is zero, or else scans.
+
+    Here rows without a zero divide. A lone zero gets the product of the others; the rest of its
+    row has no gradient, nor has anything where two are zero.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        made = torch.prod(x, *axes, *(True,) * len(axes))
-        ctx.axes = axes
+    def forward(ctx: Any, x: Tensor, axis: int) -> Tensor:
+        made = torch.prod(x, axis, True)
+        ctx.axis = axis
         ctx.save_for_backward(x, made)
         return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (x, made), axes = ctx.saved_tensors, ctx.axes
-        is_zero, kept = x == 0, (True,) * len(axes)
-        zeros = is_zero.sum(*axes, *kept)
-        others = torch.prod(x.masked_fill(is_zero, 1), *axes, *kept)
-        at_zero = torch.where(is_zero & (zeros == 1), grads[0] * others, 0)
-        return torch.where(zeros == 0, grads[0] * (made / x), at_zero), None
+        (x, made), (grad,) = ctx.saved_tensors, grads
+        if torch.is_grad_enabled():  # what follows has no gradient of its own at zeros
+            again = torch.prod(x, ctx.axis, True)
+            return torch.autograd.grad(again, x, grad, create_graph=True)[0], None
+        is_zero = x == 0
+        zeros = is_zero.sum(ctx.axis, True, dtype=torch.int32)
+        others = x.masked_fill(is_zero, 1).prod(ctx.axis, True)
+        rest = torch.where(is_zero & (zeros == 1), others, made)
+        return torch.where(zeros == 0, grad * made / x, grad * rest), None
 
 
-def _prod(input: Tensor, *given: Any, **named: Any) -> Any:
-    """Of floats along an axis, or of all of them."""
+def prod(input: Tensor, *given: Any, **named: Any) -> Any:
+    """torch.prod, of floats along an axis or of all of them without a loop or a look at values."""
     places = {**dict(zip(("dim", "keepdim"), given)), **named}
-    dim, keeps, dtype = places.get("dim"), places.get("keepdim", False), places.get("dtype")
-    is_plain = input.is_floating_point() and dtype in (None, input.dtype) and input.dim() > 0
+    dim, dtype = places.get("dim"), places.get("dtype") or input.dtype
+    is_plain = input.is_floating_point() and dtype.is_floating_point and input.dim() > 0
     learns = input.requires_grad and torch.is_grad_enabled()
     is_axis = dim is None or (type(dim) is int and _fits(input, (dim,)))
     if not (is_plain and learns and is_axis) or len(given) > 2 or {*named} - _OF_PROD:
         return torch.prod(input, *given, **named)
+    x = input if dtype is input.dtype else input.to(dtype)
     if dim is None:
-        return _Prod.apply(input, ())  # type: ignore[no-untyped-call]
-    made = _Prod.apply(input, (dim,))  # type: ignore[no-untyped-call]
-    return made if keeps else made.squeeze(dim)
+        return _Prod.apply(x.flatten(), 0).squeeze(0)  # type: ignore[no-untyped-call]
+    made = _Prod.apply(x, dim)  # type: ignore[no-untyped-call]
+    return made if places.get("keepdim") else made.squeeze(dim)
 
 
 _OF_PROD = {"dim", "keepdim", "dtype"}
@@ -740,7 +748,7 @@ IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     _nn.cross_entropy_loss: _cross_entropy,
     torch.embedding_bag: _embedding_bag,
     **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod),
-    **dict.fromkeys((torch.prod, torch.Tensor.prod), _prod),
+    **dict.fromkeys((torch.prod, torch.Tensor.prod), prod),
     torch.linalg.vander: _vander,
     **dict.fromkeys(  # the gradient of the one is zeros of a known size
         (torch.sgn, torch.Tensor.sgn),

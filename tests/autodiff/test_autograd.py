@@ -87,7 +87,9 @@ def with_zeros() -> Tensor:
 
 
 def products(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    return x.prod(1) * 3, torch.prod(x, 0, keepdim=True), w.prod(), x.prod(-1, dtype=torch.float64)
+    whole = torch.prod(w > 0, dtype=torch.int32)
+    last = x.prod(-1, dtype=torch.float64)
+    return x.prod(1) * 3, torch.prod(x, 0, keepdim=True), w.prod(), last, whole
 
 
 def gradient_of_a_products_gradient(x: Tensor, w: Tensor) -> Tensor:
