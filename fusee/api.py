@@ -16,13 +16,7 @@ from torch import nn
 
 from fusee.backends import registry
 from fusee.backends.registry import BackendLike
-from fusee.backends.report import (
-    CompiledGraph,
-    GuardedBackend,
-    Report,
-    graphs_of,
-    live_reports,
-)
+from fusee.backends.report import CompiledGraph, GuardedBackend, Report, graphs_of, live_reports
 from fusee.capture.between import suspending
 from fusee.capture.builtins import stands_for
 from fusee.capture.bytecode import first_line

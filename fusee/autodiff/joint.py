@@ -226,10 +226,7 @@ _BATCH_NORMS = (
 )
 
 
-_BATCH_NORMS_BACKWARD = (
-    aten.native_batch_norm_backward.default,
-    aten.batch_norm_backward.default,
-)
+_BATCH_NORMS_BACKWARD = (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)
 
 
 class _After:

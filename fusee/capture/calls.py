@@ -56,15 +56,7 @@ from fusee.capture.builtins import (
 )
 from fusee.capture.containers import sort_key
 from fusee.capture.dynamic import Computed, asked_by_c, holds_number, need_values
-from fusee.capture.frame import (
-    ABSENT,
-    CONTAINERS,
-    OPCODES,
-    Frame,
-    called,
-    is_scalar,
-    suspended,
-)
+from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, called, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import Stepping, empty_like, new_tuple

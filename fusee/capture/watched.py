@@ -174,13 +174,7 @@ _STATE = {
     "grad": [("_ZN3c108GradMode10is_enabledEv", 0, _BYTE)],
     "inference": [("_ZN3c1013InferenceMode10is_enabledEv", 0, _BYTE)],
     "default": [("_ZN3c1031get_default_dtype_as_scalartypeEv", 0, _BYTE)],
-    "transforms": [
-        (
-            "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
-            _FRONT,
-            _BYTE,
-        )
-    ],
+    "transforms": [("_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE", _FRONT, _BYTE)],
     "traced": [("_ZN5torch3jit6tracer15getTracingStateEv", 0, _AT)],
     "dispatching": [("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", 0, _MOST)],
     "modes": [("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", 0, _MOST)],

@@ -441,9 +441,7 @@ class Unbacked:
 
 def refuse(asked: Any) -> NoReturn:
     """There is no graph that holds for all values of the symbols."""
-    raise TraceError(
-        f"{asked.asked} only the values of tensors tell",
-    )
+    raise TraceError(f"{asked.asked} only the values of tensors tell")
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,7 @@ from fusee.codegen.llvm.memory import (
     store_vector,
     vector_sum,
 )
-from fusee.codegen.llvm.ops import (
-    STATIC_SIZE,
-    Context,
-    compare,
-    emit,
-    emit_bitcast,
-    emit_cast,
-)
+from fusee.codegen.llvm.ops import STATIC_SIZE, Context, compare, emit, emit_bitcast, emit_cast
 from fusee.loops.ir import (
     REDUCTIONS,
     SCALAR_OPS,

@@ -25,15 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusee.codegen.llvm.body import (
-    Carried,
-    Parts,
-    Stage,
-    across,
-    is_short,
-    merge_all,
-    result,
-)
+from fusee.codegen.llvm.body import Carried, Parts, Stage, across, is_short, merge_all, result
 from fusee.codegen.llvm.kernel import Across, KernelCode
 from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.codegen.simt.thread import (

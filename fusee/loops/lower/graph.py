@@ -207,10 +207,7 @@ calls(
     " _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward"
     " _upsample_bicubic2d_aa_backward grid_sampler_2d_backward grid_sampler_3d_backward",
 )
-calls(
-    "attention is ATen's blocked kernel",
-    "_scaled_dot_product_flash_attention_for_cpu_backward",
-)
+calls("attention is ATen's blocked kernel", "_scaled_dot_product_flash_attention_for_cpu_backward")
 calls("distances are sums over all pairs: ATen's", "_cdist_backward _pdist_backward")
 
 

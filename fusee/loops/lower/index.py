@@ -394,8 +394,7 @@ def _index_fill(call: OpCall, x: Tensor, dim: int, index: Tensor, value: Operand
 
 
 @lowers(
-    "put",
-    unless=lambda call, x, index, source, accumulate: _odd(call, x) if accumulate else None,
+    "put", unless=lambda call, x, index, source, accumulate: _odd(call, x) if accumulate else None
 )
 def _put(call: OpCall, x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Tensor:
     count = product(index.shape)

@@ -345,10 +345,7 @@ class _Padded:
     """A product of (m, k) with (k, n), or (n, k) of a layer, and longer axes for it."""
 
     def __init__(
-        self,
-        edit: Editor,
-        node: fx.Node,
-        padded: dict[tuple[fx.Node, tuple[int, ...]], fx.Node],
+        self, edit: Editor, node: fx.Node, padded: dict[tuple[fx.Node, tuple[int, ...]], fx.Node]
     ) -> None:
         self.edit, self.node, self.padded = edit, node, padded
         named = arguments(node)
