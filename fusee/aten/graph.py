@@ -449,7 +449,7 @@ def function(source: str, constants: Mapping[str, torch.Tensor]) -> Callable[...
     return define(source, "graph", "aten graph", names)
 
 
-def inverse(order: Order) -> Order:
+def inverse(order: Sequence[int]) -> Order:
     """The permutation that undoes `order`."""
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 

@@ -19,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fusee.aten.canonicalize import bound, convert
+from fusee.aten.graph import inverse
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
@@ -320,8 +321,7 @@ def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     order = sorted(range(x.dim()), key=lambda axis: -x.stride()[axis])
     rows = t.call(aten.permute.default, args[0], order)
     found = t.call(aten.bernoulli.p, rows, probability, **kwargs)
-    back = sorted(range(x.dim()), key=order.__getitem__)
-    store(t, args[0], t.call(aten.permute.default, found, back))
+    store(t, args[0], t.call(aten.permute.default, found, list(inverse(order))))
     return args[0]
 
 

@@ -47,6 +47,7 @@ from fusee.aten.torch_api import (
     laid_out,
     library,
     op_name,
+    storage_id,
     symbolic_mode,
     takes_gradients,
     unwrapped,
@@ -493,7 +494,7 @@ def _operator(name: str, functions: list[_Function], spec: Any) -> Any:
         if not told:  # sizes are those of the graph, always
             told.extend(shaped([x.to("meta") for x in given]))
         pairs = zip(computed(given), told, strict=True)
-        taken = {x.untyped_storage()._cdata for x in given}
+        taken = {*map(storage_id, given)}
         return [_fresh(x, like, taken) for x, like in pairs]
 
     def gradients(given: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
@@ -550,7 +551,7 @@ def _is_float(x: Tensor) -> bool:
 
 def _fresh(x: Tensor, like: Tensor, taken: set[int]) -> Tensor:
     """A result in memory of its own, with the strides that were told of it."""
-    if x.stride() == like.stride() and x.untyped_storage()._cdata not in taken:
+    if x.stride() == like.stride() and storage_id(x) not in taken:
         return x
     return laid_out(x, like.stride())
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusee.aten.graph import inverse
 from fusee.aten.scalars import on_tensors, with_scalars
 from fusee.aten.torch_api import (
     CASTS,
@@ -233,10 +234,10 @@ class Builder:
         while at.parent is not None:
             is_counted &= at.apart != "data"
             if at.view is not None:
-                inverse = _INVERSES.get(at.view[0])
-                if inverse is None:
+                undo = _INVERSES.get(at.view[0])
+                if undo is None:
                     raise self.unsupported(f"a write through {at.view[0]} has no functional form")
-                node = inverse(self, at, node)
+                node = undo(self, at, node)
             at = at.parent
         if not _same_layout(node.meta["val"], at.tensor):
             args = (self.node(at), node)
@@ -318,11 +319,7 @@ def _expand(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
 @_INVERSES.rule("permute")
 def _permute(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.view is not None
-    dims = view.view[1][0]
-    inverse = [0] * len(dims)
-    for to, source in enumerate(dims):
-        inverse[source] = to
-    return b.apply(aten.permute.default, contents, inverse)
+    return b.apply(aten.permute.default, contents, list(inverse(view.view[1][0])))
 
 
 @_INVERSES.rule("view.dtype")

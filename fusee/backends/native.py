@@ -28,7 +28,7 @@ from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten.canonicalize import Table
-from fusee.aten.graph import WHOLE, AtenGraph, InputSpec, must_run, returning
+from fusee.aten.graph import WHOLE, AtenGraph, InputSpec, inverse, must_run, returning
 from fusee.aten.rewriter import edited
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import COMPILERS, trace
@@ -153,7 +153,7 @@ def _kept(aten: AtenGraph, derived: Sequence[Derived], loops: LoopGraph) -> Kept
     if not any(one.sources for one in derived):
         return Fixed((*(x for one in derived for x in one.compute(())), *constants))
     places = [place for one in derived for place in one.targets]
-    order = sorted(range(len(places)), key=places.__getitem__)
+    order = inverse(places)
     computed = [change_detection.Derivation(one.sources, one.compute) for one in derived]
     return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
 
