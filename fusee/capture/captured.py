@@ -95,14 +95,16 @@ def tells_of_its_end(x: Any) -> bool:
     row, known = [x], set()
     while row:
         x = row.pop()
+        if id(x) in known:
+            continue
         is_generator = type(x) is types.GeneratorType
         if is_generator and x.gi_frame is not None and x.gi_code.co_exceptiontable:
             return True
         if is_generator or type(x) in _HOLDING:
-            if id(x) not in known:
-                known.add(id(x))
-                row += (y for y in gc.get_referents(x) if type(y) is not types.FunctionType)
+            known.add(id(x))
+            row += (y for y in gc.get_referents(x) if type(y) is not types.FunctionType)
         elif isinstance(x, BaseException):
+            known.add(id(x))
             row += (y for _, kept in kept_by(x) for part in kept for y in part.values())
         elif isinstance(x, types.BuiltinFunctionType):
             continue  # torch.sin, which others watch and nobody lets go of

@@ -666,7 +666,7 @@ def STORE_FAST_LOAD_FAST(f: Frame, i: Instruction) -> None:
 @op()
 def DELETE_FAST(f: Frame, i: Instruction) -> None:
     _local(f, i.value)
-    del f.locals[i.value]
+    f.locals[i.value] = UNBOUND
 
 
 # ------------------------------------------------------------------------------ closures

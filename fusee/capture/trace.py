@@ -20,7 +20,7 @@ from fusee.capture.builtins import left
 from fusee.capture.bytecode import parameters, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
-from fusee.capture.frame import UNBOUND, Frame
+from fusee.capture.frame import Frame
 from fusee.capture.graph_break import (
     Anew,
     Failing,
@@ -389,7 +389,7 @@ class _Attempt:
         seen = "" if stop is None else stop.memory
         made = [node for node in self.recorder.graph.nodes if node.name == seen]
         rebuild.outputs += (node.meta["example_value"] for node in made)
-        names = [(n, v) for n, v in f.locals.items() if v is not UNBOUND]
+        names = [*f.locals.items()]
         if self.machine.handled is not None:
             names.append((".h", self.machine.handled))
         variables = ", ".join(f"{name!r}: {rebuild.value(value)}" for name, value in names)

@@ -483,8 +483,12 @@ def _kept_by_an_error(x: Any, log: list[str]) -> Any:
             brk()
         try:
             raise ValueError
+        except ValueError as error:
+            own = error  # which has this frame
+            raise
         finally:
             log.append("leaves")
+            own = None
 
     for breaks in (False, True):
         try:
