@@ -220,6 +220,10 @@ def is_in_place(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__") and name not in _KEYWORDS
 
 
+# Of the module `operator`: these write to their first operand.
+CHANGING = frozenset(
+    "setitem iadd isub imul itruediv ifloordiv imod ipow ilshift irshift ixor iand ior".split()
+)
 # Functions of the module `operator` that would otherwise be words of Python.
 _KEYWORDS = ("and_", "or_", "not_")
 
@@ -329,13 +333,19 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> None:
 
     FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
     """
-    written = kwargs.get("out")
+    written, is_operator = kwargs.get("out"), False
     if written is None:
-        if not (is_in_place(name) and args):
+        is_operator = name.strip("_") in CHANGING
+        if not ((is_in_place(name) or is_operator) and args):
             return
         written, *args = args
+        if name.strip("_") == "setitem":  # by numbers a view is written to, by tensors elements
+            index, *args = args
+            if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(index)):
+                return
+            written = written[index]
     operands = pytree.tree_leaves(args)
-    may_be_operand = name == "copy_" or _is_pointwise(name)
+    may_be_operand = name == "copy_" or is_operator or _is_pointwise(name)
     for x in written if isinstance(written, (tuple, list)) else (written,):
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
             continue

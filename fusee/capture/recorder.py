@@ -38,6 +38,7 @@ from fusee.capture.dynamic import (
     takes_numbers,
 )
 from fusee.capture.graph_break import (
+    CHANGING,
     KEEP_ON_DEVICE,
     TURN,
     VALUE,
@@ -154,8 +155,7 @@ _WRITE_IF: dict[str, tuple[int, str, Any]] = {
     **dict.fromkeys(("embedding", "embedding_bag"), (3, "max_norm", None)),
 }
 
-_CHANGING = "setitem iadd isub imul itruediv ifloordiv imod ipow ilshift irshift ixor iand ior"
-_IN_PLACE = {getattr(operator, name) for name in _CHANGING.split()}
+_IN_PLACE = {getattr(operator, name) for name in CHANGING}
 
 
 def is_mutable(func: Any) -> bool:

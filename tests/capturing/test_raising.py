@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -255,6 +256,37 @@ def test_inputs_that_share_memory_and_lists_of_operands() -> None:
     for fn in (program, joins):
         found = [run(x, x[:]) for run in (fn, fusee.compile(fn)) for x in [torch.ones(4)]]
         assert found[0] == found[1] and "single memory location" in found[0]
+
+
+def _set(x: Tensor, index: Any, value: Any) -> None:
+    x[index] = value
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning", "ignore:Use of index_put_")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, y: _set(y, slice(2), 1.0),
+        lambda x, y: _set(y, (..., slice(1)), x[0]),
+        lambda x, y: _set(y, 0, 1.0),
+        lambda x, y: _set(y, y > 2, 1.0),
+        lambda x, y: _set(x, slice(1, None), x[:-1]),
+        lambda x, y: operator.iadd(y, 1),
+        lambda x, y: operator.ipow(y, 2),
+        lambda x, y: operator.iadd(x, x),
+        lambda x, y: operator.iadd(x[1:], x[:-1]),
+    ],
+)
+def test_a_handler_hears_of_writes_to_shared_elements(write: Fn) -> None:
+    def program(x: Tensor) -> Any:
+        try:
+            write(x, x[:2].expand(3, 2))
+        except RuntimeError as error:
+            return str(error), x + 1
+        return x + 1
+
+    x = torch.arange(4.0)
+    assert str(outcome(fusee.compile(program), x)) == str(outcome(program, x))
 
 
 def test_writes_beside_one_another_stay_in_the_graph() -> None:
