@@ -395,14 +395,14 @@ def lower_bound(a: Size) -> int | None:
     """An integer that `a` is never below, or None if this can't tell."""
     if isinstance(a, int):
         return a
-    found = _lower(a, 0)
+    found = _lower(a, iter(range(_MOST_STEPS)))
     return _without_divisions(a) if found is None else found
 
 
-def _lower(a: Size, depth: int) -> int | None:
+def _lower(a: Size, steps: Iterator[int]) -> int | None:
     if isinstance(a, int):
         return a
-    if depth > 12:
+    if next(steps, None) is None:  # each factor of a product asks twice for the rest of it
         return None
     found = {atom: None for mono in a.terms for atom in mono if isinstance(atom, Symbol)}
     # those with a symbolic range first: their ends mention the others
@@ -413,12 +413,12 @@ def _lower(a: Size, depth: int) -> int | None:
         if isinstance(coef, int):
             rising, falling = coef >= 0, coef <= 0
         else:
-            least, most = _lower(coef, depth + 1), _lower(-coef, depth + 1)
+            least, most = _lower(coef, steps), _lower(-coef, steps)
             rising, falling = least is not None and least >= 0, most is not None and most >= 0
         if rising:
-            return _lower(coef * symbol.lo + rest, depth + 1)
+            return _lower(coef * symbol.lo + rest, steps)
         if falling and symbol.hi is not None:
-            return _lower(coef * (symbol.hi - 1) + rest, depth + 1)
+            return _lower(coef * (symbol.hi - 1) + rest, steps)
         if falling:
             return None
     return _interval(a)
@@ -434,11 +434,12 @@ def _without_divisions(a: Expr) -> int | None:
             least = atom.a - (b - 1) if coef > 0 else atom.a
             total = b * (total - scale * coef * _atom(atom)) + scale * coef * least
             scale *= b
-    low = _lower(total, 0) if 1 < scale < _MOST_SCALE else None
+    low = _lower(total, iter(range(_MOST_STEPS))) if 1 < scale < _MOST_SCALE else None
     return None if low is None else -(-low // scale)
 
 
 _MOST_SCALE = 1 << 20
+_MOST_STEPS = 200
 
 
 def linear_in(a: Expr, symbol: Symbol) -> tuple[Size | None, Size]:

@@ -201,3 +201,13 @@ def test_divisions_within_divisions(step: Callable[[Size, int], Size]) -> None:
     assert list(symbols(nested)) == [symbol]
     least = lower_bound(nested)
     assert least is not None and 0 <= least <= number
+
+
+@pytest.mark.parametrize("least", [2, -2])
+def test_products_of_many_sizes(least: int) -> None:
+    """Their bounds are asked for a number of times that does not double with each size."""
+    product: Size = 1
+    for i in range(60):
+        product = product * Symbol(f"s{i}", least).expr
+    assert lower_bound(product - 5) in (None, 2**60 - 5)
+    assert lower_bound(mod(product, 100)) == 0
