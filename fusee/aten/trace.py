@@ -98,6 +98,8 @@ def run_nodes(
         t.b.stack_trace = node.stack_trace or outer
         args = fx.map_arg(node.args, load)
         kwargs = fx.map_arg(node.kwargs, load)
+        if kwargs.get("generator", t) is None:  # it chose an overload that then lacks it
+            kwargs = {key: x for key, x in kwargs.items() if key != "generator"}
         region = node.meta.get("ac_graph_id")  # of torch.utils.checkpoint
         if region is not None:
             t.b.marks["recompute"] = region

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
+import fusee
 from fusee.backends import lookup
 from fusee.targets import cpu as random
 from tests.aten.harness import one_node
@@ -58,3 +61,23 @@ def test_dropout(layout: torch.memory_format) -> None:
         torch.manual_seed(seed)
         for got, expected in zip(compiled(x), want, strict=True):
             assert torch.equal(got, expected) and got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **g: torch.rand(3, **g),
+        lambda **g: torch.randn(3, dtype=torch.float64, **g),
+        lambda **g: torch.randint(2, 9, (3,), **g),
+        lambda **g: torch.randperm(3, **g),
+        lambda **g: torch.empty(3).uniform_(**g),
+    ],
+)
+def test_no_generator_is_torchs(make: Callable[..., Tensor]) -> None:
+    def program(x: Tensor) -> Tensor:
+        return x + make(generator=None)
+
+    torch.manual_seed(0)
+    want = program(torch.ones(3))
+    torch.manual_seed(0)
+    assert torch.equal(fusee.compile(program)(torch.ones(3)), want)
