@@ -671,19 +671,19 @@ def merge_equal(graph: fx.Graph, apart: Container[fx.Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or not is_pure(node):
             continue
-        key = (node.target, _key(node.args), _key(node.kwargs))
+        key = (node.target, key_of(node.args), key_of(node.kwargs))
         found = first.setdefault(key, node)
         if found is not node and node not in apart:
             node.replace_all_uses_with(found)
             graph.erase_node(node)
 
 
-def _key(x: Any) -> Any:
+def key_of(x: Any) -> Any:
     """Hashable, and equal only for arguments that mean the same: 1, 1.0 and True don't."""
     if isinstance(x, (list, tuple)):
-        return tuple(map(_key, x))
+        return tuple(map(key_of, x))
     if isinstance(x, dict):
-        return tuple((name, _key(item)) for name, item in x.items())
+        return tuple((name, key_of(item)) for name, item in x.items())
     if isinstance(x, fx.Node):
         return x
     if isinstance(x, float):

@@ -6,6 +6,7 @@ write once what eager's operators pass on through memory, one after the other.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import AtenGraph, is_view, memory_root
+from fusee.aten.graph import AtenGraph, is_view, key_of, memory_root
 from fusee.autodiff.min_cut import (
     REDUCTIONS,
     Costs,
@@ -106,14 +107,19 @@ def bill(
     if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
         kernels += prices.guard
     charges = []
+    forms: dict[Any, tuple[str, str, tuple[float, float]]] = {}
     for (_, full_name), nodes in calls.items():
         name = full_name.partition("::")[2]
         if not name or (len(nodes) == 1 and name_of(op_of(nodes[0])) in _COPIES):
             name = name_of(op_of(nodes[0]))
-        kind = f"{name}{_layout(costs, nodes)}"
-        own, loop = known(prices.own, kind)
+        # a model has few forms of calls
+        form = full_name, *map(_form, nodes)
+        if form not in forms:
+            kind = f"{name}{_layout(costs, nodes)}"
+            once = f"{name}{' number' * any(map(_has_number, nodes))} once"
+            forms[form] = kind, once, known(prices.own, kind)
+        kind, once, (own, loop) = forms[form]
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
-        once = f"{name}{' number' * any(map(_has_number, nodes))} once"
         usual = prices.own.get(f"{name} once", (prices.call, prices.run))
         call, alone = prices.own.get(once, usual)
         charges.append(Charge(kind, once, passed, call + own * passed, loop * passed))
@@ -162,9 +168,25 @@ def _cheaper_calls(costs: Costs, loops: Sequence[fx.Node]) -> dict[fx.Node, tupl
     return found
 
 
+def _form(node: fx.Node) -> Any:
+    """Equal for calls of known sizes that differ in what lies in memory alone."""
+    tensors = [t for x in (node, *node.all_input_nodes) for t in tensors_of(x.meta["val"])]
+    if any(t._has_symbolic_sizes_strides for t in tensors):
+        return node
+    literals = fx.node.map_arg((node.args, node.kwargs), lambda x: None)
+    return node.target, key_of(literals), *((x.dtype, x.shape, x.stride()) for x in tensors)
+
+
+@functools.cache
+def _parameters(op: OpOverload) -> dict[str, tuple[int, str, Any]]:
+    """Place, type and default of each, by name."""
+    rows = enumerate(op._schema.arguments)
+    return {x.name: (place, str(x.type), x.default_value) for place, x in rows}
+
+
 def _has_number(node: fx.Node) -> bool:
-    given = zip(node.args, op_of(node)._schema.arguments)
-    return any(type(x) in (int, float) and str(y.type) in ("Tensor", "number") for x, y in given)
+    given = zip(node.args, _parameters(op_of(node)).values())
+    return any(type(x) in (int, float) and y in ("Tensor", "number") for x, (_, y, _) in given)
 
 
 def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
@@ -272,16 +294,15 @@ def _is_repeated(x: torch.Tensor) -> bool:
 
 def _texts(node: fx.Node) -> Iterator[str]:
     """What a call says in text that is not what it would say anyway."""
-    for argument in op_of(node)._schema.arguments:
-        given = node.kwargs.get(argument.name, _given(node, argument.name))
-        if isinstance(given, str) and given != argument.default_value:
+    for name, (_, _, usual) in _parameters(op_of(node)).items():
+        given = node.kwargs.get(name, _given(node, name))
+        if isinstance(given, str) and given != usual:
             yield given
 
 
 def _given(node: fx.Node, name: str) -> Any:
     """What a call was given for a parameter, by its place; None of none."""
-    names = [argument.name for argument in op_of(node)._schema.arguments]
-    place = names.index(name) if name in names else len(node.args)
+    place = _parameters(op_of(node)).get(name, (len(node.args),))[0]
     return node.args[place] if place < len(node.args) else None
 
 
@@ -325,7 +346,7 @@ def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> in
     for node in nodes:
         given, name = node.all_input_nodes, name_of(op_of(node))
         into_new = name in _PUTTING and not whole and _is_fill(given[0]) and len(given) > 1
-        if into_new or (kind(node) is Kind.MOVING and name.endswith("_scatter")):
+        if into_new or (name.endswith("_scatter") and kind(node) is Kind.MOVING):
             given = given[1:]
             total += costs.bytes(node if whole else given[-1]) if given else 0
         elif _is_needed(node, inner):
