@@ -136,8 +136,9 @@ class Builder:
         if self.to_size is not None:
             args, kwargs = _with_sizes((args, kwargs), self.to_size)
         name = op._schema.name.partition("::")[2]  # shorter than fx's, and ten times as quick
-        node = self.graph.create_node("call_function", op, args, kwargs, name)
-        node.meta = {"val": val, "device": device, "stack_trace": self.stack_trace, **self.marks}
+        node = self.graph.create_node("call_function", op, None, kwargs, name)
+        node.args = args  # now: fx looks for open sizes in those that it is given before
+        node.meta.update(self.marks, val=val, device=device, stack_trace=self.stack_trace)
         return node
 
     def sizes(self, node: fx.Node) -> list[Size]:

@@ -378,7 +378,8 @@ def _repeat(graph: fx.Graph, facts: JointFacts, choice: Choice) -> None:
                 if not missing and (one := row.pop()) not in made:
                     made[one] = graph.node_copy(one, lambda x: made.get(x, x))
                     made[one].meta["late"] = number
-        node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda x: made.get(x, x))
+        if not made.keys().isdisjoint(node.all_input_nodes):
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda x: made.get(x, x))
         node.meta["late"] = number
     remove_dead(graph)
 

@@ -122,11 +122,17 @@ def effects(node: fx.Node) -> set[str]:
     with torch._C.DisableTorchFunction():  # the recorder may be on
         refuses = name_may_raise(name) or raises(node, name, "example_value")
         operands = (x.meta.get("example_value") for x in node.all_input_nodes)
-        sizes = (n for x in operands for n in (x.shape if isinstance(x, torch.Tensor) else (x,)))
+        sizes = (n for x in operands for n in _open_sizes(x))
         refuses = refuses or any(map(was_unbacked, sizes))
     if indexes or refuses or name.startswith("_assert"):
         found.add("raises")
     return found
+
+
+def _open_sizes(x: Any) -> Sequence[Any]:
+    if isinstance(x, torch.Tensor):
+        return x.shape if x._has_symbolic_sizes_strides else ()
+    return (x,)
 
 
 def written_by(node: fx.Node) -> Iterable[fx.Node]:
@@ -783,7 +789,10 @@ class Recorder(TorchFunctionMode):
         inputs = self.graph.find_nodes(op="placeholder")
         with torch._C.DisableTorchFunction():
             seen = storages(inputs)
-            return [n for n in nodes if "anywhere" in effects(n) or seen & storages(written_by(n))]
+            found = [(n, effects(n)) for n in nodes]
+            return [
+                n for n, x in found if x and ("anywhere" in x or seen & storages(written_by(n)))
+            ]
 
     def call_whole(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A function as one node, whatever it does."""

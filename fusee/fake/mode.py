@@ -166,6 +166,13 @@ _MAKERS = """
     empty.memory_format empty_strided zeros ones full arange arange.start arange.start_step
     scalar_tensor
 """
+# On lists: kernels for all devices, of other operators.
+_LISTS = """
+    _foreach_abs _foreach_neg _foreach_reciprocal _foreach_sign _foreach_sqrt _foreach_pow.Scalar
+    _foreach_pow.ScalarAndTensor _foreach_add.List _foreach_add.Scalar _foreach_sub.List
+    _foreach_sub.Scalar _foreach_mul.List _foreach_mul.Scalar _foreach_mul.ScalarList
+    _foreach_div.List _foreach_div.Scalar _foreach_div.ScalarList
+"""
 # They write their first operand, and give it back.
 _IN_PLACE = """
     relu_ silu_ gelu_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ sigmoid_ tanh_ exp_ clamp_
@@ -237,7 +244,7 @@ _unless_unsure = functools.partial(_unless, Unsure)
 @functools.cache
 def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors that stand for those of a kind of device."""
-    table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS)}
+    table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS + _LISTS)}
     table.update((op, functools.partial(_by_rule, _rules_of(kind), op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled

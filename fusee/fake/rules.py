@@ -107,8 +107,27 @@ def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
     """Of an operator that goes element by element, the first operand's order before the others'."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     is_drawn = _SEEDED in op.tags
-    dtype = operands[0].dtype if is_drawn else on_ones(op, args, kwargs).dtype
+    dtype = operands[0].dtype if is_drawn else _dtype(op, args, kwargs)
     return _combined(operands, dtype) or iterated(map(_lies, operands), dtype)
+
+
+def _dtype(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    sorts = map(_sort, (*args, *kwargs.values()))
+    key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
+    if key not in _DTYPES:
+        _DTYPES[key] = on_ones(op, args, kwargs).dtype
+    return _DTYPES[key]
+
+
+_DTYPES: dict[Any, torch.dtype] = {}  # by operator and sorts of operands
+_ANY = (float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _sort(x: Any) -> Any:
+    """What a kernel may refuse of an argument, or give its result's dtype by."""
+    if isinstance(x, Tensor):
+        return x.dtype, x.dim()
+    return type(x), None if isinstance(x, _ANY) else x
 
 
 @functools.cache
@@ -152,7 +171,8 @@ def _result_type(*operands: Any) -> torch.dtype:
 
 def _closed(x: Any) -> Any:
     if isinstance(x, Tensor):
-        return torch.empty((1,) * min(x.dim(), 1), dtype=x.dtype, device="meta")
+        is_plain = type(x) is Tensor and not x._has_symbolic_sizes_strides
+        return x if is_plain else torch.empty((1,) * min(x.dim(), 1), dtype=x.dtype, device="meta")
     return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
 
 

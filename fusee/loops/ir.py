@@ -472,10 +472,12 @@ def rewrite(
     for value in walk(roots):
         args, attr = tuple(done[id(arg)] for arg in value.args), value.attr
         if value.op == "load":
-            attr = attr[0], rewrite_index(attr[1], axes, done)
+            index = rewrite_index(attr[1], axes, done)
+            attr = attr if index is attr[1] else (attr[0], index)
         elif value.op == "index":
             attr = rewrite_index(attr, axes, done)
-        new = value.table.make(value.op, args, value.dtype, attr)
+        is_same = attr is value.attr and args == value.args
+        new = value if is_same else value.table.make(value.op, args, value.dtype, attr)
         if replace is not None:
             new = replace(new) or new
         done[id(value)] = new

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -386,6 +386,9 @@ class GraphLowering:
 
     def run(self) -> LoopGraph:
         nodes = list(self.graph.nodes)
+        places = [(node, node.meta.get("device") or self.home) for node in nodes]
+        self.away = {node: device for node, device in places if not is_home(device, self.home)}
+        self.odd = {node: why for node in nodes if (why := _opaque(node.meta.get("val")))}
         self.growing = {node: x for node, x in growing(nodes).items() if self._opaque(node) is None}
         self.replaced = self._replaced(nodes)
         self._count_uses(nodes)
@@ -570,12 +573,11 @@ class GraphLowering:
     def _opaque(self, node: fx.Node) -> str | None:
         """Why no loop may read or write the tensors of a call: only ATen can."""
         device = self._elsewhere(node)
-        return _opaque(node) if device is None else f"tensors on {device}"
+        return _first(self.odd, node) if device is None else f"tensors on {device}"
 
     def _elsewhere(self, node: fx.Node) -> torch.device | None:
         """Another device than ours that tensors of a call are on."""
-        devices = (x.meta.get("device") for x in (node, *node.all_input_nodes))
-        return next((x for x in devices if x is not None and not is_home(x, self.home)), None)
+        return _first(self.away, node)
 
     def _finish(self, result: Tensor, meta: Meta, uses: int) -> Tensor:
         # a size that had a formula in the operands may have been found to be a number since
@@ -690,11 +692,19 @@ def is_home(device: torch.device, home: torch.device) -> bool:
     return device.type == home.type and device.index in (None, home.index)
 
 
-def _opaque(node: fx.Node) -> str | None:
-    """The same of their dtypes: only ATen knows what is in them."""
-    own = node.meta.get("val")
-    several = own if isinstance(own, (tuple, list)) else (own,)
-    for val in (*several, *(source.meta.get("val") for source in node.all_input_nodes)):
+_T = TypeVar("_T")
+
+
+def _first(known: Mapping[fx.Node, _T], node: fx.Node) -> _T | None:
+    """What is known of the first of a node and its operands."""
+    if not known:
+        return None
+    return next((known[x] for x in (node, *node.all_input_nodes) if x in known), None)
+
+
+def _opaque(own: Any) -> str | None:
+    """The same of a result, for its dtype: only ATen knows what is in it."""
+    for val in own if isinstance(own, (tuple, list)) else (own,):
         if isinstance(val, torch.Tensor):
             if val.dtype not in DTYPES:
                 return f"tensors of {str(val.dtype).removeprefix('torch.')}"
