@@ -34,9 +34,10 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.aten.torch_api import op_name, recurrent_layer, without_autocast
+from fusee.aten.torch_api import recurrent_layer, without_autocast
 from fusee.errors import user_line
 from fusee.fake.mode import may_raise, raises
+from fusee.fake.torch_python import packet_name
 from fusee.source import HostSource, define, listed, overloads
 from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import Comparison
@@ -625,13 +626,16 @@ _DROPOUT = (
 
 def is_pure(node: fx.Node) -> bool:
     """Whether the node may be dropped or merged: neither random nor with an effect."""
-    target = node.target
-    if isinstance(target, OpOverload):
-        if not target._schema.returns:
-            return False
-        if torch.Tag.nondeterministic_seeded in target.tags:
-            return target in _DROPOUT and not arguments(node)["dropout_p"]
-    return True
+    found = _is_pure(node.target)
+    return not arguments(node)["dropout_p"] if found is None else found
+
+
+@functools.cache
+def _is_pure(target: Any) -> bool | None:
+    """None: its arguments say so."""
+    if isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags:
+        return None if target in _DROPOUT else False
+    return not isinstance(target, OpOverload) or bool(target._schema.returns)
 
 
 def must_run(node: fx.Node) -> bool:
@@ -647,8 +651,7 @@ def refuses(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    name = op_name(target).partition("::")[2].partition(".")[0]
-    return may_raise(target) or raises(node, name, "val")
+    return may_raise(target) or raises(node, packet_name(target), "val")
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

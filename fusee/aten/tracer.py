@@ -32,7 +32,7 @@ from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake.mode import Twins
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
-from fusee.source import OpRules
+from fusee.source import Graph, OpRules
 from fusee.sym.expr import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import size_of, wrapped
@@ -113,7 +113,7 @@ class Builder:
     def __init__(self, twins: Twins, to_size: Callable[[Any], Size] | None) -> None:
         self.twins = twins
         self.to_size = to_size
-        self.graph = fx.Graph()
+        self.graph = Graph()
         self.values: dict[int, TracedTensor] = {}
         self.stack_trace: str | None = None
         self.constants: dict[str, torch.Tensor] = {}
@@ -136,8 +136,7 @@ class Builder:
         if self.to_size is not None:
             args, kwargs = _with_sizes((args, kwargs), self.to_size)
         name = op._schema.name.partition("::")[2]  # shorter than fx's, and ten times as quick
-        node = self.graph.create_node("call_function", op, None, kwargs, name)
-        node.args = args  # now: fx looks for open sizes in those that it is given before
+        node = self.graph.create_node("call_function", op, args, kwargs, name)
         node.meta.update(self.marks, val=val, device=device, stack_trace=self.stack_trace)
         return node
 

@@ -69,7 +69,7 @@ from fusee.errors import stack_trace
 from fusee.fake.mode import is_symbolic, name_may_raise, raises
 from fusee.fake.open_composites import COMPOSITES, of_place
 from fusee.fake.torch_python import moved, overloads_of, python_dispatcher
-from fusee.source import Args
+from fusee.source import Args, Graph
 from fusee.sym.shape_env import wrapped
 
 # ---------------------------------------------------------------------------- effects
@@ -273,7 +273,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.mode = mode
         self.lift, self.given = lift, given
-        self.graph = fx.Graph()
+        self.graph = Graph()
         self.nodes: dict[int, fx.Node] = {}
         self.bodies = torch.nn.Module()  # of functions that nodes call
         self.where: Callable[[], str] = str
@@ -641,7 +641,7 @@ class Recorder(TorchFunctionMode):
         Its placeholders are these inputs, and then the tensors from outside that it uses.
         """
         outer, nodes = self.graph, self.nodes
-        self.graph, self.nodes = fx.Graph(), dict(nodes)
+        self.graph, self.nodes = Graph(), dict(nodes)
         for fake in inputs:
             self._placeholder(self.graph, f"x{len(self.graph.nodes)}", fake)
         try:

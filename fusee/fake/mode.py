@@ -297,6 +297,8 @@ _METHODS: dict[str, Any] = {
     "__enter__": _enter,
     "__exit__": _leave,
     "_should_skip_dynamo": classmethod(lambda cls: False),
+    # torch asks for devices each time that a mode is entered
+    "avoid_device_init": functools.cached_property(vars(FakeTensorMode)["avoid_device_init"].fget),
     "env": None,
 }
 

@@ -492,6 +492,7 @@ def overloads_of(packet: Any) -> list[OpOverload]:
     return [getattr(packet, name) for name in names if hasattr(packet, name)]
 
 
+@functools.cache
 def packet_name(op: Any) -> str:
     """`add` of aten.add_.Tensor."""
     name: str = op._schema.name

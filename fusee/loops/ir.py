@@ -704,9 +704,14 @@ def kernel_of(loop: Loop) -> Kernel:
 
 def origin(node: fx.Node) -> str:
     """`softmax model.py:12`, or the op alone where the line is not known."""
-    name = str(node.target).removeprefix("aten.").removesuffix(".default")
+    name = _name(node.target)
     place = _place(node.meta.get("stack_trace"))
     return f"{name} {place}" if place else name
+
+
+@lru_cache(maxsize=1024)
+def _name(target: Any) -> str:
+    return str(target).removeprefix("aten.").removesuffix(".default")
 
 
 @lru_cache(maxsize=1024)

@@ -47,7 +47,7 @@ from fusee.sym.expr import (
     Call,
     Size,
     Symbol,
-    atoms,
+    calls_in,
     coefficient,
     count_points,
     divides,
@@ -172,8 +172,8 @@ def keeps_order(phase: Phase) -> bool:
 
 def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
     """Each axis i and c such that i//c or i%c occurs in an index and c divides i's size."""
-    for atom in atoms(index):
-        if isinstance(atom, Call) and atom.op in ("//", "%"):
+    for atom in calls_in(index):
+        if atom.op in ("//", "%"):
             found = _splitting_axis(atom, own)
             if found is not None:
                 yield found

@@ -133,11 +133,12 @@ Monomial = tuple[Atom, ...]
 class Expr:
     """A polynomial with integer coefficients; `terms` maps each monomial to a nonzero int."""
 
-    __slots__ = ("_hash", "_linear", "_symbols", "terms")
+    __slots__ = ("_calls", "_hash", "_linear", "_symbols", "terms")
 
     def __init__(self, terms: dict[Monomial, int]) -> None:
         self.terms = terms
         self._hash = hash(frozenset(terms.items()))
+        self._calls: list[Call] | None = None
         self._symbols: dict[Symbol, None] | None = None
         self._linear: dict[Symbol, tuple[Size, Size] | None] | None = None
 
@@ -586,6 +587,15 @@ def symbols(a: Size) -> dict[Symbol, None]:
         found = own if all(type(atom) is Symbol for atom in own) else atoms(a)
         a._symbols = {atom: None for atom in found if isinstance(atom, Symbol)}
     return a._symbols
+
+
+def calls_in(a: Size) -> list[Call]:
+    """The atoms of `a` that are no symbols, in the order of `atoms`. Not to be changed."""
+    if isinstance(a, int):
+        return []
+    if a._calls is None:
+        a._calls = [atom for atom in atoms(a) if isinstance(atom, Call)]
+    return a._calls
 
 
 def only_symbol(a: Size | None) -> Symbol | None:

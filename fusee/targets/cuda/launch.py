@@ -419,8 +419,8 @@ def batched(codes: Sequence[KernelCode]) -> KernelCode:
 MOST = 4
 
 Run = Callable[..., int]
-Place = tuple[Buffer | None, float, float]  # in the arena if there is no buffer
-Touched = tuple[list[Place], list[Place]]  # written, and read
+# By memory, None for the arena: from where to where, and whether it is written.
+Touched = dict["Buffer | None", list[tuple[float, float, bool]]]
 
 
 class Joined:
@@ -428,15 +428,20 @@ class Joined:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._touched: list[Touched | None] = []  # by each of the batch
+        self._before: Touched | None = None  # by all of the batch
 
     def takes(self, batch: Sequence[Launch], launch: Launch) -> bool:
-        own, before = _touched(self.plan, launch), self._touched
-        found = 0 < len(batch) < most_launches(launch.code)
-        found = found and batch[0].code.name == launch.code.name
-        found = found and own is not None and not any(x is None or _depend(own, x) for x in before)
-        self._touched = [*(before if found else ()), own]
-        return found
+        own, before = _touched(self.plan, launch), self._before
+        if (
+            0 < len(batch) < most_launches(launch.code)
+            and batch[0].code.name == launch.code.name
+            and not (own is None or before is None or _depend(own, before))
+        ):
+            for memory, places in own.items():
+                before.setdefault(memory, []).extend(places)
+            return True
+        self._before = own
+        return False
 
     def join(self, batch: Sequence[Launch]) -> Launch:
         kernels = [kernel for launch in batch for kernel in launch.kernels]
@@ -478,29 +483,26 @@ def _touched(plan: Plan, launch: Launch) -> Touched | None:
     """What is written and read; None if it must run alone: it shares a room with others."""
     if launch.code.shared != 0:
         return None
-    found = [
-        [_place(plan, buffer) for kernel in launch.kernels for buffer in which(kernel)]
-        for which in (writes, reads)
-    ]
-    return None if None in found[0] + found[1] else (found[0], found[1])  # type: ignore[return-value]
-
-
-def _place(plan: Plan, buffer: Buffer) -> Place | None:
-    if buffer.role != "scratch":
-        return buffer, 0, math.inf
-    start, size = plan.offsets[buffer], size_bytes(buffer)
-    if not isinstance(start, int) or not isinstance(size, int):
-        return None
-    return None, start, start + size
+    found: Touched = {}
+    touched = ((which, b) for k in launch.kernels for which in (writes, reads) for b in which(k))
+    for which, buffer in touched:
+        if buffer.role != "scratch":
+            found.setdefault(buffer, []).append((0, math.inf, which is writes))
+            continue
+        start, size = plan.offsets[buffer], size_bytes(buffer)
+        if not isinstance(start, int) or not isinstance(size, int):
+            return None
+        found.setdefault(None, []).append((start, start + size, which is writes))
+    return found
 
 
 def _depend(a: Touched, b: Touched) -> bool:
-    pairs = ((a[0], b[0]), (a[0], b[1]), (a[1], b[0]))
-    return any(_meet(x, y) for ours, theirs in pairs for x in ours for y in theirs)
-
-
-def _meet(a: Place, b: Place) -> bool:
-    return a[0] is b[0] and a[1] < b[2] and b[1] < a[2]
+    return any(
+        (is_written or writes_it) and start < last and first < end
+        for memory in a.keys() & b.keys()
+        for start, end, is_written in a[memory]
+        for first, last, writes_it in b[memory]
+    )
 
 
 class Beside:
