@@ -136,13 +136,10 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
 
 # ------------------------------------------------------------------------------ between numbers
 
-_ARITHMETIC: dict[Any, Callable[..., Tensor]] = {
-    operator.add: torch.add,
-    operator.sub: torch.sub,
-    operator.mul: torch.mul,
-    operator.truediv: torch.true_divide,
-    operator.pow: torch.pow,
-    operator.neg: torch.neg,
+_ARITHMETIC = frozenset(getattr(operator, x) for x in "add sub mul truediv pow neg".split())
+_TURNED: dict[Any, Callable[..., Tensor]] = {
+    operator.sub: torch.rsub,
+    operator.pow: lambda exponent, x: torch.pow(x, exponent),
 }
 
 
@@ -153,8 +150,10 @@ def _arithmetic(call: Any) -> Callable[..., Any]:
             if isinstance(x, Scalar):
                 return _cast(call(x.like(y), _widened(y)), torch.result_type(y, 1.0))
             return _cast(call(_widened(x), y.like(x)), torch.result_type(x, 1.0))
-        numbers = [x.value if isinstance(x, Scalar) else x for x in operands]
-        return Scalar(call(*numbers))
+        x, *more = (x.value if isinstance(x, Scalar) else x for x in operands)
+        if call in _TURNED and not isinstance(x, Tensor):  # in Python this takes twice as long
+            return Scalar(_TURNED[call](*more, x))
+        return Scalar(call(x, *more))
 
     return compute
 

@@ -108,14 +108,15 @@ def bill(
         kernels += prices.guard
     charges = []
     forms: dict[Any, tuple[str, str, tuple[float, float]]] = {}
+    is_listed = len(prices.own) > 1  # else no price is of a layout
     for (_, full_name), nodes in calls.items():
         name = full_name.partition("::")[2]
         if not name or (len(nodes) == 1 and name_of(op_of(nodes[0])) in _COPIES):
             name = name_of(op_of(nodes[0]))
         # a model has few forms of calls
-        form = full_name, *map(_form, nodes)
+        form = (full_name, *map(_form, nodes)) if is_listed else (name,)
         if form not in forms:
-            kind = f"{name}{_layout(costs, nodes)}"
+            kind = f"{name}{_layout(costs, nodes) if is_listed else ''}"
             once = f"{name}{' number' * any(map(_has_number, nodes))} once"
             forms[form] = kind, once, known(prices.own, kind)
         kind, once, (own, loop) = forms[form]

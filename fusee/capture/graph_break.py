@@ -130,15 +130,17 @@ def is_spent(x: torch.Tensor, passed: Sequence[Any]) -> bool:
             below = {*history(x)} if x.requires_grad and not x.is_leaf else set()
         except RuntimeError:
             raise Lost("a view, made without gradients, of what was written to with them") from None
+        if not below:
+            return False
         # a tensor is there in the place of nodes that save nothing
         used_up = {one for one in passed if not isinstance(one, Tensor)}
         try:
-            goes_on = bool(below) and (below.isdisjoint(used_up) or goes_beside(x, used_up))
+            goes_on = below.isdisjoint(used_up) or goes_beside(x, used_up)
         except RuntimeError:  # what is saved was written to, and a pass will say so
             goes_on = True
     if goes_on:
         raise Anew("between")
-    return bool(below)
+    return True
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,9 +101,9 @@ def effects(node: fx.Node) -> set[str]:
     is_torchs = target is getattr or module.split(".")[0] in ("torch", "_operator")
     place, key, default = _WRITE_IF.get(name, (0, "inplace", None))
     written = node.args[place] if 0 < place < len(node.args) else node.kwargs.get(key, default)
-    found = set()
+    found = {*_of_name(name)}
     is_asked = (written is not None and written is not False) or node.kwargs.get("out") is not None
-    if is_asked or target in _IN_PLACE or is_in_place(name):
+    if is_asked or target in _IN_PLACE:
         found.add("writes")
     is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
     is_unknown = is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
@@ -113,20 +113,28 @@ def effects(node: fx.Node) -> set[str]:
         is_unknown = True
     if is_unknown:
         found |= {"writes", "anywhere"}
-    if not is_torchs or name in _RANDOM or any(word in name for word in _RANDOM_WORDS):
+    if not is_torchs:
         found.add("draws")
-    name = name.partition(".")[0]  # of an operator's overload
     at = node.args[1:2] if target in (operator.getitem, operator.setitem) else ()
     at = at[0] if at and type(at[0]) is tuple else at
     indexes = any(isinstance(x, (fx.Node, list)) for x in at)
     with torch._C.DisableTorchFunction():  # the recorder may be on
-        refuses = name_may_raise(name) or raises(node, name, "example_value")
+        refuses = raises(node, name.partition(".")[0], "example_value")
         operands = (x.meta.get("example_value") for x in node.all_input_nodes)
         sizes = (n for x in operands for n in _open_sizes(x))
         refuses = refuses or any(map(was_unbacked, sizes))
-    if indexes or refuses or name.startswith("_assert"):
+    if indexes or refuses:
         found.add("raises")
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_name(name: str) -> frozenset[str]:
+    """The effects of whatever has a name like this."""
+    may_raise = name.startswith("_assert") or name_may_raise(name.partition(".")[0])
+    draws = name in _RANDOM or any(word in name for word in _RANDOM_WORDS)
+    known = {"writes": is_in_place(name), "draws": draws, "raises": may_raise}
+    return frozenset(effect for effect, holds in known.items() if holds)
 
 
 def _open_sizes(x: Any) -> Sequence[Any]:

@@ -323,9 +323,9 @@ _MARK = re.compile("_(torchdynamo|dynamo|fusee)")
 def is_buffer(origin: Origin) -> bool:
     """Whether this is where a module keeps a buffer."""
     place = origin.parent
-    # a key may be a tensor, which the recorder would compare
-    is_text = isinstance(place, Item) and type(place.key) is str
-    return is_text and place.key == "_buffers" and isinstance(place.of, Dict)
+    if not isinstance(place, Item) or type(place.key) is not str:  # the recorder compares tensors
+        return False
+    return place.key == "_buffers" and isinstance(place.of, Dict)
 
 
 def input_name(origin: Origin) -> str:
