@@ -108,6 +108,7 @@ def bill(
         kernels += prices.guard
     charges = []
     forms: dict[Any, tuple[str, str, tuple[float, float]]] = {}
+    layouts: dict[Any, str] = {}
     is_listed = len(prices.own) > 1  # else no price is of a layout
     for (_, full_name), nodes in calls.items():
         name = full_name.partition("::")[2]
@@ -116,7 +117,7 @@ def bill(
         # a model has few forms of calls
         form = (full_name, *map(_form, nodes)) if is_listed else (name,)
         if form not in forms:
-            kind = f"{name}{_layout(costs, nodes) if is_listed else ''}"
+            kind = f"{name}{_known_layout(costs, nodes, layouts) if is_listed else ''}"
             once = f"{name}{' number' * any(map(_has_number, nodes))} once"
             forms[form] = kind, once, known(prices.own, kind)
         kind, once, (own, loop) = forms[form]
@@ -138,12 +139,14 @@ def bill(
         if len(halves) > 1:
             share = passed / (prices.move * prices.cache)
             kernels += prices.cold * min(1 / len(halves), share)
-        singles |= {} if half.symbols else _cheaper_calls(part, inner)
+        singles |= {} if half.symbols else _cheaper_calls(part, inner, layouts)
     kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
     return Bill(charges, kernels, singles, prices.unit)
 
 
-def _cheaper_calls(costs: Costs, loops: Sequence[fx.Node]) -> dict[fx.Node, tuple[float, float]]:
+def _cheaper_calls(
+    costs: Costs, loops: Sequence[fx.Node], layouts: dict[Any, str]
+) -> dict[fx.Node, tuple[float, float]]:
     """What ATen's kernel computes for much less than a loop, with both prices.
 
     A loop saves what it has in common with others: a value in memory is written and read.
@@ -155,7 +158,7 @@ def _cheaper_calls(costs: Costs, loops: Sequence[fx.Node]) -> dict[fx.Node, tupl
         name = name_of(op_of(node))
         if calls[node.meta.get("call")] > 1 or name not in names:
             continue
-        kind = f"{name}{_layout(costs, [node])}"
+        kind = f"{name}{_known_layout(costs, [node], layouts)}"
         if kind not in prices.own:
             continue
         passed, (own, loop) = _passed(costs, [node]), prices.own[kind]
@@ -213,6 +216,15 @@ def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, flo
         factors, power = own.get(f" {word}", (1, 1)), 1 if word in words else -1
         found = found[0] * factors[0] ** power, found[1] * factors[1] ** power
     return found
+
+
+def _known_layout(costs: Costs, nodes: Sequence[fx.Node], layouts: dict[Any, str]) -> str:
+    """`_layout`, once for all calls of a form; `layouts` has those so far."""
+    full_name = nodes[0].meta["call"][1] if len(nodes) > 1 else ""
+    form = full_name, *map(_form, nodes)
+    if form not in layouts:
+        layouts[form] = _layout(costs, nodes)
+    return layouts[form]
 
 
 def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:

@@ -596,8 +596,8 @@ class Recorder(TorchFunctionMode):
                 "compile the body of the loop instead of the loop",
             )
         self._finish(node, out)
-        if not self.is_handled and self.is_heard():
-            self.is_handled = "raises" in effects(node)
+        if not self.is_handled and "raises" in effects(node):
+            self.is_handled = self.is_heard()
         if self.is_parted:
             self.is_changing |= bool(self.writers([node]))
             if self.is_handled and self.is_changing:
