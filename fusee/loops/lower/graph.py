@@ -295,7 +295,7 @@ class Outputs:
     def _is_direct(self, tensor: Tensor, target: Tensor, written: set[Buffer]) -> bool:
         """True if it reads no input that is written, but for the element that it replaces."""
         own = _storage(target)
-        if tensor.reads() & written - {own.buffer}:
+        if not written.isdisjoint(tensor.reads() - {own.buffer}):
             return False
         for part, place in self.lowering.parts(tensor, own):
             if 0 in part.shape:
