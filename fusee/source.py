@@ -25,7 +25,7 @@ class SymbolPlace(Protocol):
     def unbacked(self) -> Any: ...
 
 
-class Graph(fx.Graph):
+class NodeGraph(fx.Graph):
     """fx's, whose nodes take two thirds of the time: fx looks for open sizes in what it is given at
     once, and makes a name of each target anew."""
 

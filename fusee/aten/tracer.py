@@ -32,7 +32,7 @@ from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake.mode import Twins
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
-from fusee.source import Graph, OpRules
+from fusee.source import NodeGraph, OpRules
 from fusee.sym.expr import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import size_of, wrapped
@@ -113,7 +113,7 @@ class Builder:
     def __init__(self, twins: Twins, to_size: Callable[[Any], Size] | None) -> None:
         self.twins = twins
         self.to_size = to_size
-        self.graph = Graph()
+        self.graph = NodeGraph()
         self.values: dict[int, TracedTensor] = {}
         self.stack_trace: str | None = None
         self.constants: dict[str, torch.Tensor] = {}

@@ -107,21 +107,19 @@ def bill(
     if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
         kernels += prices.guard
     charges = []
-    forms: dict[Any, tuple[str, str, tuple[float, float]]] = {}
+    priced: dict[str, tuple[float, float]] = {}
     layouts: dict[Any, str] = {}
     is_listed = len(prices.own) > 1  # else no price is of a layout
     for (_, full_name), nodes in calls.items():
         name = full_name.partition("::")[2]
         if not name or (len(nodes) == 1 and name_of(op_of(nodes[0])) in _COPIES):
             name = name_of(op_of(nodes[0]))
-        # a model has few forms of calls
-        form = (full_name, *map(_form, nodes)) if is_listed else (name,)
-        if form not in forms:
-            kind = f"{name}{_known_layout(costs, nodes, layouts) if is_listed else ''}"
-            once = f"{name}{' number' * any(map(_has_number, nodes))} once"
-            forms[form] = kind, once, known(prices.own, kind)
-        kind, once, (own, loop) = forms[form]
+        kind = f"{name}{_known_layout(costs, nodes, layouts) if is_listed else ''}"
+        if kind not in priced:
+            priced[kind] = known(prices.own, kind)
+        own, loop = priced[kind]
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
+        once = f"{name}{' number' * any(map(_has_number, nodes))} once"
         usual = prices.own.get(f"{name} once", (prices.call, prices.run))
         call, alone = prices.own.get(once, usual)
         charges.append(Charge(kind, once, passed, call + own * passed, loop * passed))

@@ -44,6 +44,7 @@ from fusee.capture.graph_break import (
     VALUE,
     GraphBreak,
     Lost,
+    effects_of_name,
     is_in_place,
     is_scale,
     refuse_masked_gradients,
@@ -66,10 +67,10 @@ from fusee.capture.torch_api import (
     set_grad_enabled,
 )
 from fusee.errors import stack_trace
-from fusee.fake.mode import is_symbolic, name_may_raise, raises
+from fusee.fake.mode import is_symbolic, raises
 from fusee.fake.open_composites import COMPOSITES, of_place
 from fusee.fake.torch_python import moved, overloads_of, python_dispatcher
-from fusee.source import Args, Graph
+from fusee.source import Args, NodeGraph
 from fusee.sym.shape_env import wrapped
 
 # ---------------------------------------------------------------------------- effects
@@ -101,7 +102,7 @@ def effects(node: fx.Node) -> set[str]:
     is_torchs = target is getattr or module.split(".")[0] in ("torch", "_operator")
     place, key, default = _WRITE_IF.get(name, (0, "inplace", None))
     written = node.args[place] if 0 < place < len(node.args) else node.kwargs.get(key, default)
-    found = {*_of_name(name)}
+    found = {*effects_of_name(name)}
     is_asked = (written is not None and written is not False) or node.kwargs.get("out") is not None
     if is_asked or target in _IN_PLACE:
         found.add("writes")
@@ -120,27 +121,12 @@ def effects(node: fx.Node) -> set[str]:
     indexes = any(isinstance(x, (fx.Node, list)) for x in at)
     with torch._C.DisableTorchFunction():  # the recorder may be on
         refuses = raises(node, name.partition(".")[0], "example_value")
-        operands = (x.meta.get("example_value") for x in node.all_input_nodes)
-        sizes = (n for x in operands for n in _open_sizes(x))
-        refuses = refuses or any(map(was_unbacked, sizes))
+        operands = [x.meta.get("example_value") for x in node.all_input_nodes]
+        sizes = (n for x in operands for n in (x.shape if isinstance(x, torch.Tensor) else (x,)))
+        refuses = refuses or (is_symbolic(operands) and any(map(was_unbacked, sizes)))
     if indexes or refuses:
         found.add("raises")
     return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _of_name(name: str) -> frozenset[str]:
-    """The effects of whatever has a name like this."""
-    may_raise = name.startswith("_assert") or name_may_raise(name.partition(".")[0])
-    draws = name in _RANDOM or any(word in name for word in _RANDOM_WORDS)
-    known = {"writes": is_in_place(name), "draws": draws, "raises": may_raise}
-    return frozenset(effect for effect, holds in known.items() if holds)
-
-
-def _open_sizes(x: Any) -> Sequence[Any]:
-    if isinstance(x, torch.Tensor):
-        return x.shape if x._has_symbolic_sizes_strides else ()
-    return (x,)
 
 
 def written_by(node: fx.Node) -> Iterable[fx.Node]:
@@ -158,9 +144,6 @@ def has_effect(node: fx.Node) -> bool:
     is_bound = node.op in ("placeholder", "output") or node.target in STATE_SWITCHES
     return is_bound or bool(effects(node))
 
-
-_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
-_RANDOM_WORDS = ("rand", "drop", "bernoulli", "normal")
 
 # Which argument, by place or name, says that these write to an operand; what it is by default.
 _WRITE_IF: dict[str, tuple[int, str, Any]] = {
@@ -281,7 +264,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.mode = mode
         self.lift, self.given = lift, given
-        self.graph = Graph()
+        self.graph = NodeGraph()
         self.nodes: dict[int, fx.Node] = {}
         self.bodies = torch.nn.Module()  # of functions that nodes call
         self.where: Callable[[], str] = str
@@ -649,7 +632,7 @@ class Recorder(TorchFunctionMode):
         Its placeholders are these inputs, and then the tensors from outside that it uses.
         """
         outer, nodes = self.graph, self.nodes
-        self.graph, self.nodes = Graph(), dict(nodes)
+        self.graph, self.nodes = NodeGraph(), dict(nodes)
         for fake in inputs:
             self._placeholder(self.graph, f"x{len(self.graph.nodes)}", fake)
         try:
@@ -797,10 +780,8 @@ class Recorder(TorchFunctionMode):
         inputs = self.graph.find_nodes(op="placeholder")
         with torch._C.DisableTorchFunction():
             seen = storages(inputs)
-            found = [(n, effects(n)) for n in nodes]
-            return [
-                n for n, x in found if x and ("anywhere" in x or seen & storages(written_by(n)))
-            ]
+            nodes = [n for n in nodes if effects(n)]
+            return [n for n in nodes if "anywhere" in effects(n) or seen & storages(written_by(n))]
 
     def call_whole(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A function as one node, whatever it does."""

@@ -43,6 +43,7 @@ from fusee.fake.open_sizes import (
 )
 from fusee.fake.rules import RULES, Found, goes_by_elements, results
 from fusee.fake.torch_python import (
+    ON_LISTS,
     OPEN_NUMBERS,
     explicit_key,
     is_pointwise,
@@ -156,22 +157,15 @@ _CPU, _META = torch.device("cpu"), torch.device("meta")
 _Mode = Any
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
-# Views (and what changes a view in place), whose C++ kernels take meta tensors.
+# Views, what changes one in place, and dtypes: C++ kernels that take meta tensors.
 _VIEW_OPERATORS = """
     t transpose.int permute view expand unsqueeze squeeze squeeze.dim squeeze.dims select.int
     slice.Tensor split.Tensor split_with_sizes unbind.int detach alias as_strided unfold
-    diagonal unsafe_split.Tensor transpose_
+    diagonal unsafe_split.Tensor transpose_ result_type.Tensor result_type.Scalar
 """
 _MAKERS = """
     empty.memory_format empty_strided zeros ones full arange arange.start arange.start_step
     scalar_tensor
-"""
-# On lists: kernels for all devices, of other operators.
-_LISTS = """
-    _foreach_abs _foreach_neg _foreach_reciprocal _foreach_sign _foreach_sqrt _foreach_pow.Scalar
-    _foreach_pow.ScalarAndTensor _foreach_add.List _foreach_add.Scalar _foreach_sub.List
-    _foreach_sub.Scalar _foreach_mul.List _foreach_mul.Scalar _foreach_mul.ScalarList
-    _foreach_div.List _foreach_div.Scalar _foreach_div.ScalarList
 """
 # They write their first operand, and give it back.
 _IN_PLACE = """
@@ -244,7 +238,7 @@ _unless_unsure = functools.partial(_unless, Unsure)
 @functools.cache
 def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors that stand for those of a kind of device."""
-    table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS + _LISTS)}
+    table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS + ON_LISTS)}
     table.update((op, functools.partial(_by_rule, _rules_of(kind), op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled
@@ -252,7 +246,6 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     table[overload("bernoulli_.float")] = lambda x, p=0.5, *, generator=None: (
         x if generator is None and 0 <= p <= 1 else None
     )
-    table.update((op, op) for op in overloads("result_type.Tensor result_type.Scalar"))
     view, permute = overload("view"), overload("permute")
     table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
@@ -292,12 +285,11 @@ def _leave(mode: _Mode, *error: Any) -> None:
         torch._C._set_only_lift_cpu_tensors(lifts)
 
 
-# env   the ShapeEnv for sizes that only data knows; None: such operators raise
+# env   for sizes that only data knows; None: such operators raise. Devices are asked for once.
 _METHODS: dict[str, Any] = {
     "__enter__": _enter,
     "__exit__": _leave,
     "_should_skip_dynamo": classmethod(lambda cls: False),
-    # torch asks for devices each time that a mode is entered
     "avoid_device_init": functools.cached_property(vars(FakeTensorMode)["avoid_device_init"].fget),
     "env": None,
 }
@@ -551,13 +543,12 @@ def _fake(
         first = FakeTensor(mode, meta.requires_grad_(requires_grad), device)
         states[device] = dict(vars(first))
         return first
-    made: Any = torch.Tensor._make_subclass(
+    made: FakeTensor = torch.Tensor._make_subclass(
         FakeTensor, meta, requires_grad, dispatch_device=True, device_for_backend_keys=device
     )
     torch._C._set_throw_on_mutable_data_ptr(made)
     vars(made).update(state)
-    fake: FakeTensor = made
-    return fake
+    return made
 
 
 def _refuse_squeeze(x: Any, axes: Any = None) -> None:

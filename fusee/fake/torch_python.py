@@ -399,6 +399,15 @@ def _of_images(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return made
 
 
+# Operators on lists, with one kernel for all devices that calls others.
+ON_LISTS = """
+    _foreach_abs _foreach_neg _foreach_reciprocal _foreach_sign _foreach_sqrt _foreach_pow.Scalar
+    _foreach_pow.ScalarAndTensor _foreach_add.List _foreach_add.Scalar _foreach_sub.List
+    _foreach_sub.Scalar _foreach_mul.List _foreach_mul.Scalar _foreach_mul.ScalarList
+    _foreach_div.List _foreach_div.Scalar _foreach_div.ScalarList
+"""
+
+
 def explicit_key(op: OpOverload) -> Any:
     """Under which an operator has one kernel in C++ for all devices, which calls others."""
     has, keys = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey
