@@ -48,6 +48,8 @@ PROGRAMS: list[Callable[[Tensor], Any]] = [
     lambda x: (x.new_ones(2, 3), torch.full_like(x, 2.0), torch.zeros_like(x, dtype=torch.int32)),
     lambda x: (x.to("cpu", torch.float64), torch.ones_like(x, device="cpu")),
     lambda x: x[torch.tensor([[1], [2]]), torch.tensor([0, 3])],
+    lambda x: torch._foreach_sqrt([x, x.int(), x.mT]) + torch._foreach_mul([x, x.half()], 2.0),
+    lambda x: [torch.lerp(y, y.mT.mT, 0.5) for y in (x, x.double())],
 ]
 INPUTS = {
     "rows": lambda: torch.randn(4, 4, 6, 6),
@@ -78,6 +80,18 @@ def test_same_as_eager(number: int, kind: str) -> None:
         assert g.device == w.device
         shares = g.untyped_storage()._cdata == fake.untyped_storage()._cdata
         assert shares == (w.untyped_storage()._cdata == x.untyped_storage()._cdata)
+
+
+def test_a_dtype_follows_the_default() -> None:
+    mode, before = fake_mode(), torch.get_default_dtype()
+    x = fake_of(mode, torch.ones(3, dtype=torch.int32))
+    try:
+        for dtype in (torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            with mode:
+                assert torch.pow(2.5, x).dtype == dtype
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_gradients_are_seen() -> None:
