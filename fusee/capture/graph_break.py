@@ -343,8 +343,9 @@ def refuse_masked_gradients(name: str, *operands: Any) -> None:
             raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
 
 
-def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> None:
-    """End the graph at a write that ATen may refuse, since elements share memory.
+def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
+    """End the graph at a write that ATen may refuse, since elements share memory. Whether it is a
+    write.
 
     FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
     """
@@ -352,12 +353,12 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> None:
     if written is None:
         is_operator = name.strip("_") in CHANGING
         if not ((is_in_place(name) or is_operator) and args):
-            return
+            return False
         written, *args = args
         if name.strip("_") == "setitem":  # by numbers a view is written to, by tensors elements
             index, *args = args
             if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(index)):
-                return
+                return True
             written = written[index]
     operands = pytree.tree_leaves(args)
     may_be_operand = name == "copy_" or is_operator or _is_pointwise(name)
@@ -371,6 +372,7 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> None:
             raise GraphBreak(
                 f"{name} writes to memory that several elements or operands share", "clone() first"
             )
+    return True
 
 
 def _overlap(x: torch.Tensor, y: Any, may_be_same: bool, place: PlaceOf) -> bool:

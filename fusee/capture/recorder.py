@@ -294,6 +294,7 @@ class Recorder(TorchFunctionMode):
         self.is_heard: Callable[[], bool] = lambda: False  # by the program, if a call raises here
         self.expects: Callable[[Any], bool] = lambda x: False  # lets the graph check a relation
         self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
+        self.heard: list[Any] = []  # what calls were given that the program hears of, and write
         self.is_parted = False  # whether the graph may not have both
         self.literals: dict[int, tuple[int, int]] = {}  # by id: tensors of numbers, their versions
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
@@ -459,7 +460,8 @@ class Recorder(TorchFunctionMode):
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip
-                refuse_overlaps(name, args, kwargs, self._place)
+                if refuse_overlaps(name, args, kwargs, self._place) and self.is_heard():
+                    self.heard.append((*args, *kwargs.values()))
                 out = func(*shown(args), **shown(kwargs))
                 self.symbols.look(out, first)
         except GraphBreak:

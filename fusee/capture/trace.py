@@ -8,6 +8,7 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -417,24 +418,33 @@ def _keep_ordinary(world: World, nodes: list[fx.Node]) -> None:
 def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
     """Guard that what others must not share is apart from what else a graph that writes is given.
 
-    Tensors of arrays would not know of a write; and who shares memory with what has gradients since
-    a write has some too.
+    Tensors of arrays would not know of a write; who shares memory with what has gradients since
+    a write has some too; and ATen may refuse a write to what it reads, which the program handles.
     """
     inputs = {origin: x for x, origin in world.inputs.values()}
     alone = [array for _, _, array in world.arrays.values()]
+    behind: dict[int, list[Origin]] = {}
     with torch._C.DisableTorchFunction():
         for node in nodes:
             fake = node.meta.get("example_value")
             if node.op == "placeholder" and isinstance(fake, torch.Tensor):
                 x, origin = world.inputs[id(fake)]
                 alone += [origin] if fake.requires_grad and not x.requires_grad else []
-        for one in alone:
-            for other, x in inputs.items():
-                if other is one or isinstance(x, torch.nn.Parameter):
-                    continue
-                if overlap(inputs[one], x):
-                    raise Lost(f"{one} and {other} share memory, and it is written to")
-                world.fact(NoOverlap, one, other)
+                behind.setdefault(fake.untyped_storage()._cdata, []).append(origin)
+        pairs = [
+            (one, other)
+            for one in alone
+            for other, x in inputs.items()
+            if other is not one and not isinstance(x, torch.nn.Parameter)
+        ]
+        for given in world.recorder.heard:  # of lists of tensors none is asked for
+            memory = [x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)]
+            met = dict.fromkeys(origin for one in memory for origin in behind.get(one, ()))
+            pairs += itertools.combinations(met, 2)
+        for one, other in pairs:
+            if overlap(inputs[one], inputs[other]):
+                raise Lost(f"{one} and {other} share memory, and it is written to")
+            world.fact(NoOverlap, one, other)
 
 
 # ---------------------------------------------------------------------------- copies

@@ -289,6 +289,34 @@ def test_a_handler_hears_of_writes_to_shared_elements(write: Fn) -> None:
     assert str(outcome(fusee.compile(program), x)) == str(outcome(program, x))
 
 
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, out: torch.where(x[4] > 0, x[4], x[:4] * 1, out=out),
+        lambda x, out: torch.add(x[3:7], 1, out=out),
+        lambda x, out: out.copy_(x[3:7]),
+        lambda x, out: _set(out, slice(3), x[3:6]),
+    ],
+)
+def test_a_handler_hears_of_outputs_that_a_later_call_shares(write: Fn) -> None:
+    def program(x: Tensor, out: Tensor) -> Any:
+        try:
+            write(x, out)
+        except RuntimeError as error:
+            return str(error), x + 1
+        return x + 1
+
+    compiled = fusee.compile(program)
+    for first in (None, 2, None, 4):
+        found = []
+        for run in (program, compiled):
+            x = torch.arange(8.0)
+            out = torch.ones(4) if first is None else x[first : first + 4]
+            found.append(str((run(x, out), x, out)))
+        assert found[0] == found[1]
+
+
 def test_writes_beside_one_another_stay_in_the_graph() -> None:
     """Two parts of one tensor, or a tensor and itself: no memory is shared, or all of it."""
 
