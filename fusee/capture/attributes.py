@@ -495,7 +495,8 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             return found
     if name == "device" and (m.modes or id(obj) in m.world.seen):
         return torch._C.TensorBase.device.__get__(obj)  # FakeTensor has one that asks nobody
-    if name in ("as_subclass", "numpy"):  # which torch does not ask classes about
+    # which torch does not ask classes about; FakeTensor has a tolist() that asks each element
+    if name in ("as_subclass", "numpy", "tolist"):
         return types.MethodType(getattr(torch.Tensor, name), obj)
     if name in ("grad", "_grad"):
         return read(m, obj)

@@ -328,7 +328,6 @@ SPECIAL.update({
     # a graph has no parts to name
     torch.profiler.record_function.__enter__: lambda m, manager: manager,
     torch.profiler.record_function.__exit__: lambda m, *args: None,
-    FakeTensor.tolist: lambda m, x: m.call(torch.Tensor.tolist, x),  # it asks for each element
 })  # fmt: skip
 
 

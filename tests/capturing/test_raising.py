@@ -240,6 +240,27 @@ def test_the_first_of_several_bad_indices_is_told() -> None:
         assert outcome(fusee.compile(program), SIX[:4], i) == outcome(program, SIX[:4], i)
 
 
+def test_the_first_bad_element_of_two_operands_is_told() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.binary_cross_entropy(x, y) + x
+        x.copy_(y)
+        return loss
+
+    for bad, worse in (([0.5, 2.0], [-1.0, 2.0]), ([2.0, 0.5], [-1.0, 2.0]), ([0.5, 1], [1, -1])):
+        x, y = tensor(bad), tensor(worse)
+        assert outcome(fusee.compile(program), x, y) == outcome(program, x, y)
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize("name", ["tolist", "item", "numpy", "__bool__"])
+def test_values_of_meta_tensors(name: str) -> None:
+    def program(x: Tensor) -> Any:
+        return getattr(torch.ones(1, device=x.device) + 1, name)()
+
+    x = torch.ones(1, device="meta")
+    assert outcome(fusee.compile(program), x) == outcome(program, x)
+
+
 def test_inputs_that_share_memory_and_lists_of_operands() -> None:
     def program(x: Tensor, y: Tensor) -> Any:
         try:

@@ -150,7 +150,7 @@ class Manager:
 
     def __exit__(self, kind, error, traceback):
         log.append(("exit", self.name, None if kind is None else kind.__name__))
-        return self.swallow and kind is not None
+        return self.swallow and kind is not None and issubclass(kind, Exception)
 
 
 @contextlib.contextmanager

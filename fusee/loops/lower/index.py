@@ -75,7 +75,7 @@ class Places:
         self._checked = refused.of(index.lowering, size)
         if index.lowering.is_heavy(index):
             index.lowering.realise(index)
-        demand(index, self._checked)
+        demand(self._checked, index)
 
     def at(self, ix: Index) -> Size:
         """The data-dependent index that the element at `ix` is."""

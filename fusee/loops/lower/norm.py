@@ -463,27 +463,20 @@ def _binary_cross_entropy(
     call: OpCall, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
     meta = call.meta
+    words = "all elements of {} should be between 0 and 1"
+    refused = [call.lowering.message(RuntimeError, words.format(x)) for x in ("input", "target")]
 
-    def probability(name: str) -> Callable[[Value], Value]:
-        words = f"all elements of {name} should be between 0 and 1"
-        message = call.lowering.message(RuntimeError, words)
-
-        def checked(a: Value) -> Value:
-            a = cast(a, opmath(meta.dtype))
-            return unless(~((a >= 0) & (a <= 1)), message, a)
-
-        return checked
-
-    checks = [probability("input"), probability("target")]
+    def checked(*given: Value) -> list[Value]:
+        numbers = [cast(v, opmath(meta.dtype)) for v in given]
+        return [unless(~((v >= 0) & (v <= 1)), text, v) for v, text in zip(numbers, refused)]
 
     def fn(*given: Value) -> Value:
-        a, b = [checked(v) for checked, v in zip(checks, given)]
+        a, b = checked(*given[:2])
         yes, no = op("maximum", log(a), -100), op("maximum", log1p(-a), -100)
         value = (b - 1) * no - b * yes
         return value * given[2] if given[2:] else value
 
-    for operand, checked in zip((x, target), checks):
-        demand(operand, checked)
+    demand(lambda a, b: op("add", *checked(a, b)), x, target)  # the first bad place is told
     operands = [x, target] if weight is None else [x, target, weight]
     if reduction == NONE:
         return result(call, fn, *operands)
@@ -545,7 +538,7 @@ def _nll_loss_forward(
         label = cast(target, torch.int64)
         return in_range(where(op("ne", label, ignored), label, 0))
 
-    demand(target, checked)
+    demand(checked, target)
 
     def of_kept(ix: Index, element: Callable[[Any], Value]) -> Value:
         """What `element` makes of the class; 0 where it is ignored."""

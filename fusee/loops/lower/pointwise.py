@@ -250,12 +250,13 @@ def nonzero(lowering: Lowering, y: Value) -> Value:
     return where(zero, 1, unless(zero, message, y))
 
 
-def demand(tensor: Tensor, checked: Callable[[Value], Value]) -> None:
-    """Each element of `tensor` must go through `checked`, which has the `check`."""
-    lowering, shape = tensor.lowering, tensor.shape
+def demand(checked: Callable[..., Value], *tensors: Tensor) -> None:
+    """The elements at each place of tensors of one shape must go through `checked`, which has the
+    `check`."""
+    lowering, shape = tensors[0].lowering, tensors[0].shape
     if 0 in shape:
         return
-    value = checked(tensor.at(lowering.axes(shape)))
+    value = checked(*(x.at(lowering.axes(shape)) for x in tensors))
     buffer = lowering.buffer(shape, torch.bool)
     loop = Loop(
         buffer,
@@ -370,7 +371,7 @@ def _divides(name: str, of_floats: Formula, rounds: int = 2) -> Callable[..., Te
             return result(call, of_floats, *given, *(x, y)[rounds:])
         number = 1 if isinstance(y, Tensor) else y
         single = lowering.computed((), dtype, lambda ix: lowering.number(number, dtype))
-        demand(y if isinstance(y, Tensor) else single, lambda v: nonzero(lowering, cast(v, dtype)))
+        demand(lambda v: nonzero(lowering, cast(v, dtype)), y if isinstance(y, Tensor) else single)
         return result(call, lambda a, b: op(name, a, nonzero(lowering, b)), x, y)
 
     return handler
