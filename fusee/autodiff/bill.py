@@ -218,7 +218,7 @@ def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, flo
 
 def _known_layout(costs: Costs, nodes: Sequence[fx.Node], layouts: dict[Any, str]) -> str:
     """`_layout`, once for all calls of a form; `layouts` has those so far."""
-    full_name = nodes[0].meta["call"][1] if len(nodes) > 1 else ""
+    _, full_name = nodes[0].meta.get("call", (0, "")) if len(nodes) > 1 else (0, "")
     form = full_name, *map(_form, nodes)
     if form not in layouts:
         layouts[form] = _layout(costs, nodes)

@@ -146,8 +146,10 @@ def goes_by_elements(op: Op) -> bool:
 
 
 _SEEDED = torch.Tag.nondeterministic_seeded
-# Laid out by their operands in another order, or by one of them.
-_TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
+# Laid out by their operands in another order, by one of them, or by none.
+_TURNED = overloads(
+    "rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward pow.Scalar mvlgamma"
+)
 
 
 def _pointwise(row: Row) -> Rule:

@@ -560,13 +560,19 @@ def refuse_scalars(
         if kind not in (int, float) or (kind is type(x) and 0 <= x <= 127):
             continue
         named = dict(zip((x.name for x in op._schema.arguments), args)) | kwargs
-        small = {key: _two_at_most(part) for key, part in named.items() if key != name}
+        value = 0 if packet_name(op) in _BY_PLACES else 1
+        small = {key: _two_at_most(part, value) for key, part in named.items() if key != name}
         key = op, name, kind, str(small)
         if key not in _FITTING:
             large = 1e300 if kind is float else 2**63 - 1
             _FITTING[key] = _fitting(op, kind, {**small, name: large})
         refused, least, most, has_infinity = _FITTING[key]
-        if not least <= x <= most and not (has_infinity and not -math.inf < x < math.inf):
+        # an open number is compared with what limits it alone
+        if (
+            refused
+            and not least <= x <= most
+            and not (has_infinity and not -math.inf < x < math.inf)
+        ):
             raise RuntimeError(refused)
 
 
@@ -575,7 +581,7 @@ def _fitting(op: Any, kind: type, given: dict[str, Any]) -> tuple[str, float, fl
     infinite ones and NaN do."""
     try:
         op(**given)
-    except RuntimeError as error:
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
         found = re.search(r"converted to type (\S+) without overflow", str(error))
         if found is not None and (dtype := _C_TYPES.get(found[1])) is not None:
             info: Any = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
@@ -585,11 +591,11 @@ def _fitting(op: Any, kind: type, given: dict[str, Any]) -> tuple[str, float, fl
     return "", -math.inf, math.inf, True
 
 
-def _two_at_most(x: Any) -> Any:
+def _two_at_most(x: Any, value: int) -> Any:
     """An operand with as few elements as ATen takes the same way for, a size of such a one."""
     if isinstance(x, (list, tuple)):
         return [n if type(n) is int and n < 2 else 2 for n in x]
-    return _smallest(x, 1, 2)
+    return _smallest(x, value, 2)
 
 
 _FITTING: dict[Any, tuple[str, float, float, bool]] = {}
