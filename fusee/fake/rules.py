@@ -108,7 +108,8 @@ def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     is_drawn = _SEEDED in op.tags
     dtype = operands[0].dtype if is_drawn else _dtype(op, args, kwargs)
-    return _combined(operands, dtype) or iterated(map(_lies, operands), dtype)
+    found = rows(operands[0].shape, dtype) if op in _IN_ROWS else _combined(operands, dtype)
+    return found or iterated(map(_lies, operands), dtype)
 
 
 def _dtype(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
@@ -146,10 +147,9 @@ def goes_by_elements(op: Op) -> bool:
 
 
 _SEEDED = torch.Tag.nondeterministic_seeded
-# Laid out by their operands in another order, by one of them, or by none.
-_TURNED = overloads(
-    "rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward pow.Scalar mvlgamma"
-)
+_IN_ROWS = overloads("pow.Scalar mvlgamma")  # however their operand lies
+# Laid out by their operands in another order, or by one of them.
+_TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
 
 
 def _pointwise(row: Row) -> Rule:
@@ -771,10 +771,11 @@ def _onednn_layer(x: Tensor, *rest: Any) -> Found:
 # ---------------------------------------------------------------------------- other orders
 
 
-# torch's formulas of these ask the second operand for its order first.
+# torch's formulas of these ask the second operand for its order first, or none.
 for _op in overloads(
     "copysign.Tensor div.Tensor_mode floor_divide xlogy.Tensor special_xlog1py logaddexp logaddexp2"
     " logical_and logical_or logical_xor heaviside native_dropout_backward normal.Tensor_Tensor"
+    " pow.Scalar mvlgamma"
 ):
     RULES[_op] = functools.partial(lambda op, *args, **kwargs: _by_elements(op, args, kwargs), _op)
 

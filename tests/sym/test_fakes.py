@@ -50,6 +50,7 @@ PROGRAMS: list[Callable[[Tensor], Any]] = [
     lambda x: x[torch.tensor([[1], [2]]), torch.tensor([0, 3])],
     lambda x: torch._foreach_sqrt([x, x.int(), x.mT]) + torch._foreach_mul([x, x.half()], 2.0),
     lambda x: [torch.lerp(y, y.mT.mT, 0.5) for y in (x, x.double())],
+    lambda x: (2**x, 1 / x, torch.mvlgamma(x + 9, 2), torch.remainder(2, x), 2.5**x),
 ]
 INPUTS = {
     "rows": lambda: torch.randn(4, 4, 6, 6),
