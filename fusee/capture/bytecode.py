@@ -324,22 +324,30 @@ def passed(
 _FRAME = (lambda kept: (yield)).__code__
 
 
+def _stands_for(code: types.CodeType) -> types.CodeType | None:
+    """The function's code that the code of an entry of `passed` has the lines of."""
+    is_one = code.co_code.startswith(_FRAME.co_code)
+    return code.co_consts[-1] if is_one and type(code.co_consts[-1]) is types.CodeType else None
+
+
 def kept_by(error: BaseException) -> Iterator[tuple[types.CodeType, list[Any]]]:
     """What the entries that `passed` made keep alive, with the code of their functions."""
     found = error.__traceback__
     while found is not None:
-        code = found.tb_frame.f_code
-        if code.co_code.startswith(_FRAME.co_code) and type(code.co_consts[-1]) is types.CodeType:
-            yield code.co_consts[-1], found.tb_frame.f_locals.get("kept", [])
+        if (code := _stands_for(found.tb_frame.f_code)) is not None:
+            yield code, found.tb_frame.f_locals.get("kept", [])
         found = found.tb_next
 
 
 def passing(entry: types.TracebackType) -> tuple[Any, ...]:
     """What `passed` makes an entry of, beside the one that follows."""
-    frame, code = entry.tb_frame, entry.tb_frame.f_code
-    if code.co_code.startswith(_FRAME.co_code) and type(code.co_consts[-1]) is types.CodeType:
-        code = code.co_consts[-1]
-    return code, frame.f_globals, entry.tb_lasti, entry.tb_lineno
+    frame = entry.tb_frame
+    return (
+        _stands_for(frame.f_code) or frame.f_code,
+        frame.f_globals,
+        entry.tb_lasti,
+        entry.tb_lineno,
+    )
 
 
 def without_ours(found: types.TracebackType | None) -> types.TracebackType | None:
