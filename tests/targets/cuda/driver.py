@@ -51,7 +51,7 @@ class FakeGpu:
         self.launches: list[tuple[int, int, int, int]] = []
         self.status, self.stream, self.depth = 0, 7, 0
         self.allocated: dict[int, int] = {}  # bytes by address
-        self.unknown = 0  # bytes that memory of an address not known may have
+        self.unknown = 0  # bytes that autograd may have here, even where ours were freed
         self.arenas: list[Tensor] = []
         self.is_capturing, self.is_recording, self.refuses = False, False, ""
         self.recorded = self.replayed = self.waits = 0
@@ -228,7 +228,7 @@ class FakeGpu:
             start = arena.data_ptr()
             if start <= address < start + arena.numel():
                 length = start + arena.numel() - address
-        length = self.unknown if length is None else length
+        length = self.unknown if length is None else max(length, self.unknown)
         assert length or address in self.allocated, "memory that nobody has allocated"
         if not length:
             return np.zeros(0, np.uint8)
