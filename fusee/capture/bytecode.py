@@ -50,11 +50,13 @@ class Bytecode(NamedTuple):
     """A code object, decoded. It does not keep the code alive.
 
     taking   code with the same parameters, which gives them as a dict
+    live     see `_live`; empty until somebody asks
     """
 
     instructions: list[Instruction]
     handlers: list[Handler]
     taking: types.CodeType
+    live: list[int]
 
     def handler(self, index: int) -> Handler | None:
         """The innermost handler that covers an instruction."""
@@ -135,7 +137,7 @@ def _decode(code: types.CodeType) -> Bytecode:
         co_varnames=tuple(names),
         co_nlocals=len(names),
     )
-    return Bytecode(instructions, handlers, taking)
+    return Bytecode(instructions, handlers, taking, [])
 
 
 # Instructions of a function that gives a value made of its arguments and of what they hold.
@@ -173,31 +175,37 @@ def _is_reading(function: types.FunctionType, i: Instruction) -> bool:
 _READERS = {"super", "locals", "vars", "dir", "eval", "exec"}
 
 
-@functools.lru_cache(maxsize=4096)
 def overwritten(code: types.CodeType, at: int) -> frozenset[str]:
     """Variables that nothing reads from an instruction on before it has given them a value."""
+    known = program(code)
+    if not known.live:
+        known.live.extend(_live(code, known))
+    return frozenset(name for k, name in enumerate(code.co_varnames) if not known.live[at] >> k & 1)
+
+
+def _live(code: types.CodeType, known: Bytecode) -> list[int]:
+    """For each instruction the variables, a bit each, whose values may be read from there on."""
+    bits = {name: 1 << k for k, name in enumerate(code.co_varnames)}
+    count = len(known.instructions)
     if _READERS.intersection(code.co_names):
-        return frozenset()
-    found, known = set(code.co_varnames), program(code)
-    for name in code.co_varnames:
-        todo, seen = [at], set[int]()
-        while todo:
-            k = todo.pop()
-            if k in seen or k >= len(known.instructions):
-                continue
-            seen.add(k)
-            i, handler = known.instructions[k], known.handler(k)
-            if handler is not None:
-                todo.append(handler.target)
-            names = i.value if type(i.value) is tuple else (i.value,)
-            if "_FAST" not in i.name or name not in names:
-                todo += [i.target] * (i.target >= 0) + [k + 1] * (i.name not in _LEAVE)
-            elif i.name != "STORE_FAST_STORE_FAST" and not (
-                i.name.startswith("STORE_FAST") and names[0] == name
-            ):
-                found.discard(name)
-                break
-    return frozenset(found)
+        return [-1] * count
+    raising = {k: h.target for h in reversed(known.handlers) for k in range(h.start, h.end)}
+    live, before = [0] * (count + 1), None
+    while live != before:  # once more for each loop within a loop
+        before = live.copy()
+        for k in reversed(range(count)):
+            name, _, value, target, _, _ = known.instructions[k]
+            found = live[target] if target >= 0 else 0
+            if name not in _LEAVE:
+                found |= live[k + 1]
+            if "_FAST" in name:
+                names = value if type(value) is tuple else (value,)
+                # from the last on: STORE_FAST_LOAD_FAST reads what it may have just stored
+                is_store = [name.startswith("STORE_FAST"), name.endswith("STORE_FAST")]
+                for one, stores in reversed([*zip(names, is_store)]):
+                    found = found & ~bits.get(one, 0) if stores else found | bits.get(one, 0)
+            live[k] = found | (live[raising[k]] if k in raising else 0)
+    return live
 
 
 _LEAVE = {
