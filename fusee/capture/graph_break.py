@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.utils import _pytree as pytree
 
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
@@ -211,6 +217,50 @@ class Failing:
             function(*args, **kwargs)
         for generator, before in generators:
             generator.set_state(before)
+
+
+# ---------------------------------------------------------------------------- unknown
+# Torch calls whose results nobody knows before they have run: they end the graph.
+#
+# Adapter of what FakeTensors raise, torch._subclasses and its texts. Tested with torch 2.13.
+
+# Whose operators are not the user's to complete.
+_TORCHS = ("aten", "prim", "prims", "quantized", "mkldnn", "torchvision")
+
+
+def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
+    """What a call on FakeTensors ends the graph with; None if eager may raise the same error."""
+    text = str(error)  # of a kernel in C++ that looked for values; of the indices in a mask
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)) or re.search(
+        "data is not allocated yet|Cannot access data p|data-independent impl", text
+    ):
+        return GraphBreak(f"{getattr(error, 'func', None) or name} {VALUE}", KEEP_ON_DEVICE)
+    operator = _without_fake(error)
+    if operator is None:
+        return None
+    operator = _op_of(function) or operator or name
+    remedy = ""
+    if "::" in operator and operator.partition("::")[0] not in _TORCHS:
+        remedy = f"torch.library.register_fake({operator!r}) says what they look like"
+    return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
+
+
+def _without_fake(error: Exception) -> str | None:
+    """The operator whose results nobody knows before it runs, if that is what an error says."""
+    if isinstance(error, UnsupportedOperatorException):
+        return _op_of(error.func) or str(error.func)
+    text = str(error)
+    if isinstance(error, NotImplementedError) or "no fake impl registered" in text:
+        found = re.search(r"\w+::\w+", text)
+        return found[0] if found else ""
+    return None
+
+
+def _op_of(function: Any) -> str | None:
+    """`mylib::myop`, if a call is one of an operator."""
+    if isinstance(function, OpOverload):
+        return str(function._schema.name)
+    return str(function._qualified_op_name) if isinstance(function, OpOverloadPacket) else None
 
 
 # ---------------------------------------------------------------------------- writes

@@ -12,16 +12,11 @@ import functools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -45,6 +40,7 @@ from fusee.capture.graph_break import (
     GraphBreak,
     Lost,
     effects_of_name,
+    ended_by,
     is_in_place,
     is_scale,
     refuse_masked_gradients,
@@ -78,9 +74,11 @@ from fusee.sym.shape_env import wrapped
 # The attribute of a target that has the calls of a function under a transform: transforms.py.
 BODY = "_fusee_body"
 HOOKS = "_fusee_hooks"
+# Of a node's meta: its effects, once it is known what it gives.
+EFFECTS = "_fusee_effects"
 
 
-def effects(node: fx.Node) -> set[str]:
+def effects(node: fx.Node) -> Set[str]:
     """What a call may do besides computing.
 
     writes     to its operands
@@ -89,6 +87,15 @@ def effects(node: fx.Node) -> set[str]:
     raises     for values that the graph computes, such as an index
     hooks      it registers what runs in the backward pass
     """
+    found: Set[str] | None = node.meta.get(EFFECTS)
+    if found is None:
+        found = _effects(node)
+        if "example_value" in node.meta:
+            node.meta[EFFECTS] = found
+    return found
+
+
+def _effects(node: fx.Node) -> set[str]:
     target: Any = node.target
     if node.op not in ("call_function", "call_method") or target in STATE_SWITCHES:
         return set()
@@ -121,9 +128,10 @@ def effects(node: fx.Node) -> set[str]:
     indexes = any(isinstance(x, (fx.Node, list)) for x in at)
     with torch._C.DisableTorchFunction():  # the recorder may be on
         refuses = raises(node, name.partition(".")[0], "example_value")
-        operands = [x.meta.get("example_value") for x in node.all_input_nodes]
-        sizes = (n for x in operands for n in (x.shape if isinstance(x, torch.Tensor) else (x,)))
-        refuses = refuses or (is_symbolic(operands) and any(map(was_unbacked, sizes)))
+        operands = (x.meta.get("example_value") for x in node.all_input_nodes)
+        opens = (x for x in operands if not isinstance(x, (list, tuple)) and is_symbolic(x))
+        sizes = (n for x in opens for n in (x.shape if isinstance(x, torch.Tensor) else (x,)))
+        refuses = refuses or any(map(was_unbacked, sizes))
     if indexes or refuses:
         found.add("raises")
     return found
@@ -159,50 +167,6 @@ def is_mutable(func: Any) -> bool:
     """Whether an operator's schema says that it writes to its operands."""
     several = [func] if isinstance(func, OpOverload) else overloads_of(func)
     return any(op._schema.is_mutable for op in several)
-
-
-# ---------------------------------------------------------------------------- unknown
-# Torch calls whose results nobody knows before they have run: they end the graph.
-#
-# Adapter of what FakeTensors raise, torch._subclasses and its texts. Tested with torch 2.13.
-
-# Whose operators are not the user's to complete.
-_TORCHS = ("aten", "prim", "prims", "quantized", "mkldnn", "torchvision")
-
-
-def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
-    """What a call on FakeTensors ends the graph with; None if eager may raise the same error."""
-    text = str(error)  # of a kernel in C++ that looked for values; of the indices in a mask
-    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)) or re.search(
-        "data is not allocated yet|Cannot access data p|data-independent impl", text
-    ):
-        return GraphBreak(f"{getattr(error, 'func', None) or name} {VALUE}", KEEP_ON_DEVICE)
-    operator = _without_fake(error)
-    if operator is None:
-        return None
-    operator = _op_of(function) or operator or name
-    remedy = ""
-    if "::" in operator and operator.partition("::")[0] not in _TORCHS:
-        remedy = f"torch.library.register_fake({operator!r}) says what they look like"
-    return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
-
-
-def _without_fake(error: Exception) -> str | None:
-    """The operator whose results nobody knows before it runs, if that is what an error says."""
-    if isinstance(error, UnsupportedOperatorException):
-        return _op_of(error.func) or str(error.func)
-    text = str(error)
-    if isinstance(error, NotImplementedError) or "no fake impl registered" in text:
-        found = re.search(r"\w+::\w+", text)
-        return found[0] if found else ""
-    return None
-
-
-def _op_of(function: Any) -> str | None:
-    """`mylib::myop`, if a call is one of an operator."""
-    if isinstance(function, OpOverload):
-        return str(function._schema.name)
-    return str(function._qualified_op_name) if isinstance(function, OpOverloadPacket) else None
 
 
 # ---------------------------------------------------------------------------- record

@@ -28,6 +28,7 @@ from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
+from fusee.capture.recorder import EFFECTS
 from fusee.capture.sources import Origin, looking
 from fusee.capture.symbols import Symbols, is_open
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, marks, state_conditions
@@ -166,7 +167,7 @@ def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
     rows = []
     for node in graph.nodes:
         args, kwargs = _mapped(node.args, part), _mapped(node.kwargs, part)
-        meta = {key: x for key, x in node.meta.items() if key != "example_value"}
+        meta = {key: x for key, x in node.meta.items() if key not in ("example_value", EFFECTS)}
         if not {*meta} <= {"stack_trace", "is_buffer"}:
             raise NotKept(f"a node knows of {', '.join(map(str, meta))}")
         known = node.meta.get("example_value")
