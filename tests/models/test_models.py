@@ -1,4 +1,7 @@
-"""Whole models through stock torch.compile, in evaluation mode, against eager."""
+"""Whole models through stock torch.compile, in evaluation mode, against eager.
+
+With open sizes a sample of them runs here; `pytest tests/models --all-sizes` runs all of them.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,15 @@ def test_model_agrees_with_eager(name: str) -> None:
     check(module, *args, kwargs=kwargs, graphs=1)
 
 
-# Dynamo alone takes 150 s for swin_t with symbolic sizes: see the test after this one.
+# TorchDynamo alone takes up to a minute for one of the others.
+SAMPLE = ("resnet18", "mobilenet_v3_small", "mixer_s32", "bert", "llama", "t5")
+
+
+# TorchDynamo alone takes 150 s for swin_t with symbolic sizes: see the test after this one.
 @pytest.mark.parametrize("name", [name for name in zoo.names() if name != "swin_t"])
-def test_model_with_dynamic_sizes(name: str) -> None:
+def test_model_with_dynamic_sizes(name: str, request: pytest.FixtureRequest) -> None:
+    if name not in SAMPLE and not request.config.getoption("--all-sizes"):
+        pytest.skip("a sample: --all-sizes runs this one, too")
     module, args, kwargs = zoo.load(name, "test")
     inputs = (*args, *kwargs.values())
     rows = _Rows(module, len(args), list(kwargs))
@@ -33,8 +42,10 @@ def test_model_with_dynamic_sizes(name: str) -> None:
         check(rows, *first, dynamic=True, graphs=1, again=others)
 
 
-def test_windows_with_dynamic_sizes() -> None:
+def test_windows_with_dynamic_sizes(request: pytest.FixtureRequest) -> None:
     """One stage of a swin transformer: shifted windows, padded to whole ones, attention in each."""
+    if not request.config.getoption("--all-sizes"):
+        pytest.skip("TorchDynamo takes 40 s: --all-sizes runs it")
     swin = importlib.import_module("torchvision.models.swin_transformer").SwinTransformer
     torch.manual_seed(0)
     module = swin([4, 4], 32, [2], [2], [7, 7], num_classes=10).eval()

@@ -1,6 +1,6 @@
 """All models over sizes that vary: one version for the first call and one for all others.
 
-A sample of the models runs here; `pytest tests/models/test_sizes.py --all-sizes` runs all of them.
+A sample of the models runs here; `pytest tests/models --all-sizes` runs all of them.
 """
 
 from __future__ import annotations
