@@ -82,17 +82,15 @@ def check_dtypes() -> None:
     """Puts the checks before the rules."""
     for names, refuses in (_PRODUCTS, _DIFFERENCES):
         for op in map(overload, names.split()):
-            RULES[op] = _after(RULES.get(op, lambda *args, **kwargs: None), refuses)
+            rule = RULES.get(op, lambda *args, **kwargs: None)
+            RULES[op] = functools.partial(_checked, rule, refuses)
 
 
-def _after(rule: Callable[..., Found], refuses: _Refuses) -> Any:
-    def checked(*args: Any, **kwargs: Any) -> Found:
-        dtypes = [torch.bool if type(x) is bool else getattr(x, "dtype", None) for x in args]
-        if refuses(dtypes):
-            raise RuntimeError(f"operands of {dtypes}")
-        return rule(*args, **kwargs)
-
-    return checked
+def _checked(rule: Callable[..., Found], refuses: _Refuses, *args: Any, **kwargs: Any) -> Found:
+    dtypes = [torch.bool if type(x) is bool else getattr(x, "dtype", None) for x in args]
+    if refuses(dtypes):
+        raise RuntimeError(f"operands of {dtypes}")
+    return rule(*args, **kwargs)
 
 
 # ---------------------------------------------------------------------------- mode
@@ -219,20 +217,16 @@ def _on_device(found: Any, new: Callable[..., torch.Tensor]) -> Any:
     return tuple([_on_device(x, new) for x in found]) if type(found) is tuple else found
 
 
-def _unless(error: type[Exception], run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, which gives None where it raises the error."""
+def _unless_unsure(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which gives None where sizes decide that are not known."""
 
     def quietly(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
-        except error:
+        except Unsure:
             return None
 
     return quietly
-
-
-# None where sizes decide that are not known.
-_unless_unsure = functools.partial(_unless, Unsure)
 
 
 @functools.cache
@@ -791,10 +785,6 @@ def raises(node: fx.Node, name: str, value: str) -> bool:
         is_safe = isinstance(divisor, (int, float)) and (divisor > 0 or "pow" not in name)
         is_whole = isinstance(out, torch.Tensor) and not out.is_floating_point()
         return is_whole and not (is_safe and divisor != 0)
-    return name in _EXTREMES and any(_is_empty(x.meta.get(value)) for x in node.all_input_nodes)
-
-
-def _is_empty(x: Any) -> bool:
-    if not isinstance(x, torch.Tensor):
-        return False
-    return any(type(n) is int and n == 0 for n in x.shape)
+    found = (x.meta.get(value) for x in node.all_input_nodes if name in _EXTREMES)
+    shapes = [x.shape for x in found if isinstance(x, torch.Tensor)]
+    return any(type(n) is int and n == 0 for n in itertools.chain(*shapes))

@@ -21,8 +21,10 @@ from torch.nn import functional as F
 from fusee.fake.layouts import broadcast, is_empty, is_row_major, let_be_equal
 from fusee.fake.open_pools import POOLS
 from fusee.fake.torch_python import FORMS
+from fusee.source import Rules
 
 _nn = torch._C._nn
+IN_OTHERS: Rules[Any, Callable[..., Any]] = Rules(POOLS)  # by function of torch
 
 # ---------------------------------------------------------------------------- matrix products
 # Matrix products of open sizes, from operators that have rules.
@@ -88,6 +90,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 # ---------------------------------------------------------------------------- rows
 
 
+@IN_OTHERS.rule(torch.kron, Tensor.kron)
 def _kron(a: Tensor, b: Tensor) -> Tensor:
     rank = max(a.dim(), b.dim())
     outer, inner = ([1] * (rank - x.dim()) + [*x.shape] for x in (a, b))
@@ -96,6 +99,7 @@ def _kron(a: Tensor, b: Tensor) -> Tensor:
     return (x * y).reshape([m * n for m, n in zip(outer, inner)])
 
 
+@IN_OTHERS.rule(torch.linspace)
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any) -> Tensor:
     dtype = dtype or torch.get_default_dtype()
     if isinstance(start, Tensor) or isinstance(end, Tensor) or dtype not in _WHOLE_FLOATS:
@@ -114,6 +118,7 @@ def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Tensor:
 _WHOLE_FLOATS = (torch.float32, torch.float64)
 
 
+@IN_OTHERS.rule(torch.isin)
 def _isin(
     elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
 ) -> Tensor:
@@ -128,6 +133,7 @@ def _isin(
     return (row[at] == x) ^ invert
 
 
+@IN_OTHERS.rule(_nn.pad_sequence)
 def _pad_sequence(
     sequences: Sequence[Tensor],
     batch_first: bool = False,
@@ -144,6 +150,7 @@ def _pad_sequence(
     return torch.stack(rows, 0 if batch_first else 1)
 
 
+@IN_OTHERS.rule(torch.affine_grid_generator)
 def _affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool) -> Tensor:
     """source   aten/src/ATen/native/AffineGridGenerator.cpp"""
     batch, _, *image = size
@@ -195,6 +202,7 @@ def _window(of_known: Callable[..., Tensor], run: Callable[..., Tensor]) -> Call
     return window
 
 
+@IN_OTHERS.rule(F.one_hot)
 def _one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
     if type(num_classes) is int:
         return F.one_hot(x, num_classes)
@@ -230,6 +238,7 @@ def _triangle(of_known: Callable[..., Tensor], is_upper: bool) -> Callable[..., 
     return indices
 
 
+@IN_OTHERS.rule(torch.repeat_interleave, Tensor.repeat_interleave)
 def _repeated(x: Tensor, repeats: Any = None, dim: int | None = None, **named: Any) -> Tensor:
     if repeats is None:
         return torch.repeat_interleave(x, **named)
@@ -247,6 +256,7 @@ def _fits(x: Tensor, axes: Sequence[int]) -> bool:
     return all(-rank <= k < rank for k in axes) and len({k % rank for k in axes}) == len(axes)
 
 
+@IN_OTHERS.rule(torch.linalg.matrix_norm)
 def _matrix_norm(
     A: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **named: Any
 ) -> Any:
@@ -277,6 +287,7 @@ def _matrix_norm(
     return sums.amax(last, keepdim) if ord > 0 else sums.amin(last, keepdim)
 
 
+@IN_OTHERS.rule(torch.linalg.norm)
 def _norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
     axes = (dim,) if isinstance(dim, int) else dim
     is_of_matrices = len(axes) == 2 if axes is not None else A.dim() == 2
@@ -288,6 +299,7 @@ def _norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **
 # ---------------------------------------------------------------------------- statistics
 
 
+@IN_OTHERS.rule(torch.cov, Tensor.cov)
 def _cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     """source   aten/src/ATen/native/Correlation.cpp"""
     is_weighted = fweights is not None or aweights is not None
@@ -301,6 +313,7 @@ def _cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: 
     return (torch.mm(x, x.t().conj()) / (count - correction)).squeeze()
 
 
+@IN_OTHERS.rule(torch.corrcoef, Tensor.corrcoef)
 def _corrcoef(input: Tensor) -> Any:
     if input.dim() not in (1, 2) or input.dtype is torch.bool or not input.shape[-1] > 1:
         return torch.corrcoef(input)
@@ -315,6 +328,7 @@ def _corrcoef(input: Tensor) -> Any:
     return c.clip(-1, 1)
 
 
+@IN_OTHERS.rule(torch.combinations)
 def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """source   aten/src/ATen/native/Itertools.cpp"""
     if input.dim() != 1 or r < 1:
@@ -380,6 +394,7 @@ def _quantile(of_known: Callable[..., Any], skips: bool) -> Callable[..., Any]:
 # ---------------------------------------------------------------------------- products
 
 
+@IN_OTHERS.rule(torch.linalg.multi_dot)
 def _multi_dot(tensors: Sequence[Tensor], *, out: Any = None) -> Any:
     """The cheapest order is a relation of sizes, as it is eager's."""
     ranks = [x.dim() for x in tensors]
@@ -390,12 +405,8 @@ def _multi_dot(tensors: Sequence[Tensor], *, out: Any = None) -> Any:
     rows = [*tensors]
     rows[0] = first.unsqueeze(0) if first.dim() == 1 else first
     rows[-1] = last.unsqueeze(-1) if last.dim() == 1 else last
-    made = _chained(rows, [x.shape[0] for x in rows] + [rows[-1].shape[1]])
-    return made.view([*first.shape[:-1], *(last.shape[1:] if last.dim() > 1 else ())])
-
-
-def _chained(x: Sequence[Tensor], size: Sequence[Any]) -> Tensor:
-    count = len(x)
+    size = [x.shape[0] for x in rows] + [rows[-1].shape[1]]
+    count = len(rows)
     cost: dict[tuple[int, int], Any] = {(k, k): 0 for k in range(count)}
     cut: dict[tuple[int, int], int] = {}
     for length in range(1, count):
@@ -409,14 +420,16 @@ def _chained(x: Sequence[Tensor], size: Sequence[Any]) -> Tensor:
 
     def product(i: int, j: int) -> Tensor:
         k = cut.get((i, j))
-        return x[i] if k is None else torch.mm(product(i, k), product(k + 1, j))
+        return rows[i] if k is None else torch.mm(product(i, k), product(k + 1, j))
 
-    return product(0, count - 1)
+    made = product(0, count - 1)
+    return made.view([*first.shape[:-1], *(last.shape[1:] if last.dim() > 1 else ())])
 
 
 # ---------------------------------------------------------------------------- parts
 
 
+@IN_OTHERS.rule(torch.gradient)
 def _gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:
     """source   aten/src/ATen/native/ReduceOps.cpp, gradient_helper, gradient_helper_float"""
     axes = [*range(input.dim())] if dim is None else [dim] if isinstance(dim, int) else [*dim]
@@ -483,6 +496,7 @@ def _by_places(input: Tensor, axis: int, places: Tensor, edge_order: int) -> Ten
     return torch.cat([first, center, last], axis)
 
 
+@IN_OTHERS.rule(torch.take_along_dim, Tensor.take_along_dim)
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """source   aten/src/ATen/native/TensorAdvancedIndexing.cpp"""
     rank = input.dim()
@@ -501,17 +515,14 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     return expanded(input, indices).gather(dim, places)
 
 
-def _takes_from_the_end() -> bool:
-    """Whether take_along_dim takes any place modulo a length, as since torch 2.12 or 2.13."""
-    try:
-        return bool(torch.take_along_dim(torch.ones(1), torch.tensor([-1]), 0)[0] == 1)
-    except (RuntimeError, IndexError):
-        return False
+# Whether take_along_dim takes any place modulo a length, as since torch 2.12 or 2.13.
+try:
+    _WRAPS = bool(torch.take_along_dim(torch.ones(1), torch.tensor([-1]), 0)[0] == 1)
+except (RuntimeError, IndexError):
+    _WRAPS = False
 
 
-_WRAPS = _takes_from_the_end()
-
-
+@IN_OTHERS.rule(torch.masked_select, Tensor.masked_select)
 def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """With a gradient: that of an index has rules."""
     if not (input.requires_grad and torch.is_grad_enabled()) or mask.dtype is not torch.bool:
@@ -520,6 +531,7 @@ def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return input.expand(size)[mask.expand(size)]
 
 
+@IN_OTHERS.rule(torch.block_diag)
 def _block_diag(*tensors: Tensor) -> Any:
     """source   aten/src/ATen/native/TensorShape.cpp"""
     if not tensors or any(x.dim() > 2 for x in tensors):
@@ -538,6 +550,7 @@ def _block_diag(*tensors: Tensor) -> Any:
 # ---------------------------------------------------------------------------- losses and rows
 
 
+@IN_OTHERS.rule(_nn.cross_entropy_loss)
 def _cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -572,6 +585,7 @@ def _cross_entropy(
     return -terms.sum() / (input.numel() // classes) if reduction == 1 else -terms.sum()
 
 
+@IN_OTHERS.rule(torch.embedding_bag)
 def _embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, *options: Any, **named: Any
 ) -> Any:
@@ -615,6 +629,7 @@ class _Prod(torch.autograd.Function):
         return torch.where(zeros == 0, grad * made / x, grad * rest), None
 
 
+@IN_OTHERS.rule(torch.prod, Tensor.prod)
 def prod(input: Tensor, *given: Any, **named: Any) -> Any:
     """torch.prod, of floats along an axis or of all of them without a loop or a look at values."""
     places = {**dict(zip(("dim", "keepdim"), given)), **named}
@@ -663,6 +678,7 @@ class _Cumprod(torch.autograd.Function):
         return torch.where(zeros == 0, before, at_zero), None
 
 
+@IN_OTHERS.rule(torch.cumprod, Tensor.cumprod)
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     is_plain = input.is_floating_point() and dtype in (None, input.dtype) and input.dim() > 0
     if not is_plain or not (input.requires_grad and torch.is_grad_enabled()):
@@ -670,6 +686,7 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> An
     return _Cumprod.apply(input, dim)  # type: ignore[no-untyped-call]
 
 
+@IN_OTHERS.rule(torch.linalg.vander)
 def _vander(x: Tensor, *, N: Any = None) -> Any:
     """source   aten/src/ATen/native/BatchLinearAlgebra.cpp, linalg_vander"""
     if x.dim() < 1 or not x.is_floating_point() or not (n := x.shape[-1] if N is None else N) > 1:
@@ -714,49 +731,27 @@ def _item(x: Tensor, key: Any) -> Tensor:
     return x[key]
 
 
-IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
-    torch.linspace: _linspace,
-    torch.isin: _isin,
-    torch._C._nn.pad_sequence: _pad_sequence,
-    **POOLS,
-    torch.kron: _kron,
-    torch.Tensor.kron: _kron,
-    **dict.fromkeys((torch.repeat_interleave, torch.Tensor.repeat_interleave), _repeated),
-    torch.hann_window: _window(
-        torch.hann_window, lambda n, periodic=True, **x: _hamming(n, periodic, 0.5, 0.5, **x)
-    ),
-    torch.hamming_window: _window(torch.hamming_window, _hamming),
-    torch.blackman_window: _window(torch.blackman_window, _blackman),
-    torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
-    F.one_hot: _one_hot,
-    torch.affine_grid_generator: _affine_grid,
-    torch.linalg.matrix_norm: _matrix_norm,
-    torch.linalg.norm: _norm,
-    **dict.fromkeys((torch.cov, torch.Tensor.cov), _cov),
-    **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), _corrcoef),
-    torch.combinations: _combinations,
-    **{
-        getattr(of, name): _quantile(getattr(torch, name), name == "nanquantile")
-        for name in ("quantile", "nanquantile")
-        for of in (torch, torch.Tensor)
-    },
-    torch.linalg.multi_dot: _multi_dot,
-    torch.gradient: _gradient,
-    **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), _take_along_dim),
-    **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), _masked_select),
-    torch.block_diag: _block_diag,
-    _nn.cross_entropy_loss: _cross_entropy,
-    torch.embedding_bag: _embedding_bag,
-    **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod),
-    **dict.fromkeys((torch.prod, torch.Tensor.prod), prod),
-    torch.linalg.vander: _vander,
-    **dict.fromkeys(  # the gradient of the one is zeros of a known size
-        (torch.sgn, torch.Tensor.sgn),
-        lambda input: (torch.sgn if input.is_complex() else torch.sign)(input),
-    ),
-    torch.tril_indices: _triangle(torch.tril_indices, False),
-    torch.triu_indices: _triangle(torch.triu_indices, True),
-}
+IN_OTHERS.update(
+    {
+        torch.hann_window: _window(
+            torch.hann_window, lambda n, periodic=True, **x: _hamming(n, periodic, 0.5, 0.5, **x)
+        ),
+        torch.hamming_window: _window(torch.hamming_window, _hamming),
+        torch.blackman_window: _window(torch.blackman_window, _blackman),
+        torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
+        **{
+            getattr(of, name): _quantile(getattr(torch, name), name == "nanquantile")
+            for name in ("quantile", "nanquantile")
+            for of in (torch, torch.Tensor)
+        },
+        **dict.fromkeys(  # the gradient of the one is zeros of a known size
+            (torch.sgn, torch.Tensor.sgn),
+            lambda input: (torch.sgn if input.is_complex() else torch.sign)(input),
+        ),
+        torch.tril_indices: _triangle(torch.tril_indices, False),
+        torch.triu_indices: _triangle(torch.triu_indices, True),
+    }
+)
 FORMS.update(IN_OTHERS)
 COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     **IN_OTHERS,

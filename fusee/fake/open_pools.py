@@ -128,22 +128,17 @@ def _avg_pool1d(
     return _avg_pool2d(input.unsqueeze(-2), *windows, *options, **named).squeeze(-2)
 
 
-def _adaptive_max_pool1d(input: Tensor, output_size: Any) -> Any:
-    found = _adaptive_max_pool2d(input.unsqueeze(-2), _row(output_size))
-    return tuple(x.squeeze(-2) for x in found)
-
-
-def _adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Any:
-    return _nn.adaptive_avg_pool2d(input.unsqueeze(-2), _row(output_size)).squeeze(-2)
-
-
 # By function of torch.
 POOLS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
     torch.max_pool1d_with_indices: functools.partial(_max_pool1d, return_indices=True),
     torch.avg_pool1d: _avg_pool1d,
-    torch.adaptive_max_pool1d: _adaptive_max_pool1d,
-    torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
+    torch.adaptive_max_pool1d: lambda input, output_size: tuple(
+        x.squeeze(-2) for x in _adaptive_max_pool2d(input.unsqueeze(-2), _row(output_size))
+    ),
+    torch.adaptive_avg_pool1d: lambda input, output_size: _nn.adaptive_avg_pool2d(
+        input.unsqueeze(-2), _row(output_size)
+    ).squeeze(-2),
     torch.max_pool2d: _max_pool2d,
     torch.max_pool3d: _pool(torch.max_pool3d, aten.max_pool3d_with_indices.default, 0),
     _nn.max_pool2d_with_indices: _max_and_places,

@@ -152,48 +152,38 @@ _IN_ROWS = overloads("pow.Scalar mvlgamma")  # however their operand lies
 _TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
 
 
-def _pointwise(row: Row) -> Rule:
-    def rule(*args: Any, **_: Any) -> Found:
-        # A number may stand for either operand of a binary operator.
-        several = len(row.operands)
-        operands = [x for x in args[:several] if isinstance(x, Tensor)]
-        dtype = args[0].dtype if several == 1 else _result_type(*args[:2])
-        floats = dtype.is_floating_point
-        if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
-            return None
-        return _combined(operands, torch.bool if row.to_bool else dtype)
-
-    return rule
-
-
-def _result_type(*operands: Any) -> torch.dtype:
-    """torch.result_type, which for open sizes and numbers imports torch.distributed and sympy."""
-    return torch.result_type(*map(_closed, operands))
+def _pointwise(row: Row, *args: Any, **_: Any) -> Found:
+    # A number may stand for either operand of a binary operator.
+    several = len(row.operands)
+    operands = [x for x in args[:several] if isinstance(x, Tensor)]
+    dtype = args[0].dtype if several == 1 else torch.result_type(*map(_closed, args[:2]))
+    floats = dtype.is_floating_point
+    if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
+        return None
+    return _combined(operands, torch.bool if row.to_bool else dtype)
 
 
 def _closed(x: Any) -> Any:
+    """Of torch.result_type: open ones make it import torch.distributed and sympy."""
     if isinstance(x, Tensor):
         is_plain = type(x) is Tensor and not x._has_symbolic_sizes_strides
         return x if is_plain else torch.empty((1,) * min(x.dim(), 1), dtype=x.dtype, device="meta")
     return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
 
 
-def _gradient(place: int) -> Rule:
+def _gradient(place: int, *args: Any, **_: Any) -> Found:
     """Of the backward of a pointwise operator: laid out as this operand."""
-
-    def rule(*args: Any, **_: Any) -> Found:
-        grad, x = args[:2]
-        plain = x.dtype in (grad.dtype, torch.bool) and equal(grad.shape, x.shape)
-        return like(args[place], grad.dtype) if plain and is_dense(args[place]) else None
-
-    return rule
+    grad, x = args[:2]
+    plain = x.dtype in (grad.dtype, torch.bool) and equal(grad.shape, x.shape)
+    return like(args[place], grad.dtype) if plain and is_dense(args[place]) else None
 
 
 for _row in ROWS:
     if _row.shape in ("floats", "integers", "all"):
-        RULES.rule(*_row.overloads)(_pointwise(_row))
+        RULES.rule(*_row.overloads)(functools.partial(_pointwise, _row))
     elif _row.shape != "torch":
-        RULES.rule(*_row.overloads)(_gradient(("first", "second").index(_row.shape)))
+        place = ("first", "second").index(_row.shape)
+        RULES.rule(*_row.overloads)(functools.partial(_gradient, place))
 
 
 @RULES.rule("where.self")
@@ -433,19 +423,15 @@ def _constant_pad(x: Tensor, padding: Sizes, value: Any = 0) -> Found:
     return rows(size, x.dtype) if are_more or all(n >= 0 for n in size) else None
 
 
-def _padded(op: Op) -> Rule:
+def _padded(op: Op, x: Tensor, padding: Sizes) -> Found:
     """Of a kernel that fills the memory format which its operand suggests."""
-
-    def rule(x: Tensor, padding: Sizes) -> Found:
-        layout = suggested_layout(x)
-        is_plain = layout == torch.contiguous_format
-        return None if is_plain else laid_out(in_python(op)(x, padding).shape, x.dtype, layout)
-
-    return rule
+    layout = suggested_layout(x)
+    is_plain = layout == torch.contiguous_format
+    return None if is_plain else laid_out(in_python(op)(x, padding).shape, x.dtype, layout)
 
 
 for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"):
-    RULES[_op] = _padded(_op)
+    RULES[_op] = functools.partial(_padded, _op)
 
 
 @RULES.rule("_linalg_svd")
@@ -717,6 +703,7 @@ def _transformed(x: Tensor, size: Sizes, dims: Sequence[int], dtype: torch.dtype
     return Spec(size, strides(size, (*batch, *dims)), dtype)
 
 
+@RULES.rule("_fft_r2c")
 def _real_to_complex(x: Tensor, dims: Sequence[int], norm: int, onesided: bool) -> Found:
     *others, last = dims
     size = list(x.shape)
@@ -725,6 +712,7 @@ def _real_to_complex(x: Tensor, dims: Sequence[int], norm: int, onesided: bool) 
     return _transformed(x, size, [*_sorted(x, others), last], x.dtype.to_complex())
 
 
+@RULES.rule("_fft_c2r")
 def _complex_to_real(x: Tensor, dims: Sequence[int], norm: int, last_size: Any) -> Found:
     *others, last = dims
     if others:
@@ -735,14 +723,14 @@ def _complex_to_real(x: Tensor, dims: Sequence[int], norm: int, last_size: Any) 
     return _transformed(x, size, [last], x.dtype.to_real())
 
 
+@RULES.rule("_fft_c2c")
 def _complex_to_complex(x: Tensor, dims: Sequence[int], norm: int, forward: bool) -> Found:
     return _transformed(x, x.shape, _sorted(x, dims), x.dtype) if dims else None
 
 
-if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-    RULES.rule("_fft_c2c")(_complex_to_complex)
-    RULES.rule("_fft_r2c")(_real_to_complex)
-    RULES.rule("_fft_c2r")(_complex_to_real)
+if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    for _op in overloads("_fft_c2c _fft_r2c _fft_c2r"):
+        del RULES[_op]
 
 
 # ---------------------------------------------------------------------------- recurrent layers

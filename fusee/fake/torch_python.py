@@ -64,18 +64,6 @@ def _all(*several: Any) -> Any:
     return functools.reduce(operator.and_, several, True)
 
 
-def _any(*several: Any) -> Any:
-    return functools.reduce(operator.or_, several, False)
-
-
-def _certain(x: Any) -> bool:
-    return bool(x.node.maybe_as_bool()) if isinstance(x, torch.SymBool) else bool(x)
-
-
-def _constant(name: str) -> Any:
-    return types.SimpleNamespace(name=name)
-
-
 class _Partly(types.ModuleType):
     """Of a module, what is said here; for all else the module is imported."""
 
@@ -92,7 +80,11 @@ _INSTEAD: dict[str, Any] = {
     for x in (
         _Partly("sympy", Basic=()),
         # of a tensor that is a constant, which a message might name
-        _Partly("torch._dynamo.source", ConstantSource=_constant, RandomValueSource=()),
+        _Partly(
+            "torch._dynamo.source",
+            ConstantSource=lambda name: types.SimpleNamespace(name=name),
+            RandomValueSource=(),
+        ),
         _Partly("torch.utils._sympy.functions", Max=torch.sym_max),
         _Partly(
             "torch.fx.experimental.symbolic_shapes",
@@ -104,8 +96,10 @@ _INSTEAD: dict[str, Any] = {
             GuardOnDataDependentSymNode=(),
             sym_eq=_same,
             sym_and=_all,
-            sym_or=_any,
-            statically_known_true=_certain,
+            sym_or=lambda *several: functools.reduce(operator.or_, several, False),
+            statically_known_true=lambda x: bool(
+                x.node.maybe_as_bool() if isinstance(x, torch.SymBool) else x
+            ),
             is_nested_int=lambda x: False,
             is_symbolic=lambda x: isinstance(x, torch.SymInt),
             # of symbols of torch's there are none
@@ -354,17 +348,6 @@ def _has_fake(op: OpOverload) -> bool:
     return runs != [] and runs[0].__name__ not in _OF_DEVICES
 
 
-def _is_check(op: OpOverload) -> bool:
-    """Whether an operator only looks at what tensors hold, and may raise."""
-    given, returns = op._schema.arguments, op._schema.returns
-    is_of_tensor = bool(given) and str(given[0].type) == "Tensor"
-    return is_of_tensor and not returns and not op._schema.is_mutable
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
 _OF_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -373,7 +356,11 @@ def kernel(op: Any) -> Any:
     """torch's own shape function of an operator, if it is written in Python; None: it is not."""
     if not isinstance(op, OpOverload) or _OF_DATA.intersection(op.tags):
         return None
-    found = _nothing if _is_check(op) else getattr(op, "prim_meta_impl", None)
+    given, returns = op._schema.arguments, op._schema.returns
+    is_of_tensor = bool(given) and str(given[0].type) == "Tensor"
+    if is_of_tensor and not returns and not op._schema.is_mutable:  # it only looks, and may raise
+        return lambda *_, **__: None
+    found = getattr(op, "prim_meta_impl", None)
     if found is None and op in torch._decomp.meta_table:
         found = None if _has_fake(op) else torch._decomp.meta_table[op]
     elif found is None and op not in FakeTensorMode._cpp_meta_supports_symint:
