@@ -395,18 +395,12 @@ class AtenGraph:
     def __str__(self) -> str:
         rows = [self.source(), ""]
         for kind, specs in (("in", self.inputs), ("write", self.mutations), ("out", self.outputs)):
-            rows += [f"# {kind:5} {_row(spec)}" for spec in specs]
+            for spec in specs:
+                values = {x.name: getattr(spec, x.name) for x in dataclasses.fields(spec)}
+                # fields that have their default value say nothing
+                said = [f"{k}={x}" for k, x in values.items() if x is not None and x is not False]
+                rows.append(f"# {kind:5} {type(spec).__name__}({', '.join(said)})")
         return "\n".join(rows)
-
-
-def _row(spec: Any) -> str:
-    """A spec without the fields that have their default value."""
-    parts = []
-    for item in dataclasses.fields(spec):
-        value = getattr(spec, item.name)
-        if value is not None and value is not False:
-            parts.append(f"{item.name}={value}")
-    return f"{type(spec).__name__}({', '.join(parts)})"
 
 
 # ---------------------------------------------------------------------------- part source

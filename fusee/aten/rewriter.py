@@ -251,14 +251,27 @@ def fuse_attention(edit: Editor) -> None:
         softmax = _through(weights, aten._softmax.default)
         if softmax is None or val(node).dtype is not torch.float32:
             continue
-        scores = _scores(softmax)
-        if scores is None:
+        x, axis = softmax.args[:2]  # x = product * scale, with product = bmm(q, k)
+        assert isinstance(x, fx.Node)
+        if val(softmax).dim() != 4 or axis not in (-1, 3):
+            continue
+        scale = 1.0
+        if x.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
+            factor = x.args[1]
+            if not isinstance(factor, (int, float)) or only_user(x) is None or factor == 0:
+                continue
+            is_product = x.target in (aten.mul.Tensor, aten.mul.Scalar)
+            scale = float(factor) if is_product else 1.0 / factor
+            assert isinstance(x.args[0], fx.Node)
+            x = x.args[0]
+        product = _through(x, aten.bmm.default)
+        if product is None:
             continue
         batch, heads, queries, keys = edit.hints(softmax)
         out, is_long = [batch * heads, queries], queries * keys >= LEAST_SCORES
-        if is_long and edit.hints(scores[0]) == [*out, keys] and edit.hints(node)[:2] == out:
+        if is_long and edit.hints(product) == [*out, keys] and edit.hints(node)[:2] == out:
             edit.notes.append(f"{node} became attention")
-            _rewrite(edit, node, softmax, *scores, v)
+            _rewrite(edit, node, softmax, product, scale, v)
 
 
 def _through(node: fx.Node, target: Any) -> fx.Node | None:
@@ -272,25 +285,6 @@ def _through(node: fx.Node, target: Any) -> fx.Node | None:
             return None
         node = source
     return None
-
-
-def _scores(softmax: fx.Node) -> tuple[fx.Node, float] | None:
-    """What softmax is taken of, product * scale with product = bmm(q, k), as these two."""
-    node, axis = softmax.args[:2]
-    assert isinstance(node, fx.Node)
-    if val(softmax).dim() != 4 or axis not in (-1, 3):
-        return None
-    scale = 1.0
-    if node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
-        factor = node.args[1]
-        if not isinstance(factor, (int, float)) or only_user(node) is None or factor == 0:
-            return None
-        is_product = node.target in (aten.mul.Tensor, aten.mul.Scalar)
-        scale = float(factor) if is_product else 1.0 / factor
-        assert isinstance(node.args[0], fx.Node)
-        node = node.args[0]
-    product = _through(node, aten.bmm.default)
-    return None if product is None else (product, scale)
 
 
 def _rewrite(

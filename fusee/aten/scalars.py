@@ -123,7 +123,19 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
     if call in _OF_FLOATS:
         return lambda x: Scalar(_OF_FLOATS[call](x.value))
     if call in _ARITHMETIC:
-        return _arithmetic(call)
+
+        def compute(*operands: Any) -> Any:
+            if any(isinstance(x, Tensor) for x in operands):
+                x, y = operands
+                if isinstance(x, Scalar):
+                    return _cast(call(x.like(y), _widened(y)), torch.result_type(y, 1.0))
+                return _cast(call(_widened(x), y.like(x)), torch.result_type(x, 1.0))
+            x, *more = (x.value if isinstance(x, Scalar) else x for x in operands)
+            if call in _TURNED and not isinstance(x, Tensor):  # in Python this takes twice as long
+                return Scalar(_TURNED[call](*more, x))
+            return Scalar(call(x, *more))
+
+        return compute
     full = call.__name__
     name = full.strip("_").removeprefix("foreach_")
     form = _FORMS.get(name) or _FORMS.get(name.removeprefix("i"))
@@ -141,21 +153,6 @@ _TURNED: dict[Any, Callable[..., Tensor]] = {
     operator.sub: torch.rsub,
     operator.pow: lambda exponent, x: torch.pow(x, exponent),
 }
-
-
-def _arithmetic(call: Any) -> Callable[..., Any]:
-    def compute(*operands: Any) -> Any:
-        if any(isinstance(x, Tensor) for x in operands):
-            x, y = operands
-            if isinstance(x, Scalar):
-                return _cast(call(x.like(y), _widened(y)), torch.result_type(y, 1.0))
-            return _cast(call(_widened(x), y.like(x)), torch.result_type(x, 1.0))
-        x, *more = (x.value if isinstance(x, Scalar) else x for x in operands)
-        if call in _TURNED and not isinstance(x, Tensor):  # in Python this takes twice as long
-            return Scalar(_TURNED[call](*more, x))
-        return Scalar(call(x, *more))
-
-    return compute
 
 
 # ------------------------------------------------------------------------------ with tensors

@@ -482,7 +482,12 @@ class _ExplicitNodes(Sized):
             return
         dtype = val.dtype
         if dtype is torch.bool:
-            dtype = _compared(node)
+            # the dtype in which a call that gives bools compares its operands
+            vals = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
+            operands = [x for x in vals if isinstance(x, (Tensor, bool, int, float))]
+            tensor = next(x for x in operands if isinstance(x, Tensor))
+            both: Any = operands if len(operands) == 2 else (tensor, tensor)
+            dtype = torch.result_type(*both)
         names = [argument.name for argument in op._schema.arguments]
         args = [
             arg if name in _MASKS else fx.map_arg(arg, lambda x: self._cast(node, x, dtype))
@@ -502,13 +507,3 @@ class _ExplicitNodes(Sized):
 class _Single(_ExplicitNodes):
     def size(self, size: Expr) -> fx.Node:
         return self.input(f"size_{len(self.graph.nodes)}", hint(size))
-
-
-def _compared(node: fx.Node) -> torch.dtype:
-    """The dtype in which a call that gives bools compares its operands."""
-    vals = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
-    operands = [val for val in vals if isinstance(val, (Tensor, bool, int, float))]
-    if len(operands) == 2:
-        return torch.result_type(*operands)  # type: ignore[arg-type]
-    tensor = next(val for val in operands if isinstance(val, Tensor))
-    return tensor.dtype

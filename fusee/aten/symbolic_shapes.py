@@ -50,7 +50,15 @@ def compile_as_torch(
     inputs = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
     env = next(x.node.env for x in inputs if type(x) is torch.SymInt)
     handed = _Handed(env, name)
-    _fix_shared(inputs, examples)
+    # sizes of tensors that share memory become constants: they say how much of it
+    places: dict[int, list[Tensor]] = {}
+    for x, real in zip(inputs, examples, strict=True):
+        if isinstance(x, Tensor):
+            places.setdefault(storage_id(real), []).append(x)
+    for together in places.values():
+        for x in together if len(together) > 1 else ():
+            for n in (*x.shape, *x.stride()):
+                operator.index(n)
     module = handed.module(gm)
     given = handed.examples(inputs, examples)
     with tracing(TracingContext(handed.mode)):
@@ -262,18 +270,6 @@ class _Values(fx.Interpreter):
         if n.op != "output":
             n.meta["example_value"] = found
         return found
-
-
-def _fix_shared(inputs: Sequence[Any], examples: Sequence[Any]) -> None:
-    """Make constants of the sizes of tensors that share memory: they say how much of it."""
-    places: dict[int, list[Tensor]] = {}
-    for x, real in zip(inputs, examples, strict=True):
-        if isinstance(x, Tensor):
-            places.setdefault(storage_id(real), []).append(x)
-    for together in places.values():
-        for x in together if len(together) > 1 else ():
-            for n in (*x.shape, *x.stride()):
-                operator.index(n)
 
 
 def _put(number: int, node: fx.Node) -> None:

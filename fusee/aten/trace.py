@@ -372,7 +372,13 @@ def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
     if name in ("strict_mode", "hints_wrapper"):
         return run_inner(t, args[0], list(args[1]), attribute)
     if name in _RUNS:
-        return _as_operator(t, op, args)
+        if t.b.to_size is not None:
+            raise t.b.unsupported(f"{op.name()} with sizes that are not known")
+        functions = [_Function(x) for x in args if isinstance(x, fx.GraphModule)]
+        tensors, spec = pytree.tree_flatten([x for x in args if not isinstance(x, fx.GraphModule)])
+        made = _operator(op.name(), functions, spec)
+        with active(t):
+            return tuple(made(tensors))
     if name not in _INLINE:
         raise t.b.unsupported(f"the higher-order operator {name} has no form in ATen operators")
     at, first = _INLINE[name]
@@ -463,17 +469,6 @@ def _shaped(name: str, functions: Sequence[_Function], *operands: Any) -> list[T
     return [*found[:count], *(x.new_empty((len(xs[0]), *x.shape)) for x in found[count:])]
 
 
-def _as_operator(t: Tracer, op: Any, args: Any) -> Any:
-    """A call of an operator of our own."""
-    if t.b.to_size is not None:
-        raise t.b.unsupported(f"{op.name()} with sizes that are not known")
-    functions = [_Function(x) for x in args if isinstance(x, fx.GraphModule)]
-    tensors, spec = pytree.tree_flatten([x for x in args if not isinstance(x, fx.GraphModule)])
-    made = _operator(op.name(), functions, spec)
-    with active(t):
-        return tuple(made(tensors))
-
-
 def _operator(name: str, functions: list[_Function], spec: Any) -> Any:
     own = f"{name}_{next(_numbers)}"
     library.define(f"{own}(Tensor[] given) -> Tensor[]")
@@ -497,7 +492,12 @@ def _operator(name: str, functions: list[_Function], spec: Any) -> Any:
             told.extend(shaped([x.to("meta") for x in given]))
         pairs = zip(computed(given), told, strict=True)
         taken = {*map(storage_id, given)}
-        return [_fresh(x, like, taken) for x, like in pairs]
+        return [  # in memory of their own, with the strides that were told of them
+            x
+            if x.stride() == like.stride() and storage_id(x) not in taken
+            else laid_out(x, like.stride())
+            for x, like in pairs
+        ]
 
     def gradients(given: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         leaves = [x.detach().requires_grad_(_is_float(x)) for x in given]
@@ -549,13 +549,6 @@ class _Differentiated(torch.autograd.Function):
 
 def _is_float(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
-
-
-def _fresh(x: Tensor, like: Tensor, taken: set[int]) -> Tensor:
-    """A result in memory of its own, with the strides that were told of it."""
-    if x.stride() == like.stride() and storage_id(x) not in taken:
-        return x
-    return laid_out(x, like.stride())
 
 
 # ---------------------------------------------------------------------------- trace

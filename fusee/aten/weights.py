@@ -148,7 +148,19 @@ def constants(edit: Editor) -> tuple[Derived, ...]:
     )
     budget = Budget(edit, max(total, FREE))
     kept = frontier(edit, budget)
-    derived = _split(edit, kept)
+    needed = closure(kept)
+    position = {node: k for k, node in enumerate(edit.graph.nodes)}
+    part: dict[fx.Node, list[fx.Node]] = {}  # of each node; constants are in none
+    for node in filter(needed.__contains__, position):
+        given = {id(part[x]): part[x] for x in node.all_input_nodes if x in part}
+        if given or node.op == "placeholder":
+            whole = [node, *itertools.chain(*given.values())]
+            part.update(dict.fromkeys(whole, whole))
+    members: dict[int, dict[fx.Node, int]] = {}
+    for k, node in enumerate(kept, len(edit.aten.inputs)):
+        members.setdefault(id(part.get(node)), {})[node] = k
+    derived = tuple(_derived(edit.aten, position, targets) for targets in members.values())
+    _add_inputs(edit, kept)
     edit.notes += budget.refused
     if kept:
         edit.notes.append(
@@ -193,23 +205,6 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 # ------------------------------------------------------------------------------ the split
-
-
-def _split(edit: Editor, kept: list[fx.Node]) -> tuple[Derived, ...]:
-    needed = closure(kept)
-    position = {node: k for k, node in enumerate(edit.graph.nodes)}
-    part: dict[fx.Node, list[fx.Node]] = {}  # of each node; constants are in none
-    for node in filter(needed.__contains__, position):
-        given = {id(part[x]): part[x] for x in node.all_input_nodes if x in part}
-        if given or node.op == "placeholder":
-            whole = [node, *itertools.chain(*given.values())]
-            part.update(dict.fromkeys(whole, whole))
-    members: dict[int, dict[fx.Node, int]] = {}
-    for k, node in enumerate(kept, len(edit.aten.inputs)):
-        members.setdefault(id(part.get(node)), {})[node] = k
-    derived = tuple(_derived(edit.aten, position, targets) for targets in members.values())
-    _add_inputs(edit, kept)
-    return derived
 
 
 def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Node, int]) -> Derived:
@@ -285,20 +280,7 @@ def fold(aten: AtenGraph, options: Options) -> None:
     most = max(FREE, sum(edit.bytes(node) for node, spec in inputs if spec.is_static) // _SHARE)
     results = set(aten.results)
     kept = [n for n in frontier(edit, Budget(edit, most, free=most)) if n not in results]
-    values = _values(aten, closure(kept))
-    for node in kept:
-        value = values.get(node)
-        if isinstance(value, Tensor) and _geometry(value) == _geometry(val(node)):
-            name = f"_folded{len(aten.constants)}"
-            aten.constants[name] = value
-            with edit.before(node):
-                made = aten.graph.create_node("get_attr", name)
-            made.meta = dict(node.meta)
-            edit.replace(node, made)
-
-
-def _values(aten: AtenGraph, needed: set[fx.Node]) -> dict[fx.Node, Any]:
-    """What these nodes give, but for those that raise: in a call they do so in their turn."""
+    needed = closure(kept)
     values: dict[fx.Node, Any] = {}
     with torch.no_grad():
         for node in aten.graph.nodes:
@@ -312,7 +294,15 @@ def _values(aten: AtenGraph, needed: set[fx.Node]) -> dict[fx.Node, Any]:
                     values[node] = cast(Callable[..., Any], node.target)(*args, **kwargs)
                 except (RuntimeError, IndexError, ValueError):
                     continue
-    return values
+    for node in kept:
+        value = values.get(node)
+        if isinstance(value, Tensor) and _geometry(value) == _geometry(val(node)):
+            name = f"_folded{len(aten.constants)}"
+            aten.constants[name] = value
+            with edit.before(node):
+                made = aten.graph.create_node("get_attr", name)
+            made.meta = dict(node.meta)
+            edit.replace(node, made)
 
 
 def _geometry(x: Tensor) -> tuple[Any, ...]:
@@ -350,33 +340,27 @@ class Norm(NamedTuple):
 def fold_norm(edit: Editor) -> None:
     """Run the pass."""
     for node in edit.calls(*_NORMS):
-        norm = _match(edit, node)
-        if norm is None:
+        named = arguments(node)
+        if named.get("training"):
             continue
+        x, mean, variance = named["input"], named["running_mean"], named["running_var"]
+        if mean is None or variance is None:
+            continue
+        weight, bias = named["weight"], named["bias"]
+        if not all(map(edit.is_static, (weight, bias, mean, variance))):
+            continue
+        result = node
+        if node.target is not aten.batch_norm.default:
+            items = [user for user in node.users if user.users]
+            if len(items) != 1 or items[0].target is not operator.getitem or items[0].args[1] != 0:
+                continue
+            result = items[0]
+            edit.erase(*[user for user in node.users if user is not result])
+        if not val(result).dtype.is_floating_point:
+            continue
+        norm = Norm(node, result, x, weight, bias, mean, variance, named["eps"])
         if not (_into_convolution(edit, norm) or _into_linear(edit, norm)):
             _as_affine(edit, norm)
-
-
-def _match(edit: Editor, node: fx.Node) -> Norm | None:
-    named = arguments(node)
-    if named.get("training"):
-        return None
-    x, mean, variance = named["input"], named["running_mean"], named["running_var"]
-    if mean is None or variance is None:
-        return None
-    weight, bias = named["weight"], named["bias"]
-    if not all(map(edit.is_static, (weight, bias, mean, variance))):
-        return None
-    result = node
-    if node.target is not aten.batch_norm.default:
-        items = [user for user in node.users if user.users]
-        if len(items) != 1 or items[0].target is not operator.getitem or items[0].args[1] != 0:
-            return None
-        result = items[0]
-        edit.erase(*[user for user in node.users if user is not result])
-    if not val(result).dtype.is_floating_point:
-        return None
-    return Norm(node, result, x, weight, bias, mean, variance, named["eps"])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -362,7 +362,13 @@ class Again:
                 torch.Tag.nondeterministic_seeded in target.tags
             )
             if drawn:
-                generator: Any = node.kwargs.get("generator") or _generator(node.meta["device"])
+                generator: Any = node.kwargs.get("generator")
+                if generator is None:
+                    at = torch.device(node.meta["device"] or "cpu")
+                    gpus = torch.cuda.default_generators
+                    generator = (
+                        gpus[at.index or 0] if at.type == "cuda" else torch.default_generator
+                    )
                 found[id(generator)] = generator
         self.generators = list(found.values())
         kinds = {spec.device.type for spec in specs if spec.device is not None}
@@ -555,14 +561,6 @@ def _sources(node: fx.Node) -> list[fx.Node]:
     if not given[_TRAINS] or number in _STATISTICS:
         return node.all_input_nodes
     return [x for k, x in enumerate(given) if isinstance(x, fx.Node) and k not in _STATISTICS]
-
-
-def _generator(device: torch.device | str | None) -> torch.Generator:
-    """The one that random numbers on a device come from."""
-    where = torch.device(device or "cpu")
-    if where.type != "cuda":
-        return torch.default_generator
-    return torch.cuda.default_generators[where.index or 0]
 
 
 def _watch(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], list[int]]:

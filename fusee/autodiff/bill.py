@@ -250,7 +250,12 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     sums = [x for x in given if x.dim() and name_of(op_of(nodes[0])) in REDUCTIONS]
     sums = [x for x in sums if not same_ints(x.shape, result.shape)]
     axes = _axes(nodes[0]) if not is_moved else ()
-    is_down = any(_is_down(axes, x, result) for x in (given if axes else sums) if x.dim())
+    # lanes of an operand run along none of these axes; if there are none, by its shape
+    is_down = any(
+        not _among(axes, x) if axes else same_ints(x.shape[-1:], result.shape[-1:])
+        for x in (given if axes else sums)
+        if x.dim()
+    )
     rows = [x.shape[k] for x in sums if not is_down for k in _among(axes, x) or [-1]]
     rows = rows or [result.shape[k] for k in lanes]
     length = max(map(costs.size, rows), default=1)
@@ -291,11 +296,6 @@ def _axes(node: fx.Node) -> tuple[int, ...]:
 
 def _among(axes: Sequence[int], x: torch.Tensor) -> list[int]:
     return [k for k in _lanes(x) if {k, k - x.dim()} & {*axes}]
-
-
-def _is_down(axes: Sequence[int], x: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether lanes of an operand run along none of these axes; if there are none, by its shape."""
-    return not _among(axes, x) if axes else same_ints(x.shape[-1:], result.shape[-1:])
 
 
 def _is_repeated(x: torch.Tensor) -> bool:

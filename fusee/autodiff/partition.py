@@ -346,23 +346,9 @@ def partition(
     choice = _within(facts, budget)
     if joint.tangents:
         return split(joint, facts, choice)
-    _repeat(joint.aten.graph, facts, choice)
-    return _whole(joint)
-
-
-def _whole(joint: Joint) -> Split:
-    """A joint graph without a backward after it."""
-    nothing = fx.Graph()
-    nothing.output(())
-    backward = AtenGraph(nothing, {}, (), (), (), tuple)
-    return Split(joint, _flat(joint, joint.aten), backward, (), (), joint.gradients)
-
-
-def _repeat(graph: fx.Graph, facts: JointFacts, choice: Choice) -> None:
-    """Compute once more, before its first use, what backward passes in the graph have not saved.
-
-    node.meta["late"] numbers the passes, each with what follows it.
-    """
+    # What backward passes in the graph have not saved is computed once more, before its first use;
+    # node.meta["late"] numbers the passes, each with what follows it
+    graph = joint.aten.graph
     made: dict[fx.Node, fx.Node] = {}
     again, number, is_within = {*choice.recomputed}, 0, False
     for node in facts.nodes:
@@ -382,6 +368,15 @@ def _repeat(graph: fx.Graph, facts: JointFacts, choice: Choice) -> None:
             node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda x: made.get(x, x))
         node.meta["late"] = number
     remove_dead(graph)
+    return _whole(joint)
+
+
+def _whole(joint: Joint) -> Split:
+    """A joint graph without a backward after it."""
+    nothing = fx.Graph()
+    nothing.output(())
+    backward = AtenGraph(nothing, {}, (), (), (), tuple)
+    return Split(joint, _flat(joint, joint.aten), backward, (), (), joint.gradients)
 
 
 def differentiate(

@@ -127,16 +127,12 @@ def _backward(t: JointTracer, loss: Tensor, tangent: Tensor | None, *leaves: Ten
             found = checked(gradients([loss], leaves, [given]))
         kept: list[Tensor] = []
         for x, leaf in zip(found, leaves):
-            value = _settled(t, t.value(x), leaf, t.b.to_size or _as_it_is)
+            value = _settled(t, t.value(x), leaf, t.b.to_size or (lambda size: size))
             x, device = value.tensor, value.store.device
             own = t.b.twins.empty(x.shape, x.stride(), x.dtype, device)
             t.adopt(own, t.node(x), None, device)  # a leaf's grad is no view
             kept.append(own)
     return kept
-
-
-def _as_it_is(size: Any) -> Any:
-    return size
 
 
 @_FUNCTIONS.rule(torch.group_norm)
@@ -465,7 +461,21 @@ class _Finish:
         b, inputs = self.b, self.inputs
         ends = [self.results.tensors[position] for position in self.tangents]
         given = [inputs.add_tangent(b.values[id(x)]) for x in ends]
-        self.parts = _parts(ends, set(self.leaves.origins.values()))
+        # parts differ where no node of autograd is below both results
+        part = list(range(len(ends)))
+        first: dict[Any, int] = dict.fromkeys(set(self.leaves.origins.values()), -1)
+        for number, end in enumerate(ends):
+            row = [end.grad_fn]
+            while row:
+                node = row.pop()
+                if node is None or not node.next_functions or node in first:
+                    other = first.get(node, -1)
+                    if other >= 0 and part[other] != part[number]:
+                        part = [part[other] if x == part[number] else x for x in part]
+                    continue
+                first[node] = number
+                row += [below for below, _ in node.next_functions]
+        self.parts = tuple(part)
         edges = self.leaves.edges
         with self.tracer.backward():
             try:
@@ -527,24 +537,6 @@ class _Finish:
             return False
         base = x._base
         return not (x.requires_grad or (base is not None and (base is of or base is of._base)))
-
-
-def _parts(ends: Sequence[Tensor], origins: set[Any]) -> tuple[int, ...]:
-    """Joint.parts of these results: they differ where no node of autograd is below both."""
-    part = list(range(len(ends)))
-    first: dict[Any, int] = dict.fromkeys(origins, -1)
-    for number, end in enumerate(ends):
-        row = [end.grad_fn]
-        while row:
-            node = row.pop()
-            if node is None or not node.next_functions or node in first:
-                other = first.get(node, -1)
-                if other >= 0 and part[other] != part[number]:
-                    part = [part[other] if x == part[number] else x for x in part]
-                continue
-            first[node] = number
-            row += [below for below, _ in node.next_functions]
-    return tuple(part)
 
 
 def _settled(

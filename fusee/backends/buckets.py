@@ -56,9 +56,14 @@ def in_buckets(
     So are graphs with open sizes, whose parts would not know them, and those that switch torch's
     state on their way.
     """
-    limits = _limits()
-    if limits is None:
+    module: Any = sys.modules.get("torch.nn.parallel.distributed")
+    active = module and module.DistributedDataParallel._get_active_ddp_module()
+    if active is None or not torch.is_grad_enabled() or active.process_group.size() == 1:
         return None
+    most: int = active.bucket_bytes_cap
+    first: int = module.dist._DEFAULT_FIRST_BUCKET_BYTES
+    # the bytes of each bucket, that of the last layers first
+    limits = itertools.chain((min(first, most),), itertools.repeat(most))
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True))
@@ -92,17 +97,6 @@ def _run(
     return tuple(values[k] for k in results)
 
 
-def _limits() -> Iterator[int] | None:
-    """The bytes of each bucket, that of the last layers first; None where no gradients are sent."""
-    module: Any = sys.modules.get("torch.nn.parallel.distributed")
-    active = module and module.DistributedDataParallel._get_active_ddp_module()
-    if active is None or not torch.is_grad_enabled() or active.process_group.size() == 1:
-        return None
-    most: int = active.bucket_bytes_cap
-    first: int = module.dist._DEFAULT_FIRST_BUCKET_BYTES
-    return itertools.chain((min(first, most),), itertools.repeat(most))
-
-
 def _starts(
     calls: Sequence[fx.Node],
     outputs: Iterable[fx.Node],
@@ -123,17 +117,15 @@ def _starts(
         size += sum(left.pop(node, 0) for node in read)
         crossing.update(node for node in read if node.op.startswith("call_"))
         crossing.discard(calls[k])
-        if size >= limit and left and _is_apart(crossing, outer):
+        if size < limit or not left:
+            continue
+        # no two tensors that go from one part to another may share memory
+        places = [storage_id(x) for node in crossing for x in _tensors(node)]
+        is_single = all(isinstance(node.meta["example_value"], Tensor) for node in crossing)
+        if is_single and len({*places}.difference(outer)) == len(places):
             starts.append(k)
             size, limit = 0, next(limits)
     return starts
-
-
-def _is_apart(crossing: Iterable[fx.Node], outer: Sequence[int]) -> bool:
-    """Whether no two tensors that go from one part to another share memory."""
-    places = [storage_id(x) for node in crossing for x in _tensors(node)]
-    is_single = all(isinstance(node.meta["example_value"], Tensor) for node in crossing)
-    return is_single and len({*places}.difference(outer)) == len(places)
 
 
 def _is_open(node: fx.Node) -> bool:

@@ -378,7 +378,20 @@ def model_of(
         registry=registry.found,
     )
     _name_parts(model, ir)
-    _move_inputs(model, ir, weights, constants)
+    own, exporter = model.graph, _import("_core")
+    for value in list(own.inputs):
+        if value.name in weights:
+            weight = weights[value.name]
+            shape = ir.Shape(tuple(weight.shape))
+            value.const_value = ir.ExternalTensor(
+                _FILE, 0, weight.nbytes, value.dtype, shape=shape, name=value.name
+            )
+        elif value.name in constants:
+            value.const_value = exporter.TorchTensor(constants[value.name], name=value.name)
+        else:
+            continue
+        own.inputs.remove(value)
+        own.initializers[value.name] = value
     _import("_ir_passes").add_opset_imports(model)
     serialised: bytes = ir.to_proto(model).SerializeToString()
     return serialised
@@ -400,25 +413,6 @@ def _name_parts(model: Any, ir: Any) -> None:
         source = node.meta.get("node")
         node.name = f"{source.name if source is not None else 'identity'}/{k}"
         node.metadata_props.clear()
-
-
-def _move_inputs(
-    model: Any, ir: Any, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor]
-) -> None:
-    graph, core = model.graph, _import("_core")
-    for value in list(graph.inputs):
-        if value.name in weights:
-            weight = weights[value.name]
-            shape = ir.Shape(tuple(weight.shape))
-            value.const_value = ir.ExternalTensor(
-                _FILE, 0, weight.nbytes, value.dtype, shape=shape, name=value.name
-            )
-        elif value.name in constants:
-            value.const_value = core.TorchTensor(constants[value.name], name=value.name)
-        else:
-            continue
-        graph.inputs.remove(value)
-        graph.initializers[value.name] = value
 
 
 class _Registry:

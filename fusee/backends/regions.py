@@ -277,7 +277,14 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4, is_whole: bool = True
     for node in aten.graph.nodes:
         if node.meta.get(HEAD) in reasons:
             reasons[node] = "it makes a weight for a product that is not claimed"
-    _leave_sizes(aten.graph, reasons)
+    whole = aten.graph
+    of_sizes: set[fx.Node] = set()
+    for node in whole.nodes:
+        if node.op == "call_function" and of_sizes.issuperset(node.all_input_nodes):
+            of_sizes.add(node)
+    for node in reversed(whole.nodes):
+        if node in of_sizes and node.users and all(user in reasons for user in node.users):
+            reasons.setdefault(node, "it is made of sizes alone, for what is not claimed")
     costs = Costs(aten)
     while True:
         levels = min(
@@ -357,17 +364,6 @@ def _never(node: fx.Node, engine: Engine) -> str | None:
         if device.type != engine.device_type:
             return f"{other} is on {device}"
     return None
-
-
-def _leave_sizes(graph: fx.Graph, reasons: dict[fx.Node, str]) -> None:
-    """What is made of sizes alone, for what is not claimed, goes there: before the first region."""
-    of_sizes: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "call_function" and of_sizes.issuperset(node.all_input_nodes):
-            of_sizes.add(node)
-    for node in reversed(graph.nodes):
-        if node in of_sizes and node.users and all(user in reasons for user in node.users):
-            reasons.setdefault(node, "it is made of sizes alone, for what is not claimed")
 
 
 def _levels_from(

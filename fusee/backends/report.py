@@ -351,7 +351,14 @@ def captured_source(gm: fx.GraphModule) -> str:
             row = f'{parent}.{part} = getattr({parent}, "{part}", None) or nn.Module()'
             rows += [row] if row not in rows else []
             parent = f"{parent}.{part}"
-        rows.append(f"graph.{name} = {_attribute(gm, name)}")
+        value: Any = operator.attrgetter(name)(gm)
+        if isinstance(value, nn.Parameter):
+            text = f"nn.Parameter({constant_source(value.detach())}, {value.requires_grad})"
+        elif isinstance(value, Tensor):
+            text = constant_source(value)
+        else:
+            text = f"...  # {type(value).__name__}: put it in"
+        rows.append(f"graph.{name} = {text}")
     return "\n".join(rows) + "\n"
 
 
@@ -368,15 +375,6 @@ def _import(name: str, value: Any) -> str:
     if home is None or "<" in where:
         return f"{name} = ...  # {value!r}: put it in"
     return f"from {home} import {where} as {name}"
-
-
-def _attribute(gm: fx.GraphModule, name: str) -> str:
-    value: Any = operator.attrgetter(name)(gm)
-    if isinstance(value, nn.Parameter):
-        return f"nn.Parameter({constant_source(value.detach())}, {value.requires_grad})"
-    if isinstance(value, Tensor):
-        return constant_source(value)
-    return f"...  # {type(value).__name__}: put it in"
 
 
 # ---------------------------------------------------------------------------- guarded

@@ -82,9 +82,14 @@ class Tvm(Engine):
         if op not in _OPERATORS and not (is_view(op) and op is not aten.as_strided.default):
             return "TVM's results of it were not compared with eager's"
         for other in (node, *node.all_input_nodes):
-            reason = _why_not(other)
-            if reason is not None:
-                return reason
+            vals = other.meta["val"]
+            for val in vals if isinstance(vals, (tuple, list)) else [vals]:
+                if not isinstance(val, Tensor):
+                    continue
+                if val.dtype not in _DTYPES:
+                    return f"{str(val.dtype).removeprefix('torch.')} was not compared with eager's"
+                if not all(isinstance(size, int) for size in val.shape):
+                    return "its sizes are open, and regions are compiled for one size"
         return None
 
     def compile(self, region: Region) -> CompiledRegion:
@@ -94,25 +99,32 @@ class Tvm(Engine):
 _DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool)
 
 
-def _why_not(node: fx.Node) -> str | None:
-    vals = node.meta["val"]
-    for val in vals if isinstance(vals, (tuple, list)) else [vals]:
-        if not isinstance(val, Tensor):
-            continue
-        if val.dtype not in _DTYPES:
-            return f"{str(val.dtype).removeprefix('torch.')} was not compared with eager's"
-        if not all(isinstance(size, int) for size in val.shape):
-            return "its sizes are open, and regions are compiled for one size"
-    return None
-
-
 class _Compiled:
     """A region as it is called. A virtual machine is of one thread at a time."""
 
     def __init__(self, region: Region, options: TvmOptions) -> None:
         graph = region.graph
         tvm, relax = _import("tvm"), _import("tvm.relax")
-        program = _program(explicit(graph))
+        # as torch.export would give it, all inputs the user's
+        apart = explicit(graph)
+        inputs = [
+            InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), str(node.target))
+            for node in apart.find_nodes(op="placeholder")
+        ]
+        (output,) = apart.find_nodes(op="output")
+        results: Any = output.args[0]
+        outputs = [
+            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results
+        ]
+        program = ExportedProgram(
+            fx.GraphModule({}, apart),
+            apart,
+            ExportGraphSignature(inputs, outputs),
+            {},
+            {},
+            [ModuleCallEntry("", None)],
+            constants={},
+        )
         importer = _import("tvm.relax.frontend.torch")
         module = importer.from_exported_program(program, run_ep_decomposition=False)
         target = tvm.target.Target("llvm")
@@ -138,28 +150,6 @@ class _Compiled:
         with self.lock:
             self.free.append(main)
         return [torch.utils.dlpack.from_dlpack(x) for x in results]
-
-
-def _program(graph: fx.Graph) -> ExportedProgram:
-    """The graph as torch.export would give it, all its inputs the user's."""
-    inputs = [
-        InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), str(node.target))
-        for node in graph.find_nodes(op="placeholder")
-    ]
-    (output,) = graph.find_nodes(op="output")
-    results: Any = output.args[0]
-    outputs = [
-        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results
-    ]
-    return ExportedProgram(
-        fx.GraphModule({}, graph),
-        graph,
-        ExportGraphSignature(inputs, outputs),
-        {},
-        {},
-        [ModuleCallEntry("", None)],
-        constants={},
-    )
 
 
 def _import(name: str) -> Any:

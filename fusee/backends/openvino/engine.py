@@ -6,6 +6,7 @@ whose parameters changed is compiled again; one whose parameters keep changing t
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -337,19 +338,15 @@ class _Spelling(fx.Interpreter):
         return spelt(*args, **kwargs) if spelt is not None else target(*args, **kwargs)
 
 
-def _squeeze(x: Tensor, axes: list[int]) -> Tensor:
-    for axis in sorted(axes, reverse=True):
-        x = x.squeeze(axis)
-    return x
-
-
 # Of several results only the first is used: the claims see to that.
 _SPELT: dict[Any, Callable[..., Any]] = {
     aten._softmax.default: lambda x, axis, half: torch.softmax(x, axis),
     aten._safe_softmax.default: lambda x, axis, dtype=None: torch.softmax(x, axis, dtype),
     aten._log_softmax.default: lambda x, axis, half: torch.log_softmax(x, axis),
     aten._to_copy.default: lambda x, *, dtype=None, **_: x.to(dtype or x.dtype, copy=True),
-    aten.squeeze.dims: _squeeze,
+    aten.squeeze.dims: lambda x, axes: functools.reduce(
+        torch.squeeze, sorted(axes, reverse=True), x
+    ),
     aten.native_layer_norm.default: lambda *args: (torch.layer_norm(*args),),
     aten.native_group_norm.default: lambda x, w, b, n, c, hw, groups, eps: (
         torch.group_norm(x, groups, w, b, eps),

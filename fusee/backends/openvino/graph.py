@@ -355,7 +355,11 @@ def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> Groupe
         elif step.target is aten.permute.default:
             order: Any = step.args[1]
             tables = [x.permute(order) for x in tables]
-    size = _group_size([x.movedim(axis, 1) for x in tables[1:]])
+    moved = [x.movedim(axis, 1) for x in tables[1:]]
+    size = moved[0].shape[1]  # how many neighbours have the same row in all tables
+    for rows in moved:
+        changes = (rows[:, 1:] != rows[:, :-1]).any(0).nonzero().flatten() + 1
+        size = math.gcd(size, *changes.tolist())
     weight = values[tail.steps[-1]]
     *groups, wanted = (
         x.movedim(axis, 1).reshape(weight.shape[1 - axis], -1, size) for x in (*tables, weight)
@@ -371,17 +375,6 @@ def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> Groupe
     if size == 1 or not torch.allclose(again, wanted, rtol=1e-3, atol=0):
         return None
     return GroupedWeight(q, zero if zeros else None, scale, axis)
-
-
-def _group_size(tables: Sequence[Tensor]) -> int:
-    """How many neighbours along axis 1 have the same row in all tables."""
-    n = tables[0].shape[1]
-    size = n
-    for table in tables:
-        changes = (table[:, 1:] != table[:, :-1]).any(0).nonzero().flatten() + 1
-        for at in changes.tolist():
-            size = math.gcd(size, at)
-    return size
 
 
 # ---------------------------------------------------------------------------- openvino convert
