@@ -205,10 +205,20 @@ def reductions(kernel: Kernel, inside: Inside, scans: Container[Acc | None]) -> 
     for number, (phase, values) in enumerate(zip(kernel.phases, inside, strict=True)):
         for statement in phase.body:
             if isinstance(statement, Accumulate):
-                yield from _accumulate_faults(statement, phase.inner)
-                if statement.acc in began:
-                    yield f"the accumulator {statement.acc.name} gathers twice"
-                began[statement.acc] = number
+                acc, dtype = statement.acc, statement.value.dtype
+                if acc.op not in REDUCTIONS:
+                    yield f"there is no reduction {acc.op!r}"
+                elif acc.op in ("argmax", "argmin"):
+                    which = statement.which
+                    if which is None or {which.dtype, acc.dtype} != {torch.int64}:
+                        yield f"{acc.name} has no int64 index to gather beside each value"
+                    if any(axis.hi == 0 for axis in phase.inner):
+                        yield f"{acc.name} looks for an element among none"
+                elif dtype is not acc.dtype or _kind(dtype) == "half":
+                    yield f"{acc.name} of {acc.dtype} gathers values of {dtype}"
+                if acc in began:
+                    yield f"the accumulator {acc.name} gathers twice"
+                began[acc] = number
         for value in values:
             if value.op != "acc":
                 continue
@@ -216,19 +226,6 @@ def reductions(kernel: Kernel, inside: Inside, scans: Container[Acc | None]) -> 
                 yield f"the accumulator {value.attr.name} is read before it gathers anything"
             elif began[value.attr] == number and phase.inner and value.attr not in scans:
                 yield f"the accumulator {value.attr.name} is read while it gathers, and is no scan"
-
-
-def _accumulate_faults(statement: Accumulate, inner: Sequence[Symbol]) -> Iterator[str]:
-    acc, dtype = statement.acc, statement.value.dtype
-    if acc.op not in REDUCTIONS:
-        yield f"there is no reduction {acc.op!r}"
-    elif acc.op in ("argmax", "argmin"):
-        if statement.which is None or {statement.which.dtype, acc.dtype} != {torch.int64}:
-            yield f"{acc.name} has no int64 index to gather beside each value"
-        if any(axis.hi == 0 for axis in inner):
-            yield f"{acc.name} looks for an element among none"
-    elif dtype is not acc.dtype or _kind(dtype) == "half":
-        yield f"{acc.name} of {acc.dtype} gathers values of {dtype}"
 
 
 def bounds(kernel: Kernel, inside: Inside, checked: set[object]) -> Iterator[str]:
@@ -269,13 +266,6 @@ def _outside(
         yield f"{verb} {buffer}[{index}]{masked}: {outside[0]} is outside of {hint(end)} elements"
 
 
-def _is_copied(store: Store) -> bool:
-    """Whether a place gets what lies as far in a buffer: windows that overlap store it twice."""
-    value = store.value
-    is_read = store.mode == "set" and value.op == "load" and not value.args
-    return is_read and isinstance(store.index - value.attr[1], int)
-
-
 def stored_once(kernel: Kernel) -> Iterator[str]:
     """No two points store to one place, but along axes that run in order."""
     for phase in kernel.phases:
@@ -289,7 +279,11 @@ def stored_once(kernel: Kernel) -> Iterator[str]:
                 for axis in axes:
                     if axis not in symbols(store.index):
                         yield f"all points along {axis} store to one place of {store.buffer}"
-                is_apart = _is_nested(store.index, axes) or _is_copied(store)
+                # a place gets what lies as far in a buffer: windows that overlap store it twice
+                value = store.value
+                is_read = store.mode == "set" and value.op == "load" and not value.args
+                is_copied = is_read and isinstance(store.index - value.attr[1], int)
+                is_apart = is_copied or _is_nested(store.index, axes)
                 if not is_apart and _collides(store.index, axes):
                     yield f"two points store to one place of {store.buffer}"
 

@@ -345,8 +345,12 @@ class _Fuser:
         ):
             return "its result would lie in memory long before it is read"
         answer = _legality(loop, group, produced)
-        if in_pieces and isinstance(answer, Placement) and not _is_beside(answer):
-            return f"{loop.buffer} is written in pieces"
+        if in_pieces and isinstance(answer, Placement):
+            # nowhere twice, as far as one look at its indices tells
+            new, axes = answer.member.loop, (*answer.outer, *answer.inner)
+            others = (m.loop for m in answer.group.members if m.loop.buffer is new.buffer)
+            if not all(_are_apart(other.index, new.index, axes) for other in others):
+                return f"{loop.buffer} is written in pieces"
         if isinstance(answer, Placement) and self._cuts_lanes(loop, answer):
             return "its lanes would be few"
         overwrites = any(map(_is_update, (loop, *(m.loop for m in group.members))))
@@ -419,13 +423,6 @@ def _is_update(loop: Loop) -> bool:
 def _reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
     loads = [v for v in walk([value]) if v.op == "load" and v.attr[0] is buffer]
     return all(v.attr[1] == index for v in loads)
-
-
-def _is_beside(placement: Placement) -> bool:
-    """Whether the kernel writes nowhere twice, as far as one look at its indices tells."""
-    new, axes = placement.member.loop, (*placement.outer, *placement.inner)
-    others = (m.loop for m in placement.group.members if m.loop.buffer is new.buffer)
-    return all(_are_apart(other.index, new.index, axes) for other in others)
 
 
 def _are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:
@@ -725,26 +722,19 @@ def _join(placement: Placement) -> None:
         gone = tuple(axis for axis in group.outer if axis not in placement.outer)
         group.outer = placement.outer
         group.phases = [gone + inner for inner in group.phases]
-    member.phase = _choose_phase(group, member, placement.inner)
+    # the first phase with its inner axes after everything it needs is complete
+    needed = set(reads(member.loop))
+    ends = (m.phase + (m.loop.acc is not None) for m in group.members if m.loop.buffer in needed)
+    taken = {m.phase for m in group.members if m.loop.scan}
+    fitting = (
+        k
+        for k in range(max(ends, default=0), len(group.phases))
+        if {*group.phases[k]} == {*placement.inner} and k not in taken and not member.loop.scan
+    )
+    member.phase = next(fitting, len(group.phases))
     if member.phase == len(group.phases):
         group.phases.append(placement.inner)
     if member.loop.acc is not None:
         group.frozen = True
     group.members.append(member)
     group.values += size(member.loop)
-
-
-def _choose_phase(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:
-    """The first phase with the member's inner axes after everything it needs is complete."""
-    first = 0
-    needed = set(reads(member.loop))
-    for other in group.members:
-        if other.loop.buffer in needed:
-            complete = other.loop.acc is not None
-            first = max(first, other.phase + int(complete))
-    for phase in range(first, len(group.phases)):
-        same = set(group.phases[phase]) == set(inner)
-        scans = any(m.phase == phase and m.loop.scan for m in group.members) or member.loop.scan
-        if same and not scans:
-            return phase
-    return len(group.phases)

@@ -89,7 +89,18 @@ def laid_out(schedule: Schedule) -> Plan:
     others = {b: live for b, live in lives.items() if b not in known}
     neighbours = _neighbours(others)
     if neighbours is None:
-        _by_size(plan, others)
+        # each in the place of a dead one of the same size; size -> heap of (dead after, .., offset)
+        free: dict[Size, list[tuple[int, int, Size]]] = {}
+        for number, (buffer, (first, last)) in enumerate(others.items()):
+            size = size_bytes(buffer)
+            slots = free.setdefault(size, [])
+            if slots and slots[0][0] < first:
+                *_, offset = heapq.heappop(slots)
+            else:
+                offset = plan.total_bytes
+                plan.total_bytes = plan.total_bytes + size
+            plan.offsets[buffer] = offset
+            heapq.heappush(slots, (last, number, offset))
     else:
         _upon_others(plan, others, neighbours)
     return plan
@@ -125,21 +136,6 @@ def _upon_others(
         below = [b for b in neighbours[buffer] if b in under]
         plan.offsets[buffer], under[buffer] = past(below)
     plan.total_bytes, _ = past(under)
-
-
-def _by_size(plan: Plan, lives: dict[Buffer, Life]) -> None:
-    """Buffers of open size, each in the place of a dead one of the same size."""
-    free: dict[Size, list[tuple[int, int, Size]]] = {}  # size -> heap of (dead after, .., offset)
-    for number, (buffer, (first, last)) in enumerate(lives.items()):
-        size = size_bytes(buffer)
-        slots = free.setdefault(size, [])
-        if slots and slots[0][0] < first:
-            *_, offset = heapq.heappop(slots)
-        else:
-            offset = plan.total_bytes
-            plan.total_bytes = plan.total_bytes + size
-        plan.offsets[buffer] = offset
-        heapq.heappush(slots, (last, number, offset))
 
 
 def take_out_large(schedule: Schedule, limit: int) -> None:

@@ -446,10 +446,6 @@ def threshold_backward(grad: Value, x: Value, limit: float) -> Value:
     return where(x <= limit, 0, grad)
 
 
-def _other_gelu(call: object, *_: object, approximate: str = "none") -> str | None:
-    return None if approximate in ("none", "tanh") else "ATen knows no such approximation"
-
-
 # ---------------------------------------------------------------------------- table
 
 BOTH = ("Tensor", "Scalar")
@@ -575,7 +571,9 @@ row(
     gelu,
     gradient=gelu_backward,
     laid_as="first",
-    unless=_other_gelu,
+    unless=lambda call, *_, approximate="none": (
+        None if approximate in ("none", "tanh") else "ATen knows no such approximation"
+    ),
     work=24,
     engines=BUILT,
 )

@@ -44,7 +44,6 @@ from fusee.loops.ir import (
     walk,
 )
 from fusee.sym.expr import (
-    Call,
     Size,
     Symbol,
     calls_in,
@@ -75,7 +74,14 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
         return kernel
     kernel.lanes = _choose_lanes(kernel, phases, profile.wide)
     every = phases[0] if len(phases) == 1 else accesses([*kernel.statements()])
-    _sort(kernel, phases, every, profile.wide)
+    kernel.outer = _by_stride(kernel.outer, every, kernel.lanes)
+    for phase, own_accesses in zip(kernel.phases, phases, strict=True):
+        if len(phase.inner) > 1 and not keeps_order(phase):
+            last = None
+            if kernel.lanes is None:
+                scores = {axis: _suits(own_accesses, axis, profile.wide) for axis in phase.inner}
+                last = max(scores, key=scores.__getitem__)
+            phase.inner = _by_stride(phase.inner, own_accesses, last)
     return _merge(kernel, phases, every)
 
 
@@ -173,10 +179,19 @@ def keeps_order(phase: Phase) -> bool:
 def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
     """Each axis i and c such that i//c or i%c occurs in an index and c divides i's size."""
     for atom in calls_in(index):
-        if atom.op in ("//", "%"):
-            found = _splitting_axis(atom, own)
-            if found is not None:
-                yield found
+        for axis in symbols(atom.a) if atom.op in ("//", "%") else ():
+            parts = coefficient(atom.a, axis)
+            if axis not in own or axis.hi is None or parts is None or parts[0] == 0:
+                continue
+            step, divisor = parts[0], atom.b
+            if not divides(step, divisor):
+                continue
+            chunk = divisor // step
+            if chunk == 1 or not known_ge(chunk, 0):  # negative: what is divided runs backwards
+                continue
+            if chunk != axis.hi and divides(chunk, axis.hi):
+                yield axis, chunk
+                break
 
 
 def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
@@ -185,22 +200,6 @@ def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
     indices = [loop.index, *(index_of(v) for v in walk(loop.operands) if v.op in ("load", "index"))]
     for index in indices:
         yield from cuts(index, own)
-
-
-def _splitting_axis(atom: Call, own: set[Symbol]) -> tuple[Symbol, Size] | None:
-    for axis in symbols(atom.a):
-        parts = coefficient(atom.a, axis)
-        if axis not in own or axis.hi is None or parts is None or parts[0] == 0:
-            continue
-        step, divisor = parts[0], atom.b
-        if not divides(step, divisor):
-            continue
-        chunk = divisor // step
-        if chunk == 1 or not known_ge(chunk, 0):  # negative: what is divided runs backwards
-            continue
-        if chunk != axis.hi and divides(chunk, axis.hi):
-            return axis, chunk
-    return None
 
 
 def split_symbols(axis: Symbol, chunk: Size) -> tuple[Symbol, Symbol, Size]:
@@ -292,17 +291,6 @@ def _is_brief(phase: Phase, found: Accesses, axis: Symbol) -> bool:
 # ------------------------------------------------------------------------------ sort
 
 
-def _sort(kernel: Kernel, phases: Sequence[Accesses], every: Accesses, wide: int) -> None:
-    kernel.outer = _by_stride(kernel.outer, every, kernel.lanes)
-    for phase, found in zip(kernel.phases, phases, strict=True):
-        if len(phase.inner) > 1 and not keeps_order(phase):
-            last = None
-            if kernel.lanes is None:
-                scores = {axis: _suits(found, axis, wide) for axis in phase.inner}
-                last = max(scores, key=scores.__getitem__)
-            phase.inner = _by_stride(phase.inner, found, last)
-
-
 def _by_stride(
     axes: tuple[Symbol, ...], found: Accesses, last: Symbol | None
 ) -> tuple[Symbol, ...]:
@@ -348,7 +336,8 @@ def _merge_axes(
     while position >= 0:
         left, right = merged[position], merged[position + 1]
         assert left.hi is not None and right.hi is not None
-        if all(_can_merge(index, left, last[right], right.hi) for index, _ in found):
+        steps = ((coefficient(i, left), coefficient(i, last[right])) for i, _ in found)
+        if all(a is not None and b is not None and a[0] == b[0] * right.hi for a, b in steps):
             one = Symbol(f"{left.name}{right.name}", 0, left.hi * right.hi)
             # no access needs left alone, so all of `one` may be put on right
             last[one] = last[right]
@@ -356,11 +345,6 @@ def _merge_axes(
             merged[position : position + 2] = [one]
         position -= 1
     return tuple(merged), values
-
-
-def _can_merge(index: Size, left: Symbol, right: Symbol, size: Size) -> bool:
-    a, b = coefficient(index, left), coefficient(index, right)
-    return a is not None and b is not None and bool(a[0] == b[0] * size)
 
 
 # ---------------------------------------------------------------------------- deps
@@ -577,13 +561,10 @@ def _online(base: Accumulate, statement: Accumulate, phase: Phase) -> tuple[Onli
     for power, factor in sides:
         if base.acc.op == "max" and power.op == "exp":
             g = _subtracted(power.args[0], base, phase)
-            if g is not None and (factor is None or _is_free(factor, base.acc)):
+            reads = walk([] if factor is None else [factor])
+            if g is not None and not any(x.op == "acc" and x.attr is base.acc for x in reads):
                 return Online(base.acc, v, raw, factor), found * op("exp", own - g)
     return None
-
-
-def _is_free(value: Value, acc: Acc) -> bool:
-    return not any(v.op == "acc" and v.attr is acc for v in walk([value]))
 
 
 def _subtracted(value: Value, base: Accumulate, phase: Phase) -> Value | None:

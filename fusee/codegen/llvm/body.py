@@ -686,7 +686,18 @@ def choose_stages(
     phases: Sequence[Phase], orders: Sequence[Sequence[Value]], lane: Symbol, machine: Machine
 ) -> list[Stage]:
     """The loops along `lane`, one after the other."""
-    lanes = machine.bits // _element_bits(phases, orders)
+    widths: list[int] = []
+    for phase, order in zip(phases, orders, strict=True):
+        for value in order:
+            if value.op in ("const", "check"):
+                continue
+            bits = max(BITS[HELD[value.dtype]], 8)
+            widths.append(min(bits, 32) if value.op == "index" else bits)
+        widths += [max(BITS[HELD[s.buffer.dtype]], 8) for s in phase.body if isinstance(s, Store)]
+    # what vectors are filled with: the widest, but 64 only if most values are
+    wide = sum(bits == 64 for bits in widths)
+    widest = 64 if 2 * wide >= max(len(widths), 1) else min(max(widths, default=32), 32)
+    lanes = machine.bits // widest
     if lanes <= 1:
         return [Stage(1, 1)]
     # Without a chain of additions to break up, copies gain nothing; and they leave whole vectors
@@ -704,22 +715,6 @@ def choose_stages(
         return [Stage(copies, lanes), Stage(1, lanes, masked=True)]
     middle = [Stage(1, lanes)] if copies > 1 else []
     return [Stage(copies, lanes), *middle, Stage(1, 1)]
-
-
-def _element_bits(phases: Sequence[Phase], orders: Sequence[Sequence[Value]]) -> int:
-    """The width that a vector is filled with: the widest, but 64 only if most values are."""
-    widths: list[int] = []
-    for phase, order in zip(phases, orders, strict=True):
-        for value in order:
-            if value.op in ("const", "check"):
-                continue
-            bits = max(BITS[HELD[value.dtype]], 8)
-            widths.append(min(bits, 32) if value.op == "index" else bits)
-        widths += [max(BITS[HELD[s.buffer.dtype]], 8) for s in phase.body if isinstance(s, Store)]
-    wide = sum(bits == 64 for bits in widths)
-    if 2 * wide >= max(len(widths), 1):
-        return 64
-    return min(max(widths, default=32), 32)
 
 
 def _copies(phase: Phase, order: Sequence[Value], lane: Symbol) -> int:

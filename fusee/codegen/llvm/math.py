@@ -242,11 +242,6 @@ def _rough_exp2(one: InsertPoint, given: Sequence[str]) -> str:
     return one.level.call("float", "llvm.nvvm.ex2.approx.ftz.f32", ("float", given[0]))
 
 
-def _rsqrt_simt(one: InsertPoint, given: Sequence[str]) -> str:
-    """A GPU's instruction, as in CUDA's rsqrtf: 2 ulp."""
-    return one.level.call("float", "llvm.nvvm.rsqrt.approx.f", ("float", given[0]))
-
-
 def rough_quotient(t: InsertPoint, x: str, y: str) -> str:
     """x / y of float32 on a GPU, to 2 ulp, without the branch that an exact one takes."""
 
@@ -462,7 +457,11 @@ def math_function(t: InsertPoint, name: str, dtype: torch.dtype, args: Sequence[
     if name in _INTRINSICS:
         return t.intrinsic(_INTRINSICS[name], HELD[dtype], *args)
     if name == "rsqrt" and t.machine.is_simt and dtype is torch.float32:
-        return each_lane(t, dtype, args, _rsqrt_simt)
+        # a GPU's instruction, as in CUDA's rsqrtf: 2 ulp
+        return each_lane(
+            t, dtype, args,
+            lambda one, x: one.level.call("float", "llvm.nvvm.rsqrt.approx.f", ("float", x[0])),
+        )  # fmt: skip
     if name == "rsqrt":
         root = t.intrinsic("sqrt", HELD[dtype], *args)
         return t.level.op(f"fdiv {t.kind(dtype)} {literal(1.0, dtype, t.lanes)}, {root}")
@@ -566,26 +565,23 @@ def exported_by_torch(symbol: str) -> bool:
     return hasattr(libtorch(), symbol)
 
 
-def _sleef_widths(dtype: torch.dtype, has: frozenset[str]) -> list[tuple[int, str]]:
-    """Lanes of SLEEF's variants that this processor runs, with the variant's name, widest first."""
-    found: list[tuple[int, str]] = []
-    if "avx512f" in has:
-        found.append((16, "avx512f"))
-    if "avx" in has:
-        found.append((8, "avx2" if {"avx2", "fma"} <= has else "avx"))
-    if "neon" in has:
-        found.append((4, "advsimd"))
-    half = dtype is torch.float64
-    return [(lanes // 2 if half else lanes, variant) for lanes, variant in found]
-
-
 def _sleef(t: InsertPoint, name: str, dtype: torch.dtype) -> tuple[str, int] | None:
     """The symbol that suits best, and its lanes."""
     if t.machine.is_simt:
         return None
     letter, precision = "f" if dtype is torch.float32 else "d", _LIBRARY[name][0]
     usable: dict[int, str] = {}
-    for width, variant in _sleef_widths(dtype, t.machine.features):
+    has = t.machine.features
+    variants: list[tuple[int, str]] = []  # that this processor runs: lanes of floats, widest first
+    if "avx512f" in has:
+        variants.append((16, "avx512f"))
+    if "avx" in has:
+        variants.append((8, "avx2" if {"avx2", "fma"} <= has else "avx"))
+    if "neon" in has:
+        variants.append((4, "advsimd"))
+    half = dtype is torch.float64
+    for lanes, variant in variants:
+        width = lanes // 2 if half else lanes
         plain = f"Sleef_{name}{letter}{width}{precision}"
         # the variant itself where it can be had: the plain name jumps through a pointer
         direct = f"{plain}{variant}" if precision else f"{plain}_{variant}"

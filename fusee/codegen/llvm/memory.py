@@ -339,7 +339,8 @@ class AccessPlace:
             self.offsets = vector_sum(ctx, varying, rank)
             return
         self.address = pointer(ctx, buffer, self.kind, [*varying, *uniform])
-        step = _constant(stride)
+        (mono, coef), *others = stride or [((), 0)]
+        step = coef if isinstance(coef, int) and not mono and not others else 0
         if abs(step) == 1:
             self.step = step
         else:
@@ -502,12 +503,6 @@ def picked(
         picks = [lanes + at if one == number else i for i, (one, at) in enumerate(places)]
         found = t.level.shuffle(full, found, vectors[number], picks)
     return found
-
-
-def _constant(stride: Sequence[Group]) -> int:
-    """The stride if it is a known number, else 0."""
-    (mono, coef), *others = stride or [((), 0)]
-    return coef if isinstance(coef, int) and not mono and not others else 0
 
 
 def _both(t: InsertPoint, a: str | None, b: str | None) -> str | None:

@@ -256,22 +256,18 @@ def round_to(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     if kind in ("half", "bfloat"):
         return t.convert("fpext", t.convert("fptrunc", x, "float", kind), kind, "float")
     if dtype is torch.bfloat16:
-        return t.convert("bitcast", _bfloat16_bits(t, x), "i32", "float")
+        kind = vector("i32", t.lanes)
+        op, word = t.level.op, t.word
+        bits = t.convert("bitcast", x, "float", "i32")
+        odd = op(f"and {kind} {op(f'lshr {kind} {bits}, {word(16)}')}, {word(1)}")
+        up = op(f"add {kind} {odd}, {word(0x7FFF)}")
+        rounded = op(f"and {kind} {op(f'add {kind} {bits}, {up}')}, {word(-65536)}")
+        is_nan = _isnan(t, torch.float32, x)
+        rounded = t.select(is_nan, "i32", word(0x7FC00000), rounded)
+        return t.convert("bitcast", rounded, "i32", "float")
     if dtype is torch.float16:
         return _decode_half(t, _encode_half(t, x))
     return x
-
-
-def _bfloat16_bits(t: InsertPoint, x: str) -> str:
-    """Float32 bits with the lower half rounded away; NaN stays NaN."""
-    kind = vector("i32", t.lanes)
-    op, word = t.level.op, t.word
-
-    bits = t.convert("bitcast", x, "float", "i32")
-    odd = op(f"and {kind} {op(f'lshr {kind} {bits}, {word(16)}')}, {word(1)}")
-    up = op(f"add {kind} {odd}, {word(0x7FFF)}")
-    rounded = op(f"and {kind} {op(f'add {kind} {bits}, {up}')}, {word(-65536)}")
-    return t.select(_isnan(t, torch.float32, x), "i32", word(0x7FC00000), rounded)
 
 
 def _encode_half(t: InsertPoint, x: str) -> str:

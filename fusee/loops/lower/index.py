@@ -152,7 +152,9 @@ class Indexing:
         self.tensors = {k: t for k, t in enumerate(indices) if t is not None}
         self.common: Shape = ()
         for tensor in self.tensors.values():
-            self.common = _broadcast(self.common, tensor.shape)
+            rank = max(len(self.common), len(tensor.shape))
+            sides = ((1,) * (rank - len(s)) + s for s in (self.common, tensor.shape))
+            self.common = tuple(m if n == 1 else n for n, m in zip(*sides, strict=True))
         refused = {k: along(k, IndexError, wraps=True) for k in self.tensors}
         self.places = {k: Places(t, x.shape[k], refused[k]) for k, t in self.tensors.items()}
         dims = list(self.tensors)
@@ -169,12 +171,6 @@ class Indexing:
         for k in range(len(self.shape)):
             places.append(self.places[k].wide(at) if k in self.places else next(rest))
         return tuple(places)
-
-
-def _broadcast(a: Shape, b: Shape) -> Shape:
-    wide = max(len(a), len(b))
-    a, b = (1,) * (wide - len(a)) + a, (1,) * (wide - len(b)) + b
-    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
 
 
 @lowers("index.Tensor _unsafe_index.Tensor", unless=_has_mask)
@@ -299,13 +295,6 @@ lowers("scatter_add", unless=_odd)(
 # ------------------------------------------------------------------------------ index_put
 
 
-def _masks(
-    call: OpCall, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
-) -> str | None:
-    odd = _odd(call, x) if accumulate else None
-    return None if _is_fill(indices, values, accumulate) else odd or _has_mask(call, x, indices)
-
-
 def _is_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> bool:
     """x[mask] = one number."""
     mask = indices[0] if len(indices) == 1 else None
@@ -313,7 +302,14 @@ def _is_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool)
     return single and all(n == 1 for n in values.shape)
 
 
-@lowers("index_put _unsafe_index_put", unless=_masks)
+@lowers(
+    "index_put _unsafe_index_put",
+    unless=lambda call, x, indices, values, accumulate: (
+        None
+        if _is_fill(indices, values, accumulate)
+        else (_odd(call, x) if accumulate else None) or _has_mask(call, x, indices)
+    ),
+)
 def _index_put(
     call: OpCall, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> Tensor:
@@ -594,11 +590,6 @@ def _cut(pad: Size) -> int:
     return max(-pad, 0) if isinstance(pad, int) else 0
 
 
-def _cuts_some(call: OpCall, x: Tensor, padding: Sequence[Size]) -> str | None:
-    is_more = all(known_ge(n, 0) for n in padding)
-    return None if is_more else "padding that takes some away"
-
-
 def _register_pad(
     names: str,
     edge: Callable[[Tensor, int, Size, bool], Tensor],
@@ -632,10 +623,12 @@ def _replicated(x: Tensor, dim: int, count: Size, front: bool) -> Tensor:
     return expand(last, resized(x.shape, dim, count))
 
 
-def _continued(x: Tensor, dim: int, count: Size, front: bool) -> Tensor:
-    return narrow(x, dim, x.shape[dim] - count if front else 0, count)
-
-
 _register_pad("reflection_pad1d reflection_pad2d reflection_pad3d", _reflected)
 _register_pad("replication_pad1d replication_pad2d replication_pad3d", _replicated)
-_register_pad("_pad_circular", _continued, _cuts_some)
+_register_pad(
+    "_pad_circular",
+    lambda x, dim, count, front: narrow(x, dim, x.shape[dim] - count if front else 0, count),
+    lambda call, x, padding: (
+        None if all(known_ge(n, 0) for n in padding) else "padding that takes some away"
+    ),
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ import torch
 from fusee.loops.ir import (
     Extern,
     Loop,
-    LoopGraph,
     Value,
     View,
     cast,
@@ -271,8 +270,16 @@ def demand(checked: Callable[..., Value], *tensors: Tensor) -> None:
 
 def make_checks(lowering: Lowering) -> None:
     """Add the loops of demands that no loop covers."""
-    steps = lowering.graph.steps
-    made = list(_made(lowering.graph)) if lowering.demands else []
+    if not lowering.demands:
+        return
+    steps, made = lowering.graph.steps, list[tuple[Value, Loop]]()
+    needed = {view.buffer for view in lowering.graph.outputs if isinstance(view, View)}
+    for step in reversed(steps):  # of loops whose results are needed
+        if isinstance(step, Extern):
+            needed.update(reads(step))
+        elif step.buffer in needed or step.buffer.role != "scratch":
+            needed.update(reads(step))
+            made += ((x, step) for x in _checks(step))
     written = {step.buffer for step in steps if isinstance(step, Loop)}
     covered = {_elements(x, loop) for x, loop in made} | {x for x, _ in made}
     for position, demanded in reversed(lowering.demands):
@@ -286,18 +293,6 @@ def make_checks(lowering: Lowering) -> None:
             if not found or reads_written:
                 steps.insert(position, demanded)
                 break
-
-
-def _made(graph: LoopGraph) -> Iterator[tuple[Value, Loop]]:
-    """The checks of loops whose results are needed."""
-    needed = {view.buffer for view in graph.outputs if isinstance(view, View)}
-    for step in reversed(graph.steps):
-        if isinstance(step, Extern):
-            needed.update(reads(step))
-        elif step.buffer in needed or step.buffer.role != "scratch":
-            needed.update(reads(step))
-            for x in _checks(step):
-                yield x, step
 
 
 def _checks(loop: Loop) -> list[Value]:

@@ -418,13 +418,14 @@ def _repeat(call: OpCall, x: Tensor, repeats: Sequence[Size]) -> Tensor:
     return reshape(expand(reshape(x, paired), spread), call.meta.shape)
 
 
-def _resizes(call: OpCall, x: Tensor, dtype: torch.dtype) -> str | None:
-    if x.dtype.itemsize != dtype.itemsize or torch.bool in (x.dtype, dtype):
-        return "a view of another element size"
-    return None
-
-
-@lowers("view.dtype", unless=_resizes)
+@lowers(
+    "view.dtype",
+    unless=lambda call, x, dtype: (
+        "a view of another element size"
+        if x.dtype.itemsize != dtype.itemsize or torch.bool in (x.dtype, dtype)
+        else None
+    ),
+)
 def _view_dtype(call: OpCall, x: Tensor, dtype: torch.dtype) -> Tensor:
     def at(ix: Index) -> Value:
         value = x.at(ix)

@@ -142,7 +142,9 @@ def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     if ops is not None and is_static and packs_linear(val(node).dtype):
         _packed_linear(edit, ops, node, x, weight, bias)
         return "packed linear"
-    if all(n == 1 for n in val(x).shape[:-1]) and _is_dense(val(weight), val(node).dtype):
+    # dot products along rows are faster than ATen, which has one call for each
+    is_dense = val(weight).is_contiguous() and val(node).dtype in (torch.float32, torch.float64)
+    if is_dense and all(n == 1 for n in val(x).shape[:-1]):
         _become_dots(edit, node, x, weight, bias)
         return "dot products"
     with edit.before(node):
@@ -150,11 +152,6 @@ def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
         rows = _rows(edit, x, node)
     _become_product(edit, node, rows, factor, bias)
     return "matrix product"
-
-
-def _is_dense(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether dot products along its rows are faster than ATen, which has one call for each."""
-    return weight.is_contiguous() and dtype in (torch.float32, torch.float64)
 
 
 def _become_dots(
@@ -360,8 +357,27 @@ def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | Non
         if not takes and not (node.target in (ops.conv, ops.linear) and present == "none"):
             return None
         return _replace(edit, node.target, [*node.args[:-3], *unary], node, user), unary[0]
-    if user.target is aten.add.Tensor:
-        return _take_sum(edit, ops, node, user)
+    if user.target is not aten.add.Tensor:
+        return None
+    left, right = user.args[:2]
+    other = right if left is node else left
+    if user.kwargs or not isinstance(other, fx.Node) or other is node:
+        return None
+    if val(node).dtype is not torch.float32 or val(other).dtype is not torch.float32:
+        return None
+    if not same_shape(other, node) or node.args[-3] != "none":
+        return None
+    # what only this sum uses would have to be stored for it: a pass more, not less
+    if other.target not in (ops.conv, ops.conv_binary, ops.linear, ops.linear_binary):
+        if other.op != "call_function" or len(other.users) < 2 or is_view(other.target):
+            return None
+    x, weight, bias = node.args[:3]
+    if node.target is ops.linear:
+        args = [x, other, weight, bias, "add"]
+        return _replace(edit, ops.linear_binary, args, node, user), "add"
+    if node.target is ops.conv and "layout" in node.meta:
+        args = [x, other, weight, bias, *node.args[3:7], "add", None, None, [], None]
+        return _replace(edit, ops.conv_binary, args, node, user), "add"
     return None
 
 
@@ -394,39 +410,6 @@ def _replace(edit: Editor, target: Any, args: list[Any], node: fx.Node, user: fx
 
 
 # ------------------------------------------------------------------------------ sum
-
-
-def _take_sum(
-    edit: Editor, ops: Packed, node: fx.Node, user: fx.Node
-) -> tuple[fx.Node, str] | None:
-    left, right = user.args[:2]
-    other = right if left is node else left
-    if user.kwargs or not isinstance(other, fx.Node) or other is node:
-        return None
-    if val(node).dtype is not torch.float32 or val(other).dtype is not torch.float32:
-        return None
-    if not same_shape(other, node) or node.args[-3] != "none":
-        return None
-    if not _is_stored(ops, other):
-        return None
-    x, weight, bias = node.args[:3]
-    if node.target is ops.linear:
-        args = [x, other, weight, bias, "add"]
-        return _replace(edit, ops.linear_binary, args, node, user), "add"
-    if node.target is ops.conv and "layout" in node.meta:
-        args = [x, other, weight, bias, *node.args[3:7], "add", None, None, [], None]
-        return _replace(edit, ops.conv_binary, args, node, user), "add"
-    return None
-
-
-def _is_stored(ops: Packed, node: fx.Node) -> bool:
-    """Whether the operand is in memory anyway, in the layout of convolutions.
-
-    An expression that only this sum uses would have to be stored for it: a pass more, not less.
-    """
-    if node.target in (ops.conv, ops.conv_binary, ops.linear, ops.linear_binary):
-        return True
-    return node.op == "call_function" and len(node.users) > 1 and not is_view(node.target)
 
 
 # ---------------------------------------------------------------------------- upcast

@@ -449,7 +449,8 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
     written = {inputs[mutation.index] for mutation in edit.aten.mutations}
     first = next(node for node in edit.graph.nodes if node.op not in ("placeholder", "get_attr"))
     for node in reversed(list(edit.graph.nodes)):
-        if not _is_number(node) or _is_at(node, home):
+        val = node.meta.get("val")
+        if not isinstance(val, Tensor) or val.dim() or _is_at(node, home):
             continue
         there = [user for user in node.users if "device" in user.meta and _is_at(user, home)]
         if len(there) == len(node.users) and node not in written and _may_move(node):
@@ -477,11 +478,6 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
 def _is_at(node: fx.Node, home: torch.device) -> bool:
     device = node.meta.get("device")
     return device is None or is_home(torch.device(device), home)
-
-
-def _is_number(node: fx.Node) -> bool:
-    val = node.meta.get("val")
-    return isinstance(val, Tensor) and val.dim() == 0
 
 
 def _may_move(node: fx.Node) -> bool:
