@@ -10,7 +10,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_type_hints
 
@@ -165,15 +165,15 @@ def knobs(table: type[Table]) -> tuple[Knob, ...]:
     """The rows of a table, in the order of their declaration."""
     if table not in _rows:
         hints = get_type_hints(table)
-        _rows[table] = tuple(_row(item, hints[item.name]) for item in fields(table))
+        rows = []
+        for item in fields(table):
+            hint = hints[item.name]
+            kind = getattr(hint, "__origin__", hint)  # tuple of tuple[str, ...]
+            kind = kind if isinstance(kind, type) else hint.__args__[0]  # Path of Path | None
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            rows.append(Knob(item.name, kind, default, **item.metadata))
+        _rows[table] = tuple(rows)
     return _rows[table]
-
-
-def _row(item: Field[Any], hint: Any) -> Knob:
-    kind = getattr(hint, "__origin__", hint)  # tuple of tuple[str, ...]
-    kind = kind if isinstance(kind, type) else hint.__args__[0]  # Path of Path | None
-    default = item.default if item.default_factory is MISSING else item.default_factory()
-    return Knob(item.name, kind, default, **item.metadata)
 
 
 def _default_cache_dir() -> Path:

@@ -112,7 +112,14 @@ def subscribe(listener: Listener, *artefacts: str) -> Callable[[], None]:
 
     raises   SettingError for an unknown artefact
     """
-    names = _known(artefacts) or tuple(ARTEFACTS)
+    names = artefacts if artefacts and "all" not in artefacts else tuple(ARTEFACTS)
+    for name in names:
+        if name not in ARTEFACTS:
+            raise SettingError(
+                f"there is no artefact named {name!r} to log",
+                did="changed nothing",
+                remedy=choices(name, ("all", *ARTEFACTS), "known artefacts"),
+            )
     for name in names:
         _listeners[name] = (*_listeners.get(name, ()), listener)
 
@@ -125,19 +132,6 @@ def subscribe(listener: Listener, *artefacts: str) -> Callable[[], None]:
                 _listeners.pop(name, None)
 
     return undo
-
-
-def _known(names: tuple[str, ...]) -> tuple[str, ...]:
-    if "all" in names:
-        return tuple(ARTEFACTS)
-    for name in names:
-        if name not in ARTEFACTS:
-            raise SettingError(
-                f"there is no artefact named {name!r} to log",
-                did="changed nothing",
-                remedy=choices(name, ("all", *ARTEFACTS), "known artefacts"),
-            )
-    return names
 
 
 def _print(record: Record) -> None:

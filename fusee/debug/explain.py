@@ -248,7 +248,16 @@ class Explanation:
         )
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        rows = [self.summary]
+        for number, piece in enumerate(self.pieces, 1):
+            (function, _), *sections = _sections(piece)
+            rows.append(f"\n{number}. {function}")
+            for title, text in sections:
+                if "\n" in text:
+                    rows += [f"   {title}", *(f"      {line}" for line in text.splitlines())]
+                else:
+                    rows.append(f"   {title:<18} {text}")
+        return "\n".join(rows)
 
     def html(self, title: str = "fusee.explain") -> str:
         """One page that needs nothing else."""
@@ -280,19 +289,6 @@ def _sections(piece: Piece) -> list[tuple[str, str]]:
     times = ", ".join(f"{stage} {ms:.2f}" for stage, ms in piece.times.items())
     found += [("calls served", str(piece.calls)), ("ms", times)]
     return [(piece.function, ""), *found]
-
-
-def _lines(explanation: Explanation) -> Iterator[str]:
-    yield explanation.summary
-    for number, piece in enumerate(explanation.pieces, 1):
-        (function, _), *sections = _sections(piece)
-        yield f"\n{number}. {function}"
-        for title, text in sections:
-            if "\n" in text:
-                yield f"   {title}"
-                yield from (f"      {line}" for line in text.splitlines())
-            else:
-                yield f"   {title:<18} {text}"
 
 
 def explain(
@@ -379,7 +375,14 @@ def run_script(script: Path, arguments: Sequence[str], page: Path, status: TextI
     observer.end()
     found = Explanation(tuple(observer.pieces), None)
     page.write_text(found.html(f"fusee.explain: {script.name}"), encoding="utf-8")
-    print(_text(found, script, page, code), file=status)
+    lines = [f"{script.name}: {found.summary}"]
+    if not found.pieces:
+        lines = [f"{script.name} compiled nothing: no call of a compiled function was seen"]
+    lines += [f"break {k}: {stop}" for k, stop in enumerate(found.breaks, 1)]
+    lines += [f"{p.function} runs eagerly: {p.eager}" for p in found.pieces if p.eager]
+    if code != 0:
+        lines.append(f"the script ended with status {code}: the page shows what came before")
+    print("\n".join([*lines, f"page: {page}"]), file=status)
     return code
 
 
@@ -422,15 +425,3 @@ class _Observer:
     def end(self) -> None:
         if self.status is not None and self.pieces:
             print("\r\x1b[K", end="", file=self.status, flush=True)
-
-
-def _text(found: Explanation, script: Path, page: Path, code: int) -> str:
-    """What is shown in the end: counts, breaks, where the page is."""
-    lines = [f"{script.name}: {found.summary}"]
-    if not found.pieces:
-        lines = [f"{script.name} compiled nothing: no call of a compiled function was seen"]
-    lines += [f"break {k}: {stop}" for k, stop in enumerate(found.breaks, 1)]
-    lines += [f"{p.function} runs eagerly: {p.eager}" for p in found.pieces if p.eager]
-    if code != 0:
-        lines.append(f"the script ended with status {code}: the page shows what came before")
-    return "\n".join([*lines, f"page: {page}"])

@@ -360,7 +360,12 @@ def reached(module: fx.GraphModule) -> list[Row]:
     for node in module.graph.nodes:
         if is_torchs(node.target):
             waiting.append(node.target)
-        for name in _methods(node.op, node.target):
+        name, methods = getattr(node.target, "__name__", ""), list[str]()
+        if node.op == "call_function" and vars(operator).get(name) is node.target:
+            methods = [f"__{kind}{name.strip('_')}__" for kind in ("", "r", "i")]
+        elif node.op == "call_method":
+            methods = [node.target]
+        for name in methods:
             waiting += _found(found, "torch", f"Tensor.{name}")
     seen: set[int] = set()
     while waiting:
@@ -385,14 +390,6 @@ def replaced(rows: Iterable[Row]) -> str | None:
         if module in sys.modules and _mark(taken_now(module, name)) != mark:
             return f"{module}.{name}"
     return None
-
-
-def _methods(op: str, target: Any) -> list[str]:
-    """The methods of tensors that a node calls."""
-    name = getattr(target, "__name__", "")
-    if op == "call_function" and vars(operator).get(name) is target:
-        return [f"__{kind}{name.strip('_')}__" for kind in ("", "r", "i")]
-    return [target] if op == "call_method" else []
 
 
 def _found(found: dict[tuple[str, str], str], module: str, name: str) -> Iterator[Any]:

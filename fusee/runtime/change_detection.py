@@ -43,7 +43,7 @@ from fusee.runtime.jit import (
     raised,
     step_words,
 )
-from fusee.runtime.launch import Layout, layout, word
+from fusee.runtime.launch import layout, word
 from fusee.runtime.llvm_text import Level, Writer
 
 _VERSION_OFFSET = 24  # bytes, after the reference count, the type and the number of items
@@ -687,8 +687,32 @@ _OBJECT = 1
 _UNKNOWN = (0,) * _ROW_WORDS  # the first input, and no object that it would have to be
 
 
-def _same(known: Layout) -> str:
-    """`same` as a unit."""
+def _content(level: Level, start: str, step: str, probes: str, single: str) -> str:
+    """A number made from words that lie `step` bytes apart, and from the first `single` bytes."""
+    writer = level.writer
+    begin = [("ptr", start), ("i64", "1")]
+    with writer.loop("0", probes, 1, begin) as (_, (place, before), words):
+        inner = writer.top
+        mixed = inner.op(f"xor i64 {before}, {inner.load('i64', place)}")
+        product = inner.op(f"mul i64 {mixed}, -7046029254386353131")
+        high = inner.op(f"lshr i64 {product}, 29")
+        words += [inner.at(place, step), inner.op(f"xor i64 {product}, {high}")]
+    with writer.loop("0", single, 1, [("i64", words[1])]) as (k, (before,), found):
+        inner = writer.top
+        value = inner.op(f"zext i8 {inner.load('i8', start, k, 'i8')} to i64")
+        found.append(inner.op(f"xor i64 {inner.op(f'mul i64 {before}, 257')}, {value}"))
+    return found[0]
+
+
+@functools.cache
+def same_as_recorded() -> Callable[[int, tuple[Tensor, ...], int], int]:
+    """The builtin `same(state, inputs, fill)`.
+
+    With fill 0: 0 if all rows at `state` still hold, else 1 + the first row that does not. With
+    fill 1 it writes what it finds into the rows; every input that they name must be derivable.
+    """
+    known = layout()
+    assert known is not None, "DerivedSet is only for tensors that are derivable"
     writer = Writer()
     top = writer.top
     writer.declares["Three"] = '@Three = internal constant [17 x i8] c"three arguments!\\00"'
@@ -727,34 +751,5 @@ def _same(known: Layout) -> str:
             level.store("ptr", x, place, _OBJECT)
             for n, fact in enumerate([*facts, content], 2):
                 level.store("i64", fact, place, n)
-    return answer(top, "0")
-
-
-def _content(level: Level, start: str, step: str, probes: str, single: str) -> str:
-    """A number made from words that lie `step` bytes apart, and from the first `single` bytes."""
-    writer = level.writer
-    begin = [("ptr", start), ("i64", "1")]
-    with writer.loop("0", probes, 1, begin) as (_, (place, before), words):
-        inner = writer.top
-        mixed = inner.op(f"xor i64 {before}, {inner.load('i64', place)}")
-        product = inner.op(f"mul i64 {mixed}, -7046029254386353131")
-        high = inner.op(f"lshr i64 {product}, 29")
-        words += [inner.at(place, step), inner.op(f"xor i64 {product}, {high}")]
-    with writer.loop("0", single, 1, [("i64", words[1])]) as (k, (before,), found):
-        inner = writer.top
-        value = inner.op(f"zext i8 {inner.load('i8', start, k, 'i8')} to i64")
-        found.append(inner.op(f"xor i64 {inner.op(f'mul i64 {before}, 257')}, {value}"))
-    return found[0]
-
-
-@functools.cache
-def same_as_recorded() -> Callable[[int, tuple[Tensor, ...], int], int]:
-    """The builtin `same(state, inputs, fill)`.
-
-    With fill 0: 0 if all rows at `state` still hold, else 1 + the first row that does not. With
-    fill 1 it writes what it finds into the rows; every input that they name must be derivable.
-    """
-    found = layout()
-    assert found is not None, "DerivedSet is only for tensors that are derivable"
-    same: Callable[[int, tuple[Tensor, ...], int], int] = builtin("same", _same(found))
+    same: Callable[[int, tuple[Tensor, ...], int], int] = builtin("same", answer(top, "0"))
     return same

@@ -560,7 +560,13 @@ def _find() -> Layout | None:
     )
     if impl is None or place is None or offset is None or counter is None:
         return None
-    data = _data_word()
+    # the first word with the data's address, also where another object owns the memory
+    common = {*range(_STORAGE_WORDS)}
+    for one in (torch.zeros(3), torch.frombuffer(bytearray(8), dtype=torch.uint8)):
+        memory = one.untyped_storage()
+        there = _words(memory._cdata, _STORAGE_WORDS)
+        common &= {k for k in common if there[k] == memory.data_ptr()}
+    data = min(common, default=None)
     candidates = [8, 12, 16, 20]
     for _ in range(3):
         tensor.zero_()
@@ -569,17 +575,6 @@ def _find() -> Layout | None:
     if data is None or version is None:
         return None
     return Layout(8 * impl, 8 * place, 8 * offset, 8 * counter, 8 * data, version)
-
-
-def _data_word() -> int | None:
-    """The first word with the data's address, also where another object owns the memory."""
-    found = []
-    for tensor in (torch.zeros(3), torch.frombuffer(bytearray(8), dtype=torch.uint8)):
-        storage = tensor.untyped_storage()
-        words = _words(storage._cdata, _STORAGE_WORDS)
-        found.append([k for k, word in enumerate(words) if word == storage.data_ptr()])
-    common = sorted(set(found[0]) & set(found[1]))
-    return common[0] if common else None
 
 
 def _samples() -> Iterable[Tensor]:

@@ -397,7 +397,19 @@ def lower_bound(a: Size) -> int | None:
     if isinstance(a, int):
         return a
     found = _lower(a, iter(range(_MOST_STEPS)))
-    return _without_divisions(a) if found is None else found
+    if found is not None:
+        return found
+    # by what quotients are at least: n // 7 >= (n - 6) / 7
+    total: Size = a
+    scale = 1
+    for mono, coef in a.terms.items():
+        atom = mono[0] if len(mono) == 1 else None
+        if isinstance(atom, Call) and atom.op == "//" and isinstance(b := atom.b, int):
+            least = atom.a - (b - 1) if coef > 0 else atom.a
+            total = b * (total - scale * coef * _atom(atom)) + scale * coef * least
+            scale *= b
+    low = _lower(total, iter(range(_MOST_STEPS))) if 1 < scale < _MOST_SCALE else None
+    return None if low is None else -(-low // scale)
 
 
 def _lower(a: Size, steps: Iterator[int]) -> int | None:
@@ -423,20 +435,6 @@ def _lower(a: Size, steps: Iterator[int]) -> int | None:
         if falling:
             return None
     return _interval(a)
-
-
-def _without_divisions(a: Expr) -> int | None:
-    """The same by what quotients are at least: n // 7 >= (n - 6) / 7."""
-    total: Size = a
-    scale = 1
-    for mono, coef in a.terms.items():
-        atom = mono[0] if len(mono) == 1 else None
-        if isinstance(atom, Call) and atom.op == "//" and isinstance(b := atom.b, int):
-            least = atom.a - (b - 1) if coef > 0 else atom.a
-            total = b * (total - scale * coef * _atom(atom)) + scale * coef * least
-            scale *= b
-    low = _lower(total, iter(range(_MOST_STEPS))) if 1 < scale < _MOST_SCALE else None
-    return None if low is None else -(-low // scale)
 
 
 _MOST_SCALE = 1 << 20

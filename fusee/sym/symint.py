@@ -74,7 +74,10 @@ class TorchSymbols:
             return self._symbol(expr, env).expr
         operands = [self.convert(item, env) for item in expr.args]
         if expr.is_Pow:
-            return _power(operands[0], operands[1])
+            base, exponent = operands
+            if not isinstance(exponent, int) or exponent < 0:
+                raise TraceError(f"the size ({base})**({exponent}) has no form")
+            return product([base] * exponent)
         combine = _OPERATORS.get(type(expr).__name__)
         if combine is None:
             raise TraceError(f"the size {expr} has no form: {type(expr).__name__} is not supported")
@@ -98,12 +101,6 @@ class TorchSymbols:
             low = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
             found = self.by_name[name] = Symbol(name, max(low, 0), hint=int(hint))
         return found
-
-
-def _power(base: Size, exponent: Size) -> Size:
-    if not isinstance(exponent, int) or exponent < 0:
-        raise TraceError(f"the size ({base})**({exponent}) has no form")
-    return product([base] * exponent)
 
 
 _OPERATORS: dict[str, Callable[[Size, Size], Size]] = {

@@ -79,7 +79,18 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         leaves = _leaves(m, losses[0], tangent) if is_usual else None
         if leaves is None:
             raise GraphBreak(f"{name} runs autograd, between two graphs", "")
-        _accumulate(m, losses[0], tangent, leaves)
+        recorder, before = m.world.recorder, [attributes.read(m, leaf) for leaf in leaves]
+        with torch._C.DisableTorchFunction(), recorder.mode, torch.no_grad():
+            found = [as_autograd_keeps(leaf) for leaf in leaves]
+        recorder.write(leaf_gradients, "", (losses[0], tangent, *leaves), {}, found)
+        ambient = torch.is_grad_enabled()
+        m.call(torch._C._set_grad_enabled, False)
+        for leaf, old, new in zip(leaves, before, found):
+            if old is None:
+                attributes.write(m, leaf, new)
+            else:
+                m.call(torch.Tensor.add_, old, new)
+        m.call(torch._C._set_grad_enabled, ambient)
 
 
 # a view may have no gradient of its own, but require one since its base does
@@ -137,22 +148,6 @@ def _is_plain(m: Capturing, leaf: torch.Tensor) -> bool:
             return False
     m.world.fact(EqualsMatch, ResultOf(origin, _HOOKS, "hooks and base of "), _NONE)
     return True
-
-
-def _accumulate(m: Capturing, loss: torch.Tensor, tangent: Any, leaves: list[torch.Tensor]) -> None:
-    """The pass, as a call of the graph, and what it does to grads."""
-    recorder, before = m.world.recorder, [attributes.read(m, leaf) for leaf in leaves]
-    with torch._C.DisableTorchFunction(), recorder.mode, torch.no_grad():
-        found = [as_autograd_keeps(leaf) for leaf in leaves]
-    recorder.write(leaf_gradients, "", (loss, tangent, *leaves), {}, found)
-    ambient = torch.is_grad_enabled()
-    m.call(torch._C._set_grad_enabled, False)
-    for leaf, old, new in zip(leaves, before, found):
-        if old is None:
-            attributes.write(m, leaf, new)
-        else:
-            m.call(torch.Tensor.add_, old, new)
-    m.call(torch._C._set_grad_enabled, ambient)
 
 
 _register(torch.Tensor.backward, "backward()", "self", "gradient")
