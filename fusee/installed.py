@@ -197,7 +197,21 @@ def _behind_dynamo(module: Any) -> None:
 
     _replace(module, "reset", reset_both)
     _replace(module, "explain", _explain)
-    _undo.append(_count_in(module.utils.counters))
+    counters = module.utils.counters
+
+    def count(entry: Entry) -> None:
+        found = entry.captured
+        counters["frames"]["total"] += 1
+        counters["frames"]["ok"] += not found.eager
+        if found.graph is not None:
+            nodes = (n for n in found.graph.graph.nodes if n.op not in ("placeholder", "output"))
+            counters["stats"]["unique_graphs"] += 1
+            counters["stats"]["calls_captured"] += sum(1 for _ in nodes)
+        for stop in _stops(entry):
+            counters["graph_break"][stop.reason] += 1
+
+    listeners.append(count)
+    _undo.append(lambda: listeners.remove(count))
     _replace(module, "error_on_graph_break", compiler.error_on_graph_break)
 
 
@@ -249,24 +263,6 @@ def follow_logs(replace: Callable[[Any, str, Any], None]) -> Callable[[], None]:
 
     replace(_torchs, "set_logs", set_both)
     return lambda: _all(ends)
-
-
-def _count_in(counters: Any) -> Callable[[], None]:
-    """Count captures, their graphs and where these end as TorchDynamo does; what ends it."""
-
-    def count(entry: Entry) -> None:
-        found = entry.captured
-        counters["frames"]["total"] += 1
-        counters["frames"]["ok"] += not found.eager
-        if found.graph is not None:
-            nodes = (n for n in found.graph.graph.nodes if n.op not in ("placeholder", "output"))
-            counters["stats"]["unique_graphs"] += 1
-            counters["stats"]["calls_captured"] += sum(1 for _ in nodes)
-        for stop in _stops(entry):
-            counters["graph_break"][stop.reason] += 1
-
-    listeners.append(count)
-    return lambda: listeners.remove(count)
 
 
 def _stops(entry: Entry) -> list[GraphBreak]:

@@ -172,12 +172,8 @@ def _file_part(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_")[:60]
 
 
-def _follow_environment() -> None:
-    chosen = settings()
-    if chosen.log:
-        subscribe(_print, *chosen.log)
-    if chosen.dump is not None:
-        subscribe(dump_to(chosen.dump))
-
-
-_follow_environment()
+_chosen = settings()
+if _chosen.log:
+    subscribe(_print, *_chosen.log)
+if _chosen.dump is not None:
+    subscribe(dump_to(_chosen.dump))

@@ -585,22 +585,6 @@ def trace(
 T = TypeVar("T", bound=Tracer)
 
 
-def _unbacked_env(graph: fx.Graph) -> ShapeEnv | None:
-    """That of a captured graph with sizes that only data knows; None if it has none."""
-    env, is_needed = ShapeEnv(), False
-    env.is_over = True
-    for node in graph.nodes:
-        value = node.meta.get("example_value")
-        for x in value if isinstance(value, (tuple, list)) else (value,):
-            numbers: Iterable[Any] = x.shape if isinstance(x, torch.Tensor) else (x,)
-            for n in numbers:
-                if type(n) is torch.SymInt and isinstance(n.node, SizeNode):
-                    env = n.node.env
-                    is_needed = is_needed or bool(env.data.of(n.node.size))
-        is_needed = is_needed or _takes_at_a_mask(node)
-    return env if is_needed else None
-
-
 def _takes_at_a_mask(node: fx.Node) -> bool:
     """Whether the gradient of a call is what is found where a mask is true."""
     name = str(getattr(node.target, "__name__", node.target))
@@ -634,7 +618,19 @@ def start(
         [*example_inputs, *(node.meta.get("example_value") for node in placeholders)]
     )
     to_size = TorchSymbols()
-    env = _unbacked_env(gm.graph)
+    # that of sizes which only data knows
+    found, is_needed = ShapeEnv(), False
+    found.is_over = True
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value")
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            numbers: Iterable[Any] = x.shape if isinstance(x, torch.Tensor) else (x,)
+            for n in numbers:
+                if type(n) is torch.SymInt and isinstance(n.node, SizeNode):
+                    found = n.node.env
+                    is_needed = is_needed or bool(found.data.of(n.node.size))
+        is_needed = is_needed or _takes_at_a_mask(node)
+    env = found if is_needed else None
     if env is not None:
         mode = mode or fake_mode()
         mode.cache_enabled = False  # whose keys know torch's own symbols alone

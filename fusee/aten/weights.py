@@ -223,7 +223,11 @@ def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Nod
         args, kwargs = fx.map_arg((node.args, node.kwargs), slots.__getitem__)
         numbers = tuple(int(slots[x]) for x in done.get(k, ()))
         target: Any = node.target
-        steps.append(DeriveStep(node.name, target, args, kwargs, numbers, _stride(node)))
+        # Eager's strides. A packed convolution gives its result channels-last, whatever eager does
+        stride = val(node).stride() if _is_tensor(node) and not node.meta.get("packed") else None
+        if stride is not None and not all(type(step) is int for step in stride):
+            stride = None
+        steps.append(DeriveStep(node.name, target, args, kwargs, numbers, stride))
     return Derived(
         sources=tuple(position[node] for node in given),
         constants=tuple(aten.constants[str(node.target)] for node in constants),
@@ -231,14 +235,6 @@ def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Nod
         results=tuple(int(slots[node]) for node in targets),
         targets=tuple(targets.values()),
     )
-
-
-def _stride(node: fx.Node) -> tuple[int, ...] | None:
-    """Eager's strides. A packed convolution gives its result channels-last, whatever eager does."""
-    if not _is_tensor(node) or node.meta.get("packed"):
-        return None
-    stride = val(node).stride()
-    return stride if all(type(step) is int for step in stride) else None
 
 
 def _add_inputs(edit: Editor, kept: list[fx.Node]) -> None:

@@ -249,7 +249,8 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     lanes, is_moved = _lanes(result), kind_of(nodes[0].target) is Kind.MOVING
     sums = [x for x in given if x.dim() and name_of(op_of(nodes[0])) in REDUCTIONS]
     sums = [x for x in sums if not same_ints(x.shape, result.shape)]
-    axes = _axes(nodes[0]) if not is_moved else ()
+    dim = () if is_moved else _given(nodes[0], "dim")
+    axes = [k for k in (dim if isinstance(dim, (tuple, list)) else (dim,)) if type(k) is int]
     # lanes of an operand run along none of these axes; if there are none, by its shape
     is_down = any(
         not _among(axes, x) if axes else same_ints(x.shape[-1:], result.shape[-1:])
@@ -285,13 +286,6 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
 
 def _lanes(x: torch.Tensor) -> list[int]:
     return [k for k, step in enumerate(x.stride()) if same_ints((step,), (1,))]
-
-
-def _axes(node: fx.Node) -> tuple[int, ...]:
-    """Which axes the call says that it reduces, or goes along."""
-    given = _given(node, "dim")
-    axes = given if isinstance(given, (tuple, list)) else (given,)
-    return tuple(axis for axis in axes if type(axis) is int)
 
 
 def _among(axes: Sequence[int], x: torch.Tensor) -> list[int]:

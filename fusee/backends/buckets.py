@@ -67,7 +67,12 @@ def in_buckets(
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True))
-    if not all("example_value" in node.meta for node in calls) or any(map(_is_open, inputs)):
+    values = [node.meta.get("example_value") for node in inputs]
+    is_open = any(
+        not isinstance(x, Tensor) or any(isinstance(n, torch.SymInt) for n in x.shape)
+        for x in values
+    )
+    if is_open or not all("example_value" in node.meta for node in calls):
         return None
     starts = _starts(calls, output.all_input_nodes, inputs, limits)
     if not starts:
@@ -126,11 +131,6 @@ def _starts(
             starts.append(k)
             size, limit = 0, next(limits)
     return starts
-
-
-def _is_open(node: fx.Node) -> bool:
-    value = node.meta.get("example_value")
-    return not isinstance(value, Tensor) or any(isinstance(s, torch.SymInt) for s in value.shape)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -356,13 +356,9 @@ def store_grad(m: Capturing, fake: torch.Tensor, name: str, value: Any) -> bool:
         return True
     if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
         return False
-    if not _is_data(fake, value):
-        _store_data(m, fake, value)
-    return True
-
-
-def _store_data(m: Capturing, fake: torch.Tensor, value: torch.Tensor) -> None:
-    """`tensor.data = value`: to the program it is the same tensor, with the other one's memory."""
+    if _is_data(fake, value):
+        return True
+    # to the program it is the same tensor, with the other one's memory
     recorder, is_input = m.world.recorder, id(fake) in m.world.inputs
     with torch._C.DisableTorchFunction():
         is_like = (fake.dtype, fake.device) == (value.dtype, value.device)
@@ -379,6 +375,7 @@ def _store_data(m: Capturing, fake: torch.Tensor, value: torch.Tensor) -> None:
         m.world.set_slot(fake, "data", data)
     with torch._C.DisableTorchFunction():
         fake.data = data
+    return True
 
 
 def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:

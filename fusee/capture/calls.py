@@ -433,7 +433,8 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call(m, inner, *args, **kwargs)
     stand = m.policy.replacement(function) or special(function)
     if stand is not None:
-        if symbols.Text in map(type, args) and not _takes_texts(function):
+        knows_texts = function in _TAKE_TEXTS or getattr(function, "__module__", None) == "logging"
+        if symbols.Text in map(type, args) and not knows_texts:
             args = tuple(map(symbols.whole_text, args))
         try:
             return stand(m, *args, **kwargs)
@@ -469,11 +470,6 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     if method is not None:
         return call(m, method, function, *args, **kwargs)
     return call_native(m, function, args, kwargs)
-
-
-def _takes_texts(function: Any) -> bool:
-    """Whether what stands in for a function knows texts with open numbers."""
-    return function in _TAKE_TEXTS or getattr(function, "__module__", None) == "logging"
 
 
 _TAKE_TEXTS = {

@@ -17,7 +17,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ import torch
 from fusee.capture import attributes, containers, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.builtins import handled
-from fusee.capture.bytecode import Bytecode, Instruction, passed, without_ours
+from fusee.capture.bytecode import Bytecode, passed, without_ours
 from fusee.capture.calls import call
 from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, compute
 from fusee.capture.frame import (
@@ -633,11 +633,6 @@ def is_heard(frames: Sequence[Frame], on_its_way: bool = False) -> bool:
     return False
 
 
-def _is_quiet(of_finally: Iterable[Instruction]) -> bool:
-    """Whether a `finally` does nothing that might raise, or that would be left out."""
-    return all(one.name.startswith("LOAD_") or one.name == "STORE_FAST" for one in of_finally)
-
-
 _ENDS = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "RAISE_VARARGS"}
 _BY_VALUES = (IndexError, ValueError, RuntimeError, AssertionError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
@@ -649,7 +644,10 @@ def _takes(f: Frame, first: int, on_its_way: bool) -> bool:
         at = next(k for k in range(at, len(taken)) if taken[k].name in _ENDS)
         if taken[at].name == "RERAISE":
             is_matched = any(one.name == "CHECK_EXC_MATCH" for one in taken[first:at])
-            return on_its_way and not is_matched and not _is_quiet(taken[first + 1 : at])
+            # a `finally` that does nothing which might raise, or would be left out
+            cleanup = taken[first + 1 : at]
+            is_quiet = all(x.name.startswith("LOAD_") or x.name == "STORE_FAST" for x in cleanup)
+            return on_its_way and not is_matched and not is_quiet
         if taken[at].name != "CHECK_EXC_MATCH":
             return True
         asked = taken[at - 1]

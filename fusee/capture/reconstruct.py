@@ -383,7 +383,13 @@ class Rebuild:
             yield from self._exception(x, name, in_c[0])
         for key, item in getattr(x, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
-        for key in _slots(cls):
+        slots: list[str] = []
+        for base in cls.__mro__:
+            names = base.__dict__.get("__slots__", ())
+            slots += [names] if isinstance(names, str) else names
+        for key in slots:
+            if key in ("__dict__", "__weakref__"):
+                continue
             if hasattr(x, key):
                 item = yield getattr(x, key)
                 setattr_ = f"{self.source.python('object')}.__setattr__"
@@ -498,14 +504,6 @@ class Rebuild:
                 self.lines.append(f"{kind}.pop({target}, {name}, None)")
             if value is not DELETED:
                 self.lines.append(f"{kind}.__setitem__({target}, {name}, {self.value(value)})")
-
-
-def _slots(cls: type) -> list[str]:
-    found: list[str] = []
-    for base in cls.__mro__:
-        names = base.__dict__.get("__slots__", ())
-        found += [names] if isinstance(names, str) else list(names)
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
 # ------------------------------------------------------------------------------ makers

@@ -161,14 +161,10 @@ def like(x: Tensor, dtype: torch.dtype) -> Spec:
     """torch.empty_like, which takes 100 us on meta tensors and imports sympy at its first call."""
     if is_contiguous(x):
         return rows(x.shape, dtype)
-    return Spec(x.shape, x.stride() if is_dense(x) else strides(x.shape, _order(x)), dtype)
-
-
-def _order(x: Tensor) -> list[int]:
-    """The axes of `x` from the outermost in, as far as that is certain.
-
-    source   at::infer_dense_strides, aten/src/ATen/ExpandUtils.cpp
-    """
+    if is_dense(x):
+        return Spec(x.shape, x.stride(), dtype)
+    # The axes from the innermost out, as far as that is certain
+    # source   at::infer_dense_strides, aten/src/ATen/ExpandUtils.cpp
     size, stride = x.shape, x.stride()
     order = list(range(x.dim()))[::-1]
     for i in range(1, len(order)):
@@ -182,7 +178,7 @@ def _order(x: Tensor) -> list[int]:
                 place = k
             elif stride[a] < stride[b]:
                 break
-    return order[::-1]
+    return Spec(size, strides(size, order[::-1]), dtype)
 
 
 def expanded(size: Sizes, stride: Sizes, to: Sizes) -> list[Any]:

@@ -106,18 +106,15 @@ def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
 def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
     """Of an operator that goes element by element, the first operand's order before the others'."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    is_drawn = _SEEDED in op.tags
-    dtype = operands[0].dtype if is_drawn else _dtype(op, args, kwargs)
+    dtype = operands[0].dtype
+    if _SEEDED not in op.tags:
+        sorts = map(_sort, (*args, *kwargs.values()))
+        key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
+        if key not in _DTYPES:
+            _DTYPES[key] = on_ones(op, args, kwargs).dtype
+        dtype = _DTYPES[key]
     found = rows(operands[0].shape, dtype) if op in _IN_ROWS else _combined(operands, dtype)
     return found or iterated(map(_lies, operands), dtype)
-
-
-def _dtype(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
-    sorts = map(_sort, (*args, *kwargs.values()))
-    key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
-    if key not in _DTYPES:
-        _DTYPES[key] = on_ones(op, args, kwargs).dtype
-    return _DTYPES[key]
 
 
 _DTYPES: dict[Any, torch.dtype] = {}  # by operator and sorts of operands
@@ -615,16 +612,15 @@ def convolution_spec(size: Sizes, x: Tensor, weight: Tensor, groups: int) -> Spe
         return Spec(size, [*image.stride[:2], image.stride[3]], x.dtype)
     layout = suggested_layout(x)
     layout = suggested_layout(weight) if layout is torch.contiguous_format else layout
-    if layout is torch.channels_last_3d and not _is_onednns(x, weight, groups):
-        layout = torch.contiguous_format
+    if layout is torch.channels_last_3d and x.dtype not in (torch.bfloat16, torch.float16):
+        is_onednns = x.dtype is torch.float32 and (
+            groups > 1
+            or min(weight.shape[-2:]) > 3
+            or bool(x.shape[0] > 1)
+            or bool(math.prod(x.shape[:4]) > 20480)
+        )
+        layout = layout if is_onednns else torch.contiguous_format
     return laid_out(size, x.dtype, layout)
-
-
-def _is_onednns(x: Tensor, weight: Tensor, groups: int) -> bool:
-    if x.dtype is not torch.float32:
-        return x.dtype in (torch.bfloat16, torch.float16)
-    is_large = groups > 1 or min(weight.shape[-2:]) > 3 or bool(x.shape[0] > 1)
-    return is_large or bool(math.prod(x.shape[:4]) > 20480)
 
 
 @RULES.rule("scaled_dot_product_attention")

@@ -178,7 +178,9 @@ class Expr:
         terms: dict[Monomial, int] = {}
         for left, x in self.terms.items():
             for right, y in other.terms.items():
-                mono = _product(left, right)
+                mono = left or right
+                if left and right:
+                    mono = tuple(sorted(left + right, key=lambda atom: atom.key))
                 terms[mono] = terms.get(mono, 0) + x * y
         return collect(terms)
 
@@ -222,14 +224,6 @@ def collect(terms: dict[Monomial, int]) -> Size:
     if len(terms) == 1 and () in terms:
         return terms[()]
     return Expr(terms)
-
-
-def _product(left: Monomial, right: Monomial) -> Monomial:
-    if not left:
-        return right
-    if not right:
-        return left
-    return tuple(sorted(left + right, key=lambda atom: atom.key))
 
 
 def _atom(atom: Atom) -> Expr:
@@ -434,7 +428,21 @@ def _lower(a: Size, steps: Iterator[int]) -> int | None:
             return _lower(coef * (symbol.hi - 1) + rest, steps)
         if falling:
             return None
-    return _interval(a)
+    total = 0
+    for mono, coef in a.terms.items():
+        lo, hi = 1, 1 if not mono else None
+        for position, atom in enumerate(mono):
+            low, high = _atom_range(atom)
+            if low is None or low < 0:
+                return None
+            lo *= low
+            first = position == 0
+            hi = high if first else (None if hi is None or high is None else hi * high)
+        end = lo if coef > 0 else hi
+        if end is None:
+            return None
+        total += coef * end
+    return total
 
 
 _MOST_SCALE = 1 << 20
@@ -460,24 +468,6 @@ def linear_in(a: Expr, symbol: Symbol) -> tuple[Size | None, Size]:
         else:
             rest[mono] = c
     return collect(coef), collect(rest)
-
-
-def _interval(a: Expr) -> int | None:
-    total = 0
-    for mono, coef in a.terms.items():
-        lo, hi = 1, 1 if not mono else None
-        for position, atom in enumerate(mono):
-            low, high = _atom_range(atom)
-            if low is None or low < 0:
-                return None
-            lo *= low
-            first = position == 0
-            hi = high if first else (None if hi is None or high is None else hi * high)
-        end = lo if coef > 0 else hi
-        if end is None:
-            return None
-        total += coef * end
-    return total
 
 
 def _atom_range(atom: Atom) -> tuple[int | None, int | None]:

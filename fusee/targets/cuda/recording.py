@@ -383,23 +383,18 @@ def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor
         return len(mine) + len(left) - 1
     number = next((n for n, y in enumerate(left) if _shared(x, y)), len(left))
     if number == len(left):
-        left.append(_whole(partners))
+        first = partners[0]
+        if any(x.dtype != first.dtype for x in partners):
+            raise RuntimeError("results of different dtypes share memory")
+        starts = [x.storage_offset() for x in partners]
+        ends = [x.storage_offset() + extent(x.shape, x.stride()) for x in partners]
+        left.append(first.as_strided((max(ends) - min(starts),), (1,), min(starts)))
     start = offset - left[number].storage_offset()
     return lambda inputs, fresh: fresh[number].as_strided(size, stride, start)
 
 
 def _shared(x: Tensor, y: Tensor) -> bool:
     return x.numel() > 0 and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
-
-
-def _whole(tensors: Sequence[Tensor]) -> Tensor:
-    """All memory from the first element of some that share it to the last, as one row."""
-    first = tensors[0]
-    if any(x.dtype != first.dtype for x in tensors):
-        raise RuntimeError("results of different dtypes share memory")
-    starts = [x.storage_offset() for x in tensors]
-    ends = [x.storage_offset() + extent(x.shape, x.stride()) for x in tensors]
-    return first.as_strided((max(ends) - min(starts),), (1,), min(starts))
 
 
 def why_launched(plan: Plan) -> str | None:
