@@ -243,16 +243,8 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
         return None
     whole = math.prod(x.shape)
     if rest:
-        kept: list[Any] = [n for n in sizes if not (type(n) is int and n == -1)]
-        # ask whether sizes are equal of which one is the new one's alone, if they are in this call:
-        # a quotient of products would say less of them
-        old = [m for m in x.shape if isinstance(m, torch.SymInt)]
-        for new in kept:
-            is_open = isinstance(new, torch.SymInt)
-            if is_open and not any(same_ints((new,), (m,)) for m in x.shape):
-                like = [m for m in old if _now(m) == _now(new) is not None]
-                if like:
-                    bool(new == like[0])
+        kept = [n for n in sizes if not (type(n) is int and n == -1)]
+        _ask_pairs(kept, x.shape)
         sizes[rest[0]] = whole // math.prod(kept)
     let_be_as_many(x.shape, sizes)
     if math.prod(sizes) != whole:
@@ -275,6 +267,20 @@ def _reshaped(x: Tensor, size: Any) -> Tensor | None:
     if steps is not None:
         return _strided(x, sizes, steps)
     return torch.empty_strided(*rows(sizes, x.dtype)[:2], dtype=x.dtype, device="meta")
+
+
+def _ask_pairs(new: Sizes, old: Sizes) -> None:
+    """Ask whether sizes are equal of which one is the new one's alone, if they are in this call.
+
+    A quotient of products would say less of them.
+    """
+    for n in new:
+        if isinstance(n, torch.SymInt) and not any(same_ints((n,), (m,)) for m in old):
+            like = (
+                m for m in old if isinstance(m, torch.SymInt) and _now(m) == _now(n) is not None
+            )
+            if (found := next(like, None)) is not None:
+                bool(n == found)
 
 
 def _now(n: Any) -> int | None:
