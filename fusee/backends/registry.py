@@ -401,22 +401,22 @@ def _bind_options(
 # ---------------------------------------------------------------------------- engine options
 
 
-def _operators(value: Any) -> frozenset[OpOverload]:
-    """Operators that an option names, of a packet all overloads. raises ValueError"""
-    if not isinstance(value, (list, tuple, set, frozenset)):
-        raise ValueError
-    found: set[OpOverload] = set()
-    for item in value:
-        if not isinstance(item, (OpOverload, OpOverloadPacket)):
-            raise ValueError
-        found.update((item,) if isinstance(item, OpOverload) else overloads(item))
-    return frozenset(found)
-
-
 def operators(help: str, more: Callable[[frozenset[OpOverload]], object] = frozenset) -> Any:
     """The row of an option that names operators; `more` is made of them."""
+
+    def convert(value: Any) -> object:
+        """Of a packet all overloads. raises ValueError"""
+        if not isinstance(value, (list, tuple, set, frozenset)):
+            raise ValueError
+        found: set[OpOverload] = set()
+        for item in value:
+            if not isinstance(item, (OpOverload, OpOverloadPacket)):
+                raise ValueError
+            found.update((item,) if isinstance(item, OpOverload) else overloads(item))
+        return more(frozenset(found))
+
     takes = "a list of operators such as [torch.ops.aten.add.Tensor]"
-    return knob(frozenset(), help, takes=takes, convert=lambda value: more(_operators(value)))
+    return knob(frozenset(), help, takes=takes, convert=convert)
 
 
 @dataclass(frozen=True)

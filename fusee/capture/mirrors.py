@@ -72,7 +72,15 @@ class Mirror:
     def is_changed(self) -> bool:
         if self.copy is None or isinstance(self.obj, set):
             return bool(self.writes or self.tail or self.done)
-        return self.has_moved() or not _same_items(self.copy, self.before)
+        if self.has_moved():
+            return True
+        now, before = self.copy, self.before
+        if isinstance(now, dict):
+            # keys by identity: a tensor may be one, whose == is no answer
+            if [*map(id, now)] != [*map(id, before)]:
+                return True
+            now, before = now.values(), before.values()
+        return len(now) != len(before) or any(x is not y for x, y in zip(now, before))
 
     def has_moved(self) -> bool:
         """Of a deque: whether who goes through it is to hear that it has changed."""
@@ -118,15 +126,6 @@ def read_order(world: Any, x: Any) -> None:
             in_order(world, mirror.obj)
     if id(x) in world.frozen:
         world.fact(EqualsMatch, ResultOf(world.frozen[id(x)], tuple, "the order of "), tuple(x))
-
-
-def _same_items(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        # keys by identity: a tensor may be one, whose == is no answer
-        return [*map(id, a)] == [*map(id, b)] and all(
-            x is y for x, y in zip(a.values(), b.values())
-        )
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
 
 
 def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:

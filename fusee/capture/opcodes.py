@@ -60,8 +60,9 @@ for _name, _test in _TESTS.items():
 
 _JUMPS: dict[str, Opcode] = {
     **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _jump),
-    "GET_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
-    "GET_YIELD_FROM_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
+    **dict.fromkeys(
+        ("GET_ITER", "GET_YIELD_FROM_ITER"), lambda f, i: f.push(f.machine.iterate(f.pop()))
+    ),
     # the machine makes the generator when it calls the function, and starts after this
     "RETURN_GENERATOR": lambda f, i: None,
     "END_SEND": lambda f, i: f.stack.__delitem__(-2),

@@ -210,17 +210,6 @@ def _one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
     return zeros.scatter(-1, x.unsqueeze(-1), 1)
 
 
-def _below(high: Any, wide: Any, offset: Any) -> Any:
-    """How many elements of a matrix are not above a diagonal."""
-    least: Any = torch.sym_min
-    most: Any = torch.sym_max
-    first = least(wide, 1 + offset) if offset > 0 else int(high + offset > 0)
-    last = most(0, least(wide, high + offset))
-    sloped = last - first + 1
-    full = most(0, most(0, least(high, high + offset)) - sloped)
-    return (first + last) * sloped // 2 + full * wide
-
-
 def _triangle(of_known: Callable[..., Tensor], is_upper: bool) -> Callable[..., Tensor]:
     """Of torch.tril_indices and torch.triu_indices."""
 
@@ -230,7 +219,15 @@ def _triangle(of_known: Callable[..., Tensor], is_upper: bool) -> Callable[..., 
         dtype, device = named.pop("dtype", torch.int64), named.get("device")
         mask = torch.arange(col, device=device) - torch.arange(row, device=device).unsqueeze(1)
         inside: Tensor = mask >= offset if is_upper else mask <= offset
-        count = _below(row, col, offset - 1 if is_upper else offset)
+        # how many elements are not above a diagonal
+        least: Any = torch.sym_min
+        most: Any = torch.sym_max
+        diagonal = offset - 1 if is_upper else offset
+        first = least(col, 1 + diagonal) if diagonal > 0 else int(row + diagonal > 0)
+        last = most(0, least(col, row + diagonal))
+        sloped = last - first + 1
+        full = most(0, most(0, least(row, row + diagonal)) - sloped)
+        count = (first + last) * sloped // 2 + full * col
         count = row * col - count if is_upper else count
         found = inside.nonzero_static(size=count if count != 0 else 0)
         return found.t().contiguous().to(dtype)

@@ -20,7 +20,7 @@ import threading
 import time
 import types
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -55,24 +55,22 @@ def content_key(*parts: str | bytes | Tensor | None) -> str:
 
     Tensors are digested in pieces side by side; SHA-256, for which processors have instructions.
     """
-    pieces = [piece for part in parts for piece in _pieces(part)]
+    pieces: list[bytes | memoryview] = []
+    for part in parts:
+        if not isinstance(part, Tensor):
+            pieces.append(part if isinstance(part, bytes) else str(part).encode())
+            continue
+        x = part.detach()
+        pieces.append(f"{x.dtype} {tuple(x.shape)} {tuple(x.stride())}".encode())
+        if x.numel():
+            content = x.contiguous().view(-1).view(torch.uint8).numpy().data
+            pieces += (content[k : k + _PIECE] for k in range(0, len(content), _PIECE))
     if any(isinstance(part, Tensor) for part in parts):
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             digests = list(pool.map(_digest, pieces))
     else:
         digests = list(map(_digest, pieces))
     return _digest(b"".join(digests)).hex()[:40]
-
-
-def _pieces(part: str | bytes | Tensor | None) -> Iterator[bytes | memoryview]:
-    if not isinstance(part, Tensor):
-        yield part if isinstance(part, bytes) else str(part).encode()
-        return
-    x = part.detach()
-    yield f"{x.dtype} {tuple(x.shape)} {tuple(x.stride())}".encode()
-    if x.numel():
-        content = x.contiguous().view(-1).view(torch.uint8).numpy().data
-        yield from (content[k : k + _PIECE] for k in range(0, len(content), _PIECE))
 
 
 def _digest(content: bytes | memoryview) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -341,17 +342,12 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
     if kind == "double":
         return _hexadecimal(float(value))
     if kind == "float":
-        # through float32, for literals that lowering gave in full precision
-        return _hexadecimal(_to_float32(float(value)))
+        try:  # through float32, for literals that lowering gave in full precision
+            return _hexadecimal(*struct.unpack("<f", struct.pack("<f", float(value))))
+        except OverflowError:
+            return _hexadecimal(math.copysign(math.inf, value))
     wide = int(value)
     return str(wide)
-
-
-def _to_float32(value: float) -> float:
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
 
 
 def _hexadecimal(value: float) -> str:

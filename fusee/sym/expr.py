@@ -35,6 +35,10 @@ class Atom:
     def key(self) -> str:
         raise NotImplementedError
 
+    @property
+    def expr(self) -> Expr:
+        return Expr({(self,): 1})
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -80,10 +84,6 @@ class Symbol(Atom):
     @property
     def key(self) -> str:
         return self.name
-
-    @property
-    def expr(self) -> Expr:
-        return Expr({(self,): 1})
 
 
 class Call(Atom):
@@ -226,10 +226,6 @@ def collect(terms: dict[Monomial, int]) -> Size:
     return Expr(terms)
 
 
-def _atom(atom: Atom) -> Expr:
-    return Expr({(atom,): 1})
-
-
 # ------------------------------------------------------------------------------ division
 
 
@@ -301,7 +297,7 @@ def floordiv(a: Size, b: Size) -> Size:
         inner = only_atom(rest - more)
         if isinstance(inner, Call) and inner.op == "//" and isinstance(inner.b, int):
             return quotient + floordiv(inner.a + more * inner.b, inner.b * b)
-    return quotient + _atom(Call("//", rest, b))
+    return quotient + Call("//", rest, b).expr
 
 
 def mod(a: Size, b: Size) -> Size:
@@ -317,7 +313,7 @@ def mod(a: Size, b: Size) -> Size:
         for mono, coef in _terms(rest):
             atom = mono[0] if len(mono) == 1 else None
             if coef < 0 and isinstance(atom, Call) and atom.op == "%" and divides(b, atom.b):
-                return mod(rest + coef * (atom.a - _atom(atom)), b)
+                return mod(rest + coef * (atom.a - atom.expr), b)
         if (even := _made_even(rest)) is not rest:
             return mod(even, b)
         if _is_falling(rest):  # what a size lacks of a multiple: with the size it is one
@@ -326,7 +322,7 @@ def mod(a: Size, b: Size) -> Size:
         if low is not None:
             g, high, tail = low
             return g * mod(high, b // g) + tail
-    return _atom(Call("%", rest, b))
+    return Call("%", rest, b).expr
 
 
 def _made_even(a: Size) -> Size:
@@ -334,7 +330,7 @@ def _made_even(a: Size) -> Size:
     for mono, coef in _terms(a):
         atom = mono[0] if len(mono) == 1 else None
         if isinstance(atom, Call) and atom.op == "%" and atom.b == 2:
-            more = 2 * floordiv(atom.a + 1, 2) - atom.a - _atom(atom)
+            more = 2 * floordiv(atom.a + 1, 2) - atom.a - atom.expr
             changed = a + coef * more
             if len([*_terms(changed)]) < len([*_terms(a)]):
                 return changed
@@ -360,7 +356,7 @@ def minimum(a: Size, b: Size) -> Size:
         return a
     if known_ge(a, b):
         return b
-    return _atom(Call("min", a, b))
+    return Call("min", a, b).expr
 
 
 def maximum(a: Size, b: Size) -> Size:
@@ -368,19 +364,19 @@ def maximum(a: Size, b: Size) -> Size:
         return b
     if known_ge(a, b):
         return a
-    return _atom(Call("max", a, b))
+    return Call("max", a, b).expr
 
 
 def common_bits(a: Size, b: Size) -> Size:
     """a & b of what is not negative."""
     if isinstance(a, int) and isinstance(b, int):
         return a & b
-    return _atom(Call("&", a, b))
+    return Call("&", a, b).expr
 
 
 def power_of_two(exponent: Size) -> Size:
     """1 << exponent, for exponents from 0 to 62."""
-    return 1 << exponent if isinstance(exponent, int) else _atom(Call("<<", 1, exponent))
+    return 1 << exponent if isinstance(exponent, int) else Call("<<", 1, exponent).expr
 
 
 # ------------------------------------------------------------------------------ facts
@@ -400,7 +396,7 @@ def lower_bound(a: Size) -> int | None:
         atom = mono[0] if len(mono) == 1 else None
         if isinstance(atom, Call) and atom.op == "//" and isinstance(b := atom.b, int):
             least = atom.a - (b - 1) if coef > 0 else atom.a
-            total = b * (total - scale * coef * _atom(atom)) + scale * coef * least
+            total = b * (total - scale * coef * atom.expr) + scale * coef * least
             scale *= b
     low = _lower(total, iter(range(_MOST_STEPS))) if 1 < scale < _MOST_SCALE else None
     return None if low is None else -(-low // scale)
@@ -627,7 +623,8 @@ def _with_atoms(a: Size, known: Mapping[Atom, Size]) -> Size:
             continue
         term: Size = coef
         for atom in mono:
-            term = term * (known[atom] if atom in known else _atom(atom))
+            found = known.get(atom)
+            term = term * (atom.expr if found is None else found)
         for factors, count in _terms(term):
             terms[factors] = terms.get(factors, 0) + count
     return collect(terms)

@@ -451,25 +451,17 @@ def upcast(edit: Editor) -> None:
     if is_native(torch.bfloat16) and is_native(torch.float16):
         return
     known: dict[fx.Node, fx.Node] = {}
+    attention = aten.scaled_dot_product_attention.default
+    targets = {*_PRODUCTS, aten.convolution.default, attention}
     for node in list(edit.graph.nodes):
-        if node.op == "call_function" and _wins(edit, node):
+        if node.target not in targets or is_native(dtype := val(node).dtype):
+            continue
+        # the bfloat16 kernel of attention in ATen is vectorised, that of float16 is not
+        if node.target is attention and dtype is not torch.float16:
+            continue
+        rows = _PRODUCTS.get(node.target)
+        if rows is None or math.prod(edit.hints(node)[rows]) >= LEAST_ROWS:
             _rewrite(edit, node, known)
-
-
-def _wins(edit: Editor, node: fx.Node) -> bool:
-    target = node.target
-    is_conv = target is aten.convolution.default
-    is_attention = target is aten.scaled_dot_product_attention.default
-    if not (is_conv or is_attention or target in _PRODUCTS):
-        return False
-    dtype = val(node).dtype
-    if is_native(dtype):
-        return False
-    if is_conv:
-        return True
-    if is_attention:
-        return dtype is torch.float16  # the bfloat16 kernel of ATen is vectorised, this one is not
-    return math.prod(edit.hints(node)[_PRODUCTS[target]]) >= LEAST_ROWS
 
 
 def _rewrite(edit: Editor, node: fx.Node, known: dict[fx.Node, fx.Node]) -> None:

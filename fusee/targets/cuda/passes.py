@@ -100,7 +100,9 @@ def _on_tensor_cores(edit: Editor) -> list[fx.Node]:
         return []
     dtypes = (*_HALVES, *([torch.float32] if torch.backends.cudnn.allow_tf32 else []))
     images = [node for node in edit.calls(aten.convolution.default) if val(node).dim() == 4]
-    if any(_is_grouped(node) for node in images):
+    weights: list[Any] = [node.args[1] for node in images]
+    grouped = (node.args[8] != 1 and val(w).shape[1] != 1 for node, w in zip(images, weights))
+    if any(grouped):  # in groups of several channels
         return []
     return [node for node in images if not node.args[6] and val(node).dtype in dtypes]
 
@@ -152,13 +154,6 @@ def _as_images(x: Any) -> Any:
     if x is None or x.dim() != 4:
         return x
     return torch.empty_like(x, memory_format=torch.channels_last)
-
-
-def _is_grouped(node: fx.Node) -> bool:
-    """Whether it has groups of several channels."""
-    weight = node.args[1]
-    assert isinstance(weight, fx.Node)
-    return bool(node.args[8] != 1 and val(weight).shape[1] != 1)
 
 
 def heads_of_groups(edit: Editor) -> None:
