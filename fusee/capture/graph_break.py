@@ -235,25 +235,18 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
         "data is not allocated yet|Cannot access data p|data-independent impl", text
     ):
         return GraphBreak(f"{getattr(error, 'func', None) or name} {VALUE}", KEEP_ON_DEVICE)
-    operator = _without_fake(error)
-    if operator is None:
+    if isinstance(error, UnsupportedOperatorException):  # nobody knows results before it runs
+        operator = _op_of(error.func) or str(error.func)
+    elif isinstance(error, NotImplementedError) or "no fake impl registered" in text:
+        found = re.search(r"\w+::\w+", text)
+        operator = found[0] if found else ""
+    else:
         return None
     operator = _op_of(function) or operator or name
     remedy = ""
     if "::" in operator and operator.partition("::")[0] not in _TORCHS:
         remedy = f"torch.library.register_fake({operator!r}) says what they look like"
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
-
-
-def _without_fake(error: Exception) -> str | None:
-    """The operator whose results nobody knows before it runs, if that is what an error says."""
-    if isinstance(error, UnsupportedOperatorException):
-        return _op_of(error.func) or str(error.func)
-    text = str(error)
-    if isinstance(error, NotImplementedError) or "no fake impl registered" in text:
-        found = re.search(r"\w+::\w+", text)
-        return found[0] if found else ""
-    return None
 
 
 def _op_of(function: Any) -> str | None:

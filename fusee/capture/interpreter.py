@@ -595,19 +595,15 @@ def raising_truth(program: Bytecode, at: int) -> bool | None:
     if jump.target < 0 or not jump.name.endswith(("IF_TRUE", "IF_FALSE")):
         return None
     sides = {jump.name.endswith("IF_TRUE"): jump.target, jump.name.endswith("IF_FALSE"): at + 1}
-    found = [truth for truth, index in sides.items() if _raises(program, index)]
+    found = []
+    for truth, index in sides.items():
+        for one in program.instructions[index:]:
+            is_raise = one.name == "RAISE_VARARGS"
+            # StopIteration is not an error to whoever asks for more
+            if is_raise or one.value == "StopIteration" or any(x in one.name for x in _LEAVING):
+                found += [truth] if is_raise else []
+                break
     return found[0] if len(found) == 1 else None
-
-
-def _raises(program: Bytecode, index: int) -> bool:
-    for instruction in program.instructions[index:]:
-        if instruction.name == "RAISE_VARARGS":
-            return True
-        if any(part in instruction.name for part in _LEAVING):
-            return False
-        if instruction.value == "StopIteration":  # not an error to whoever asks for more
-            return False
-    return False
 
 
 def is_heard(frames: Sequence[Frame], on_its_way: bool = False) -> bool:

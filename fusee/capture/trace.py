@@ -458,7 +458,10 @@ def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
     is_plain = type(captured) is Captured and not (captured.eager or captured.passing)
     if not is_plain or replace(captured.place, function=function) != place:
         return None
-    if captured.conditions != state_conditions() or _names_its_own(captured.graph):
+    # functions made for a graph may know of its module
+    nodes = () if captured.graph is None else captured.graph.graph.nodes
+    is_all_calls = not any(n.op == "get_attr" or hasattr(n.target, BODY) for n in nodes)
+    if captured.conditions != state_conditions() or not is_all_calls:
         return None
     instead: dict[int, torch.nn.Module] = {}  # by id of the other's
     origins: dict[Origin, Origin] = {}
@@ -499,9 +502,3 @@ def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
         captured, place=place, facts=facts, names=names, inputs=inputs, examples=examples,
         symbols=symbols,
     )  # fmt: skip
-
-
-def _names_its_own(graph: fx.GraphModule | None) -> bool:
-    """Whether a graph holds more than calls: functions made for it may know of its module."""
-    nodes = () if graph is None else graph.graph.nodes
-    return any(node.op == "get_attr" or hasattr(node.target, BODY) for node in nodes)

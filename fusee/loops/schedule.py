@@ -238,19 +238,14 @@ def _suits(found: Accesses, axis: Symbol, wide: int) -> float:
         if not is_memory:
             continue
         parts = coefficient(index, axis)
-        if parts is None or _is_picked(index, axis):
+        read = (v for v in walk(payloads(index)) if v.op in ("load", "index"))
+        if parts is None or any(axis in symbols(index_of(v)) for v in read):
             bad += 2 * weight
         elif parts[0] == 1:
             good += weight
         elif parts[0] != 0:
             bad += weight
     return (good - 2 * bad) / max(good + bad, 1.0) + min(hint(axis.hi) / wide, 1.0)
-
-
-def _is_picked(index: Size, axis: Symbol) -> bool:
-    """Whether numbers that are read along the axis are part of an index."""
-    found = walk(payloads(index))
-    return any(axis in symbols(index_of(v)) for v in found if v.op in ("load", "index"))
 
 
 def _choose_lanes(kernel: Kernel, phases: Sequence[Accesses], wide: int) -> Symbol | None:
