@@ -9,6 +9,7 @@ the answer holds for sizes that are open, too.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -211,14 +212,11 @@ def _both(a: Element, b: Element) -> Element:
     raise _NotFollowed
 
 
-def _calculated(function: Callable[..., Any]) -> Callable[..., Element]:
-    def run(a: Element, b: Element) -> Element:
-        if isinstance(a, Expr) or isinstance(b, Expr):
-            if not (_is_size(a) and _is_size(b)):
-                raise _NotFollowed
-        return _mapped(function, a, b)
-
-    return run
+def _calculated(function: Callable[..., Any], a: Element, b: Element) -> Element:
+    if isinstance(a, Expr) or isinstance(b, Expr):
+        if not (_is_size(a) and _is_size(b)):
+            raise _NotFollowed
+    return _mapped(function, a, b)
 
 
 # ------------------------------------------------------------------------------ rules
@@ -249,10 +247,10 @@ def _not(x: Element) -> Element:
     return _mapped(operator.not_, x)
 
 
-_rule_of_elements(["add"], _calculated(operator.add))
-_rule_of_elements(["sub"], _calculated(operator.sub))
-_rule_of_elements(["mul"], _calculated(operator.mul))
-_rule_of_elements(["rsub"], _calculated(lambda a, b: b - a))
+_rule_of_elements(["add"], functools.partial(_calculated, operator.add))
+_rule_of_elements(["sub"], functools.partial(_calculated, operator.sub))
+_rule_of_elements(["mul"], functools.partial(_calculated, operator.mul))
+_rule_of_elements(["rsub"], functools.partial(_calculated, lambda a, b: b - a))
 for _name in ("ge", "gt", "le", "lt", "eq", "ne"):
     _rule_of_elements([_name], lambda a, b, name=_name: _compared(name, a, b))
 _rule_of_elements(["__and__", "bitwise_and", "logical_and"], _both)
@@ -292,15 +290,12 @@ def _typed(dtype: torch.dtype) -> Callable[[Any], Any]:
     return bool if dtype is torch.bool else float if dtype.is_floating_point else int
 
 
-def _fill(value: int) -> Callable[..., Element]:
-    def rule(f: _Followed, node: fx.Node, index: Index) -> Element:
-        return _typed(val(node).dtype)(value)
-
-    return rule
+def _fill(value: int, f: _Followed, node: fx.Node, index: Index) -> Element:
+    return _typed(val(node).dtype)(value)
 
 
-_RULES.rule(*_overloads("ones", "new_ones", "ones_like"))(_fill(1))
-_RULES.rule(*_overloads("zeros", "new_zeros", "zeros_like"))(_fill(0))
+_RULES.rule(*_overloads("ones", "new_ones", "ones_like"))(functools.partial(_fill, 1))
+_RULES.rule(*_overloads("zeros", "new_zeros", "zeros_like"))(functools.partial(_fill, 0))
 
 
 @_RULES.rule("_to_copy")

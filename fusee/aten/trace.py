@@ -637,7 +637,9 @@ def start(
     twins = Twins(mode or (fake_mode() if with_devices else None), env)
     b = Builder(twins, None if mode is None else to_size)
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)
-    tracer = kind(b, _policy(keep, decompositions), opaque_rule, inputs.lift, inputs.device)
+    tracer = kind(
+        b, functools.partial(_policy, keep, decompositions), opaque_rule, inputs.lift, inputs.device
+    )
     return tracer, inputs
 
 
@@ -651,29 +653,24 @@ def _whatever_it_holds(op: OpOverload) -> Rule | None:
     return None if _NEEDS_VALUES.isdisjoint(op.tags) else _read_sizes
 
 
-def _policy(
-    keep: Callable[[OpOverload], bool], table: Table | None
-) -> Callable[[OpOverload], Rule]:
-    def policy(op: OpOverload) -> Rule:
-        if (rule := _whatever_it_holds(op)) is not None:
-            return rule
-        shares = any(r.alias_info is not None for r in op._schema.returns)
-        if (keep(op) or (may_raise(op) and not is_composite(op))) and not shares:
-            return Tracer.record
-        if op in CANONICAL:
-            return CANONICAL[op]
-        if table is not None and op in table:
-            return _decompose(table[op])
-        if is_composite(op):
-            return Tracer.composite
-        if op_name(op).startswith("aten::_foreach_") and is_explicit(op):
-            return Tracer.explicit
-        function = decomposition(op)
-        if function is None and shares:
-            return _refuse_view
-        return Tracer.record if function is None else _decompose(function)
-
-    return policy
+def _policy(keep: Callable[[OpOverload], bool], table: Table | None, op: OpOverload) -> Rule:
+    if (rule := _whatever_it_holds(op)) is not None:
+        return rule
+    shares = any(r.alias_info is not None for r in op._schema.returns)
+    if (keep(op) or (may_raise(op) and not is_composite(op))) and not shares:
+        return Tracer.record
+    if op in CANONICAL:
+        return CANONICAL[op]
+    if table is not None and op in table:
+        return _decompose(table[op])
+    if is_composite(op):
+        return Tracer.composite
+    if op_name(op).startswith("aten::_foreach_") and is_explicit(op):
+        return Tracer.explicit
+    function = decomposition(op)
+    if function is None and shares:
+        return _refuse_view
+    return Tracer.record if function is None else _decompose(function)
 
 
 @functools.cache

@@ -160,8 +160,8 @@ def bind(
     run      runs `aten`, writes included
     spread   whether it takes the inputs as arguments, not in a list
     """
-    guarded = _guard(gm, aten, {mutation.index for mutation in aten.mutations}, report)
-    return guarded(returning(aten, run, spread=spread, module=gm))
+    call = returning(aten, run, spread=spread, module=gm)
+    return _guard(gm, aten, {mutation.index for mutation in aten.mutations}, report, call)
 
 
 def bind_split(
@@ -202,19 +202,15 @@ def bind_split(
         rebinds=joint.rebinds,
         detached=joint.detached,
     )
-    return _guard(gm, aten, joint.written, report)(call)
+    return _guard(gm, aten, joint.written, report, call)
 
 
 def _guard(
-    gm: fx.GraphModule, aten: AtenGraph, written: Collection[int], report: Report
-) -> Callable[[Call], Call]:
-    """What puts the checks of this file around a call."""
-
-    def guarded(call: Call) -> Call:
-        call = _of_these_sizes(gm, call, aten, report)
-        return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
-
-    return guarded
+    gm: fx.GraphModule, aten: AtenGraph, written: Collection[int], report: Report, call: Call
+) -> Call:
+    """A call with the checks of this file around it."""
+    call = _of_these_sizes(gm, call, aten, report)
+    return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
 
 
 # ---------------------------------------------------------------------------- sizes

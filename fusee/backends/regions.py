@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -667,15 +668,12 @@ def _arange(node: fx.Node) -> Interval | None:
     return start[0], maximum(start[1], end[1] - 1)
 
 
-def _sums(sign: int) -> Callable[[fx.Node], Interval | None]:
-    def rule(node: fx.Node) -> Interval | None:
-        a, b = map(interval, node.args[:2])
-        alpha = arguments(node)["alpha"]
-        if a is None or b is None or not isinstance(alpha, int):
-            return None
-        return _between(x + sign * alpha * y for x in a for y in b)
-
-    return rule
+def _sums(sign: int, node: fx.Node) -> Interval | None:
+    a, b = map(interval, node.args[:2])
+    alpha = arguments(node)["alpha"]
+    if a is None or b is None or not isinstance(alpha, int):
+        return None
+    return _between(x + sign * alpha * y for x in a for y in b)
 
 
 @_RULES.rule("mul.Tensor mul.Scalar")
@@ -733,8 +731,8 @@ _RULES.update(
         (lambda node: interval(node.args[2]), "new_full"),
         (lambda node: (0, 0), "zeros_like"),
         (lambda node: (1, 1), "ones_like"),
-        (_sums(1), "add.Tensor add.Scalar"),
-        (_sums(-1), "sub.Tensor"),
+        (functools.partial(_sums, 1), "add.Tensor add.Scalar"),
+        (functools.partial(_sums, -1), "sub.Tensor"),
         (lambda node: _hull([(0, 0), interval(node.args[0])]), "tril triu"),
     )
 )

@@ -210,29 +210,32 @@ def _one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
     return zeros.scatter(-1, x.unsqueeze(-1), 1)
 
 
-def _triangle(of_known: Callable[..., Tensor], is_upper: bool) -> Callable[..., Tensor]:
+def _triangle(
+    of_known: Callable[..., Tensor],
+    is_upper: bool,
+    row: Any,
+    col: Any,
+    offset: Any = 0,
+    **named: Any,
+) -> Tensor:
     """Of torch.tril_indices and torch.triu_indices."""
-
-    def indices(row: Any, col: Any, offset: Any = 0, **named: Any) -> Tensor:
-        if type(row) is type(col) is type(offset) is int:
-            return of_known(row, col, offset, **named)
-        dtype, device = named.pop("dtype", torch.int64), named.get("device")
-        mask = torch.arange(col, device=device) - torch.arange(row, device=device).unsqueeze(1)
-        inside: Tensor = mask >= offset if is_upper else mask <= offset
-        # how many elements are not above a diagonal
-        least: Any = torch.sym_min
-        most: Any = torch.sym_max
-        diagonal = offset - 1 if is_upper else offset
-        first = least(col, 1 + diagonal) if diagonal > 0 else int(row + diagonal > 0)
-        last = most(0, least(col, row + diagonal))
-        sloped = last - first + 1
-        full = most(0, most(0, least(row, row + diagonal)) - sloped)
-        count = (first + last) * sloped // 2 + full * col
-        count = row * col - count if is_upper else count
-        found = inside.nonzero_static(size=count if count != 0 else 0)
-        return found.t().contiguous().to(dtype)
-
-    return indices
+    if type(row) is type(col) is type(offset) is int:
+        return of_known(row, col, offset, **named)
+    dtype, device = named.pop("dtype", torch.int64), named.get("device")
+    mask = torch.arange(col, device=device) - torch.arange(row, device=device).unsqueeze(1)
+    inside: Tensor = mask >= offset if is_upper else mask <= offset
+    # how many elements are not above a diagonal
+    least: Any = torch.sym_min
+    most: Any = torch.sym_max
+    diagonal = offset - 1 if is_upper else offset
+    first = least(col, 1 + diagonal) if diagonal > 0 else int(row + diagonal > 0)
+    last = most(0, least(col, row + diagonal))
+    sloped = last - first + 1
+    full = most(0, most(0, least(row, row + diagonal)) - sloped)
+    count = (first + last) * sloped // 2 + full * col
+    count = row * col - count if is_upper else count
+    found = inside.nonzero_static(size=count if count != 0 else 0)
+    return found.t().contiguous().to(dtype)
 
 
 @IN_OTHERS.rule(torch.repeat_interleave, Tensor.repeat_interleave)
@@ -745,8 +748,8 @@ IN_OTHERS.update(
             (torch.sgn, torch.Tensor.sgn),
             lambda input: (torch.sgn if input.is_complex() else torch.sign)(input),
         ),
-        torch.tril_indices: _triangle(torch.tril_indices, False),
-        torch.triu_indices: _triangle(torch.triu_indices, True),
+        torch.tril_indices: functools.partial(_triangle, torch.tril_indices, False),
+        torch.triu_indices: functools.partial(_triangle, torch.triu_indices, True),
     }
 )
 FORMS.update(IN_OTHERS)

@@ -6,6 +6,7 @@ returns None, or raises Unsure, torch is to say what comes out, or what is wrong
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from fusee.fake.layouts import (
     view_strides,
 )
 from fusee.fake.open_composites import COMPOSITES as COMPOSITES  # what capture reads
-from fusee.fake.rules import RULES, Found, Op, Rule, columns, pooled, reduced
+from fusee.fake.rules import RULES, Found, Op, columns, pooled, reduced
 from fusee.source import OpRules, overload, overloads
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 from fusee.sym.symint import same_ints
@@ -414,37 +415,33 @@ def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Sequence[int], unroll_dim
     return rows([n for k, n in enumerate(broadcast(*shapes)) if k not in gone], a.dtype)
 
 
-def _fractional_max_pool(axes: int) -> Rule:
-    def rule(x: Tensor, kernel: Sizes, size: Sizes, samples: Tensor) -> Found:
-        fits = x.dim() - axes in (1, 2) and len(kernel) == len(size) == axes
-        inner = zip(x.shape[-axes:], kernel, size)
-        if not fits or is_empty(x) or not all(n >= k + m - 1 for n, k, m in inner):
-            return None
-        lead = x.shape[:1] if x.dim() == axes + 2 else (1,)
-        if not equal(samples.shape, [*lead, x.shape[-axes - 1], axes]):
-            return None
-        made = [*x.shape[:-axes], *size]
-        return rows(made, x.dtype), rows(made, torch.int64)
-
-    return rule
-
-
-def _adaptive_max_pool(axes: int) -> Rule:
-    def rule(x: Tensor, size: Sizes) -> Found:
-        if x.dim() - axes not in (1, 2) or len(size) != axes or is_empty(x):
-            return None
-        if not is_row_major(x) or known((*x.shape, *size)):
-            return None
-        made = [*x.shape[:-axes], *size]
-        return rows(made, x.dtype), rows(made, torch.int64)
-
-    return rule
+def _fractional_max_pool(
+    axes: int, x: Tensor, kernel: Sizes, size: Sizes, samples: Tensor
+) -> Found:
+    fits = x.dim() - axes in (1, 2) and len(kernel) == len(size) == axes
+    inner = zip(x.shape[-axes:], kernel, size)
+    if not fits or is_empty(x) or not all(n >= k + m - 1 for n, k, m in inner):
+        return None
+    lead = x.shape[:1] if x.dim() == axes + 2 else (1,)
+    if not equal(samples.shape, [*lead, x.shape[-axes - 1], axes]):
+        return None
+    made = [*x.shape[:-axes], *size]
+    return rows(made, x.dtype), rows(made, torch.int64)
 
 
-RULES.rule("fractional_max_pool2d")(_fractional_max_pool(2))
-RULES.rule("fractional_max_pool3d")(_fractional_max_pool(3))
-RULES.rule("adaptive_max_pool2d")(_adaptive_max_pool(2))
-RULES.rule("adaptive_max_pool3d")(_adaptive_max_pool(3))
+def _adaptive_max_pool(axes: int, x: Tensor, size: Sizes) -> Found:
+    if x.dim() - axes not in (1, 2) or len(size) != axes or is_empty(x):
+        return None
+    if not is_row_major(x) or known((*x.shape, *size)):
+        return None
+    made = [*x.shape[:-axes], *size]
+    return rows(made, x.dtype), rows(made, torch.int64)
+
+
+RULES.rule("fractional_max_pool2d")(functools.partial(_fractional_max_pool, 2))
+RULES.rule("fractional_max_pool3d")(functools.partial(_fractional_max_pool, 3))
+RULES.rule("adaptive_max_pool2d")(functools.partial(_adaptive_max_pool, 2))
+RULES.rule("adaptive_max_pool3d")(functools.partial(_adaptive_max_pool, 3))
 
 
 @RULES.rule("avg_pool3d")

@@ -261,15 +261,12 @@ RULES.rule("sum")(_sum_like(False, False))
 RULES.rule("mean")(_sum_like(True, False))
 
 
-def _extreme(gives: torch.dtype | None) -> Rule:
-    def rule(x: Tensor, axes: Any = None, keep: bool = False) -> Found:
-        return None if is_empty(x) else rows(reduced(x, axes, keep), gives or x.dtype)
-
-    return rule
+def _extreme(gives: torch.dtype | None, x: Tensor, axes: Any = None, keep: bool = False) -> Found:
+    return None if is_empty(x) else rows(reduced(x, axes, keep), gives or x.dtype)
 
 
-RULES.rule("amax amin")(_extreme(None))
-RULES.rule("argmax argmin")(_extreme(torch.int64))
+RULES.rule("amax amin")(functools.partial(_extreme, None))
+RULES.rule("argmax argmin")(functools.partial(_extreme, torch.int64))
 
 
 @RULES.rule("cumsum")
@@ -369,20 +366,17 @@ def _to_copy(x: Any, **kwargs: Any) -> Found:
     return like(x, kwargs.get("dtype") or x.dtype)
 
 
-def _of_one(is_like: bool) -> Rule:
-    def rule(x: Tensor, *args: Any, **kwargs: Any) -> Found:
-        if kwargs.get("device") not in (None, x.device):
-            return None
-        if not {*kwargs} <= {"dtype", "device", "pin_memory"}:
-            return None
-        dtype = kwargs.get("dtype") or x.dtype
-        return like(x, dtype) if is_like else rows(args[0], dtype)
-
-    return rule
+def _of_one(is_like: bool, x: Tensor, *args: Any, **kwargs: Any) -> Found:
+    if kwargs.get("device") not in (None, x.device):
+        return None
+    if not {*kwargs} <= {"dtype", "device", "pin_memory"}:
+        return None
+    dtype = kwargs.get("dtype") or x.dtype
+    return like(x, dtype) if is_like else rows(args[0], dtype)
 
 
-RULES.rule("empty_like zeros_like ones_like full_like")(_of_one(is_like=True))
-RULES.rule("new_empty new_zeros new_ones new_full")(_of_one(is_like=False))
+RULES.rule("empty_like zeros_like ones_like full_like")(functools.partial(_of_one, True))
+RULES.rule("new_empty new_zeros new_ones new_full")(functools.partial(_of_one, False))
 
 
 @RULES.rule("native_dropout")
@@ -452,22 +446,19 @@ def columns(x: Tensor) -> Spec:
 # ---------------------------------------------------------------------------- normalisation
 
 
-def _nll_loss(rank: int) -> Rule:
-    def rule(
-        x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
-    ) -> Found:
-        size = (x.shape[0], *x.shape[2:])
-        if x.dim() != rank or not equal(target.shape, size):
-            return None
-        if weight is not None and not equal(weight.shape, x.shape[1:2]):
-            return None
-        return rows(() if reduction else size, x.dtype), rows((), x.dtype)
-
-    return rule
+def _nll_loss(
+    rank: int, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+) -> Found:
+    size = (x.shape[0], *x.shape[2:])
+    if x.dim() != rank or not equal(target.shape, size):
+        return None
+    if weight is not None and not equal(weight.shape, x.shape[1:2]):
+        return None
+    return rows(() if reduction else size, x.dtype), rows((), x.dtype)
 
 
-RULES.rule("nll_loss_forward")(_nll_loss(2))
-RULES.rule("nll_loss2d_forward")(_nll_loss(4))
+RULES.rule("nll_loss_forward")(functools.partial(_nll_loss, 2))
+RULES.rule("nll_loss2d_forward")(functools.partial(_nll_loss, 4))
 
 
 @RULES.rule("_softmax _log_softmax _safe_softmax")
@@ -541,28 +532,24 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Found:
     return rows((*x.shape[:-1], *weight.shape[:-1]), x.dtype)
 
 
-def _product(rank: int) -> Rule:
+def _product(rank: int, *args: Any, **_: Any) -> Found:
     """Of matrix products, with a summand or without."""
-
-    def rule(*args: Any, **_: Any) -> Found:
-        *summand, a, b = args
-        if not a.dim() == b.dim() == rank or any(x.dtype != a.dtype for x in args):
+    *summand, a, b = args
+    if not a.dim() == b.dim() == rank or any(x.dtype != a.dtype for x in args):
+        return None
+    shared = (*a.shape[:-2], a.shape[-1])
+    let_be_equal(shared, b.shape[:-1])
+    if not equal(shared, b.shape[:-1]):
+        return None
+    size = (*a.shape[:-1], b.shape[-1])
+    for c in summand:
+        if c.dim() > rank or not equal(broadcast(c.shape, size), size):
             return None
-        shared = (*a.shape[:-2], a.shape[-1])
-        let_be_equal(shared, b.shape[:-1])
-        if not equal(shared, b.shape[:-1]):
-            return None
-        size = (*a.shape[:-1], b.shape[-1])
-        for c in summand:
-            if c.dim() > rank or not equal(broadcast(c.shape, size), size):
-                return None
-        return rows(size, a.dtype)
-
-    return rule
+    return rows(size, a.dtype)
 
 
-RULES.rule("mm addmm")(_product(2))
-RULES.rule("bmm baddbmm")(_product(3))
+RULES.rule("mm addmm")(functools.partial(_product, 2))
+RULES.rule("bmm baddbmm")(functools.partial(_product, 3))
 
 
 @RULES.rule("convolution")

@@ -42,16 +42,12 @@ from fusee.loops.operators import is_pointwise as is_pointwise
 # ---------------------------------------------------------------------------- sizes
 
 
-def _guard_or(default: bool) -> Any:
+def _guard_or(default: bool, x: Any) -> bool:
     """Whether something holds of sizes; the default where only data knows."""
-
-    def ask(x: Any) -> bool:
-        data = x.node.shape_env if isinstance(x, torch.SymBool) else None
-        if data is None:
-            return bool(x)
-        return bool(data.evaluate_sym_node(x.node, False, default))
-
-    return ask
+    data = x.node.shape_env if isinstance(x, torch.SymBool) else None
+    if data is None:
+        return bool(x)
+    return bool(data.evaluate_sym_node(x.node, False, default))
 
 
 def _same(a: Any, b: Any) -> Any:
@@ -89,8 +85,8 @@ _INSTEAD: dict[str, Any] = {
         _Partly(
             "torch.fx.experimental.symbolic_shapes",
             expect_true=lambda x: x.node.expect_true("", 0) if isinstance(x, torch.SymBool) else x,
-            guard_or_true=_guard_or(True),
-            guard_or_false=_guard_or(False),
+            guard_or_true=functools.partial(_guard_or, True),
+            guard_or_false=functools.partial(_guard_or, False),
             guard_int=int,
             guard_size_oblivious=bool,
             GuardOnDataDependentSymNode=(),

@@ -158,15 +158,11 @@ def sub(x: Value, y: Value, alpha: Any = 1) -> Value:
     return x - _scaled(y, alpha)
 
 
-def _over_nan(choose: Formula) -> Formula:
+def _over_nan(choose: Formula, x: Value, y: Value) -> Value:
     """Of two numbers, or the one that is a number."""
-
-    def formula(x: Value, y: Value) -> Value:
-        if not is_float(x):
-            return choose(x, y)
-        return where(op("isnan", x), y, where(op("isnan", y), x, choose(x, y)))
-
-    return formula
+    if not is_float(x):
+        return choose(x, y)
+    return where(op("isnan", x), y, where(op("isnan", y), x, choose(x, y)))
 
 
 def clamp(x: Value, low: Operand | None, high: Operand | None) -> Value:
@@ -468,8 +464,8 @@ row("pow", None, 2, "Tensor_Scalar", "Tensor_Tensor", work=24, engines="openvino
 row("pow", None, 2, "Scalar", work=24, shape="torch", engines="openvino")
 row("maximum", maximum, 2, rounds=True, shape="all")
 row("minimum", minimum, 2, rounds=True, shape="all")
-row("fmax", _over_nan(maximum), 2)
-row("fmin", _over_nan(minimum), 2)
+row("fmax", functools.partial(_over_nan, maximum), 2)
+row("fmin", functools.partial(_over_nan, minimum), 2)
 row("atan2", binary("atan2"), 2, work=24, engines="openvino")
 row("hypot", binary("hypot"), 2, work=24)
 row("nextafter", binary("nextafter"), 2)

@@ -541,7 +541,8 @@ def layout() -> Layout | None:
     """The layout of this process's torch, or None if it cannot be told for sure."""
     with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
         found = _find()
-        return found if found is not None and all(map(found_right(found), _samples())) else None
+        is_right = found is not None and all(found_right(found, x) for x in _samples())
+        return found if is_right else None
 
 
 def _find() -> Layout | None:
@@ -588,21 +589,17 @@ def _samples() -> Iterable[Tensor]:
     yield torch.zeros((), dtype=torch.int64)
 
 
-def found_right(found: Layout) -> Callable[[Tensor], bool]:
-    """A check that these offsets tell the truth about a tensor."""
-
-    def check(tensor: Tensor) -> bool:
-        impl = word(id(tensor) + found.impl)
-        storage = word(impl + found.storage)
-        return (
-            impl == tensor._cdata
-            and storage == tensor.untyped_storage()._cdata
-            and word(storage + found.data) == tensor.untyped_storage().data_ptr()
-            and word(impl + found.offset) == tensor.storage_offset()
-            and word(word(impl + found.counter) + found.version, 4) == tensor._version
-        )
-
-    return check
+def found_right(found: Layout, tensor: Tensor) -> bool:
+    """Whether these offsets tell the truth about a tensor."""
+    impl = word(id(tensor) + found.impl)
+    storage = word(impl + found.storage)
+    return (
+        impl == tensor._cdata
+        and storage == tensor.untyped_storage()._cdata
+        and word(storage + found.data) == tensor.untyped_storage().data_ptr()
+        and word(impl + found.offset) == tensor.storage_offset()
+        and word(word(impl + found.counter) + found.version, 4) == tensor._version
+    )
 
 
 def _only(places: Iterable[int], fits: Callable[[int], bool]) -> int | None:

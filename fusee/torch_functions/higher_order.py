@@ -150,22 +150,18 @@ def _checkpoint(m: Capturing, /, function: Any, *args: Any, **kwargs: Any) -> An
         mode, _ = m.items(m.call(chosen["context_fn"]))
         if type(mode) is not SelectiveMode:
             raise GraphBreak("checkpoint() runs its function within contexts of the program's")
-        policy = _saving(m.attribute(mode, "policy_fn"))
+        policy = functools.partial(_saving, m.attribute(mode, "policy_fn"))
     given = {key: x for key, x in kwargs.items() if key not in (*settings, "preserve_rng_state")}
     return _recomputed(m, policy, function, *args, **given)
 
 
-def _saving(policy: Any) -> Callable[..., bool]:
+def _saving(policy: Any, out: Any, op: Any, args: Any, kwargs: Any) -> bool:
     """Whether a policy of selective checkpointing wants an operator's result saved."""
-
-    def saves(out: Any, op: Any, args: Any, kwargs: Any) -> bool:
-        context = checkpoint.SelectiveCheckpointContext(is_recompute=False)
-        context.op_output = out
-        found = policy(context, op, *args, **kwargs)
-        saving = checkpoint.CheckpointPolicy.MUST_SAVE, checkpoint.CheckpointPolicy.PREFER_SAVE
-        return found is True or found in saving
-
-    return saves
+    context = checkpoint.SelectiveCheckpointContext(is_recompute=False)
+    context.op_output = out
+    found = policy(context, op, *args, **kwargs)
+    saving = checkpoint.CheckpointPolicy.MUST_SAVE, checkpoint.CheckpointPolicy.PREFER_SAVE
+    return found is True or found in saving
 
 
 def _recomputed(m: Capturing, policy: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
