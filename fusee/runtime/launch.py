@@ -139,24 +139,24 @@ def _on_threads(
 ) -> tuple[Callable[[str, str, str], None], Callable[[], None]]:
     """Launches run here, or on a team of threads if there is work for several."""
     size = writer.top.op(f"trunc i64 {threads} to i32") if has_team else ""
-    return functools.partial(_launch, writer, size), lambda: None
 
+    def write(one: str, state: str, table: str) -> None:
+        level = writer.top
+        function, params = level.load("ptr", one), level.load("ptr", one, 4)
+        total, units = level.load("i64", one, 5), level.load("i64", one, 6)
+        pointers, parallel = gather(writer, one, table, state), None
+        if size:
+            several = level.op(f"icmp sgt i64 {units}, 1"), level.op(f"icmp sgt i32 {size}, 1")
+            parallel = level.either("i1", "and", *several)
+        with level.unless(parallel):
+            given = f"ptr {pointers}, ptr {params}, i64 0, i64 {total}, i64 0"
+            level.do(f"call void {function}({given})")
+        if parallel is not None:
+            with level.unless(level.op(f"xor i1 {parallel}, true")):
+                team = (("ptr", "@team"), ("ptr", one), ("i32", size), ("i32", "0"))
+                level.call("void", "GOMP_parallel", *team)
 
-def _launch(writer: Writer, size: str, one: str, state: str, table: str) -> None:
-    level = writer.top
-    function, params = level.load("ptr", one), level.load("ptr", one, 4)
-    total, units = level.load("i64", one, 5), level.load("i64", one, 6)
-    pointers, parallel = gather(writer, one, table, state), None
-    if size:
-        several = level.op(f"icmp sgt i64 {units}, 1"), level.op(f"icmp sgt i32 {size}, 1")
-        parallel = level.either("i1", "and", *several)
-    with level.unless(parallel):
-        given = f"ptr {pointers}, ptr {params}, i64 0, i64 {total}, i64 0"
-        level.do(f"call void {function}({given})")
-    if parallel is not None:
-        with level.unless(level.op(f"xor i1 {parallel}, true")):
-            team = (("ptr", "@team"), ("ptr", one), ("i32", size), ("i32", "0"))
-            level.call("void", "GOMP_parallel", *team)
+    return write, lambda: None
 
 
 def run_unit(launching: Launching) -> str:
