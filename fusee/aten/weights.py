@@ -355,24 +355,13 @@ def fold_norm(edit: Editor) -> None:
         if not val(result).dtype.is_floating_point:
             continue
         norm = Norm(node, result, x, weight, bias, mean, variance, named["eps"])
-        if not (_into_convolution(edit, norm) or _into_linear(edit, norm)):
+        if not _into_layer(edit, norm):
             _as_affine(edit, norm)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """What eager computes in before it rounds to `dtype`."""
     return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def _foldable(edit: Editor, norm: Norm, weight: object, bias: object) -> bool:
-    layer = norm.input
-    return (
-        only_user(layer) is norm.node
-        and val(layer).dtype is val(norm.result).dtype
-        and weight is not None
-        and edit.is_static(weight)
-        and edit.is_static(bias)
-    )
 
 
 def _folded(
@@ -399,32 +388,25 @@ def _typed(node: fx.Node, dtype: torch.dtype) -> torch.Tensor:
     return meta if meta.dtype is dtype else torch.empty_like(meta, dtype=dtype)
 
 
-def _into_convolution(edit: Editor, norm: Norm) -> bool:
-    conv = norm.input
-    if conv.op != "call_function" or conv.target is not aten.convolution.default:
-        return False
-    x, weight, bias, *rest = conv.args
-    if not _foldable(edit, norm, weight, bias):
-        return False
-    assert isinstance(weight, fx.Node)
-    transposed, groups = rest[3], rest[5]
-    new = _folded(edit, norm, weight, bias, groups if transposed else 0)  # type: ignore[arg-type]
-    edit.notes.append(f"folded {norm.node} into {conv}")
-    edit.become(norm.result, aten.convolution.default, x, *new, *rest)
-    return True
-
-
-def _into_linear(edit: Editor, norm: Norm) -> bool:
-    linear = norm.input
-    if linear.op != "call_function" or linear.target is not aten.linear.default:
-        return False
-    x, weight, bias = arguments(linear).values()
+def _into_layer(edit: Editor, norm: Norm) -> bool:
+    """Fold a norm into the layer before it, if that is a convolution or a linear one."""
+    layer, rest, groups = norm.input, list[Any](), 0
+    target, given = cast(Any, (layer.target, layer.args))
+    if target is aten.convolution.default:
+        x, weight, bias, *rest = given
+        groups = rest[5] if rest[3] else 0  # of a transposed one
     # batch norm's channels are axis 1, a linear layer's the last
-    if val(linear).dim() != 2 or not _foldable(edit, norm, weight, bias):
+    elif target is aten.linear.default and val(layer).dim() == 2:
+        x, weight, bias = cast(Any, arguments(layer)).values()
+    else:
         return False
-    new = _folded(edit, norm, weight, bias, 0)
-    edit.notes.append(f"folded {norm.node} into {linear}")
-    edit.become(norm.result, aten.linear.default, x, *new)
+    if only_user(layer) is not norm.node or val(layer).dtype is not val(norm.result).dtype:
+        return False
+    if weight is None or not (edit.is_static(weight) and edit.is_static(bias)):
+        return False
+    new = _folded(edit, norm, weight, bias, groups)
+    edit.notes.append(f"folded {norm.node} into {layer}")
+    edit.become(norm.result, target, x, *new, *rest)
     return True
 
 

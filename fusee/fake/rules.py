@@ -67,14 +67,10 @@ def results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
         return None
 
 
-def in_python(op: Op) -> Callable[..., Any]:
-    """An operator, by torch's shape function if it has one in Python."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with mode_of(args):
-            return (kernel(op) or op)(*args, **kwargs)
-
-    return run
+def in_python(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator, by torch's shape function if it has one in Python."""
+    with mode_of(args):
+        return (kernel(op) or op)(*args, **kwargs)
 
 
 def in_layout_of(x: Tensor) -> Spec:
@@ -418,7 +414,7 @@ def _padded(op: Op, x: Tensor, padding: Sizes) -> Found:
     """Of a kernel that fills the memory format which its operand suggests."""
     layout = suggested_layout(x)
     is_plain = layout == torch.contiguous_format
-    return None if is_plain else laid_out(in_python(op)(x, padding).shape, x.dtype, layout)
+    return None if is_plain else laid_out(in_python(op, x, padding).shape, x.dtype, layout)
 
 
 for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"):
@@ -427,13 +423,13 @@ for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replic
 
 @RULES.rule("_linalg_svd")
 def _svd(x: Tensor, full: bool = False, vectors: bool = True, **kwargs: Any) -> Found:
-    u, s, v = in_python(aten._linalg_svd.default)(x, full, vectors, **kwargs)
+    u, s, v = in_python(aten._linalg_svd.default, x, full, vectors, **kwargs)
     return u, s, columns(v) if vectors else v
 
 
 @RULES.rule("linalg_eig")
 def _eig(x: Tensor) -> Found:
-    values, vectors = in_python(aten.linalg_eig.default)(x)
+    values, vectors = in_python(aten.linalg_eig.default, x)
     return values, columns(vectors)
 
 
