@@ -64,23 +64,20 @@ def why_not_worth(nodes: Sequence[fx.Node], costs: Costs, least: int, device: st
     calls = [n for n in nodes if not is_view(n.target) and n.target not in _COPIES]
     if len(calls) < least and not any(node.target in _HEAVY for node in calls):
         return f"{len(nodes)} calls are too few"
-    copied = sum(_copied(node, costs) for node in nodes) if device == "CPU" else 0
+    copied = 0  # elements that are put elsewhere one by one
+    for node in nodes if device == "CPU" else ():
+        val: Any = node.meta.get("val")
+        is_moved = node.target is aten.slice.Tensor and len(node.args) > 4 and node.args[4] != 1
+        if node.target is aten.permute.default:
+            order: Any = node.args[1]
+            moved = [axis for axis, n in zip(order, val.shape, strict=True) if not is_int(n, 1)]
+            is_moved = moved != sorted(moved)
+        copied += costs.count(val) if is_moved else 0
     if copied > _FEW and sum(map(costs.flops, nodes)) < _FLOPS_OF_COPY * copied:
         return (
             f"putting {copied / 1e6:.1f} million elements elsewhere takes longer than its products"
         )
     return None
-
-
-def _copied(node: fx.Node, costs: Costs) -> int:
-    """Elements that a call puts elsewhere one by one."""
-    val: Any = node.meta.get("val")
-    if node.target is aten.permute.default:
-        order: Any = node.args[1]
-        moved = [axis for axis, n in zip(order, val.shape, strict=True) if not is_int(n, 1)]
-        return costs.count(val) if moved != sorted(moved) else 0
-    is_strided = node.target is aten.slice.Tensor and len(node.args) > 4 and node.args[4] != 1
-    return costs.count(val) if is_strided else 0
 
 
 # ---------------------------------------------------------------------------- regions

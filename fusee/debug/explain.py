@@ -64,22 +64,20 @@ def page(title: str, summary: str, pieces: Sequence[Sequence[Section]]) -> str:
     shown = []
     for number, ((heading, _), *sections) in enumerate(pieces, 1):
         shown.append(f"<h2>{number}. {html.escape(heading)}</h2>")
-        shown += [_section(title, text) for title, text in sections]
+        for name, text in sections:
+            kind, body = "stop" if name == "ends before" else "part", html.escape(text)
+            name = html.escape(name)
+            if "\n" not in text:
+                shown.append(f'<div class="{kind}"><span class="title">{name}</span> {body}</div>')
+                continue
+            # more than a line is in a box, which is open unless it is long
+            is_open = " open" if text.count("\n") < 25 else ""
+            shown.append(
+                f'<details class="{kind}"{is_open}><summary class="title">{name}</summary>'
+                f"<pre>{body}</pre></details>"
+            )
     return _PAGE.substitute(
         title=html.escape(title), summary=html.escape(summary), pieces="\n".join(shown)
-    )
-
-
-def _section(title: str, text: str) -> str:
-    """One line as it is; more in a box, which is open unless it is long."""
-    name, body = html.escape(title), html.escape(text)
-    kind = "stop" if title == "ends before" else "part"
-    if "\n" not in text:
-        return f'<div class="{kind}"><span class="title">{name}</span> {body}</div>'
-    is_open = " open" if text.count("\n") < 25 else ""
-    return (
-        f'<details class="{kind}"{is_open}><summary class="title">{name}</summary>'
-        f"<pre>{body}</pre></details>"
     )
 
 

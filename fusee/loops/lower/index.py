@@ -613,18 +613,18 @@ def _register_pad(
     lowers(names, unless)(handler)
 
 
-def _reflected(x: Tensor, dim: int, count: Size, front: bool) -> Tensor:
-    start = 1 if front else x.shape[dim] - 1 - count
-    return flip(narrow(x, dim, start, count), (dim,))
-
-
-def _replicated(x: Tensor, dim: int, count: Size, front: bool) -> Tensor:
-    last = narrow(x, dim, 0 if front else x.shape[dim] - 1, 1)
-    return expand(last, resized(x.shape, dim, count))
-
-
-_register_pad("reflection_pad1d reflection_pad2d reflection_pad3d", _reflected)
-_register_pad("replication_pad1d replication_pad2d replication_pad3d", _replicated)
+_register_pad(
+    "reflection_pad1d reflection_pad2d reflection_pad3d",
+    lambda x, dim, count, front: flip(
+        narrow(x, dim, 1 if front else x.shape[dim] - 1 - count, count), (dim,)
+    ),
+)
+_register_pad(
+    "replication_pad1d replication_pad2d replication_pad3d",
+    lambda x, dim, count, front: expand(
+        narrow(x, dim, 0 if front else x.shape[dim] - 1, 1), resized(x.shape, dim, count)
+    ),
+)
 _register_pad(
     "_pad_circular",
     lambda x, dim, count, front: narrow(x, dim, x.shape[dim] - count if front else 0, count),
