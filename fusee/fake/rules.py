@@ -618,26 +618,20 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Found:
-    if dropout <= 0 and _takes_flash(q, k, v, mask, enable_gqa):
-        return like(q, q.dtype)
+    if dropout <= 0 and q.dim() == k.dim() == v.dim() == 4:
+        # the CPU runs its flash kernel, whose result is laid out as the query is
+        # source   aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, use_flash_attention_cpp
+        (first, heads, _, width), *others = (x.shape for x in (q, k, v))
+        operands = [q, k, v] if mask is None else [q, k, v, mask]
+        if (
+            not is_empty(q, k, v)
+            and all(equal((n[0], n[3]), (first, width)) for n in others)
+            and (enable_gqa or all(equal(n[1:2], (heads,)) for n in others))
+            and all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in operands)
+        ):
+            return like(q, q.dtype)
     batch = q.shape[:-2] if enable_gqa else broadcast(q.shape[:-2], k.shape[:-2])
     return rows((*batch, q.shape[-2], v.shape[-1]), q.dtype)
-
-
-def _takes_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
-    """Whether the CPU runs its flash kernel, whose result is laid out as the query is.
-
-    source   aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, use_flash_attention_cpp
-    """
-    if not q.dim() == k.dim() == v.dim() == 4:
-        return False
-    (first, heads, _, width), *others = (x.shape for x in (q, k, v))
-    if is_empty(q, k, v) or not all(equal((x[0], x[3]), (first, width)) for x in others):
-        return False
-    if not enable_gqa and not all(equal(x[1:2], (heads,)) for x in others):
-        return False
-    operands = [q, k, v] if mask is None else [q, k, v, mask]
-    return all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in operands)
 
 
 @RULES.rule("_scaled_dot_product_flash_attention_for_cpu")

@@ -633,7 +633,9 @@ class DerivedSet:
             words.extend([position, 0, 0, 0, 0, 0, 0, 0, tensor.data_ptr(), step, probes, single])
         if not self._can_follow(inputs):
             return words, []  # no row holds, so every call computes anew
-        anchors = [_anchor(inputs[position]) for position in self.positions]
+        anchors = [inputs[position].detach() for position in self.positions]
+        for anchor in anchors:  # they share version counters, but no memory
+            anchor.data = torch.empty(0, dtype=anchor.dtype)
         self.same(words.buffer_info()[0], inputs, 1)
         return words, anchors
 
@@ -672,13 +674,6 @@ def why_not_derivable(tensor: Tensor) -> str | None:
     if tensor.is_inference():
         return "it is an inference tensor, whose changes leave no trace"
     return None
-
-
-def _anchor(tensor: Tensor) -> Tensor:
-    """Something that shares the tensor's version counter but not its memory."""
-    anchor = tensor.detach()
-    anchor.data = torch.empty(0, dtype=tensor.dtype)
-    return anchor
 
 
 # A row: position among the inputs, then what is compared, then where to look at the content.

@@ -288,7 +288,11 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
     mirrors += [x for at in map(id, state.obj.values()) if (x := m.world.mirrors.get(at))]
     if any(x.is_changed() for x in mirrors):
         raise GraphBreak("an optimizer steps after its state was replaced")
-    _count_on_gpu(state.obj, mirrors[1].obj)
+    own = mirrors[1].obj
+    if dict.get(own, "capturable") is False and all(
+        param.device.type in _GPUS and param not in state.obj for param in own["params"]
+    ):
+        own["capturable"] = True
     for key in dict.keys(group):
         m.subscript(group, key)
     real: list[list[Any]] = [[] for _ in lists]
@@ -303,13 +307,6 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
 
 
 _GPUS = {"cuda"}
-
-
-def _count_on_gpu(state: Any, group: Any) -> None:
-    if dict.get(group, "capturable") is False and all(
-        param.device.type in _GPUS and param not in state for param in group["params"]
-    ):
-        group["capturable"] = True
 
 
 @contextlib.contextmanager

@@ -75,7 +75,8 @@ def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile
     crossed = [
         v for v in values
         if v.attr[0] not in stored and _step(v.attr[1], lane) not in (None, 0, 1)
-        and 2 * _reach(kernel, v.attr[1]) > points  # a smaller table is in the cache
+        # a smaller table is in the cache
+        and 2 * hint(count_points(a for a in kernel.outer if a in symbols(v.attr[1]))) > points
     ]  # fmt: skip
     along = _commonest(kernel.outer, [v.attr[1] for v in crossed])
     if along is None:
@@ -92,12 +93,6 @@ def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile
             whole = edge * edge // sizes[axis]
             sizes[other] = _side(other, 1 << whole.bit_length() - 1)
     return SharedTile(along, lane, sizes, tuple(crossed))
-
-
-def _reach(kernel: Kernel, index: Size) -> int:
-    """How many points the axes of an index have."""
-    own = symbols(index)
-    return hint(count_points(axis for axis in kernel.outer if axis in own))
 
 
 def _side(axis: Symbol, most: int) -> int:

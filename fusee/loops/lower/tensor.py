@@ -445,8 +445,11 @@ class Lowering:
             if product(base.shape) == product(tensor.shape):
                 if want is None:
                     self.realise(base)
-                elif _rearranged(tensor, base, want):
-                    self.realise(base, base.eager_strides)
+                else:  # it may have these strides once its base is written with eager's
+                    model = Buffer("", base.dtype, base.shape, base.eager_strides, "scratch")
+                    found = tensor.recipe(Strided(model, base.eager_strides, 0))
+                    if found is not None and same_strides(tensor.shape, found.strides, want):
+                        self.realise(base, base.eager_strides)
                 if tensor.storage is not None:
                     return tensor.storage
         strides = self.choose_strides(tensor) if want is None else want
@@ -557,14 +560,6 @@ class Lowering:
     def accumulator(self, op: str, dtype: torch.dtype) -> Acc:
         self._count += 1
         return Acc(f"a{self._count}", op, dtype)
-
-
-def _rearranged(tensor: Tensor, base: Tensor, strides: tuple[Size, ...]) -> bool:
-    """True if the view `tensor` has these strides once its base is written with eager's."""
-    assert tensor.recipe is not None
-    model = Buffer("", base.dtype, base.shape, base.eager_strides, "scratch")
-    found = tensor.recipe(Strided(model, base.eager_strides, 0))
-    return found is not None and same_strides(tensor.shape, found.strides, strides)
 
 
 # ---------------------------------------------------------------------------- table

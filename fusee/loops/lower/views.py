@@ -211,7 +211,10 @@ def _groups(src: Shape, dst: Shape) -> list[tuple[list[int], list[int]]]:
         p, q = src[left[i]], dst[right[j]]
         i, j = i + 1, j + 1
         while not known_eq(p, q):
-            grow_left = _is_smaller(p, q)
+            if isinstance(p, int) and isinstance(q, int):
+                grow_left = p < q
+            else:
+                grow_left = divides(p, q) or (not divides(q, p) and known_lt(p, q))
             if (grow_left and i < len(left)) or j >= len(right):
                 if i >= len(left):
                     break
@@ -225,14 +228,6 @@ def _groups(src: Shape, dst: Shape) -> list[tuple[list[int], list[int]]]:
         groups[-1][0].extend(left[i:])
         groups[-1][1].extend(right[j:])
     return groups
-
-
-def _is_smaller(p: Size, q: Size) -> bool:
-    if isinstance(p, int) and isinstance(q, int):
-        return p < q
-    if divides(p, q):
-        return True
-    return not divides(q, p) and known_lt(p, q)
 
 
 def reshape(x: Tensor, shape: Shape) -> Tensor:

@@ -448,7 +448,10 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
         if not isinstance(val, Tensor) or val.dim() or _is_at(node, home):
             continue
         there = [user for user in node.users if "device" in user.meta and _is_at(user, home)]
-        if len(there) == len(node.users) and node not in written and _may_move(node):
+        may_move = node.op in ("placeholder", "get_attr") or (
+            node.target in HANDLERS and is_deterministic(node.target)
+        )
+        if len(there) == len(node.users) and node not in written and may_move:
             moved += bool(there)
             node.meta["device"] = home
             if node.op == "placeholder":
@@ -473,9 +476,3 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
 def _is_at(node: fx.Node, home: torch.device) -> bool:
     device = node.meta.get("device")
     return device is None or is_home(torch.device(device), home)
-
-
-def _may_move(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return node.op in ("placeholder", "get_attr")
-    return node.target in HANDLERS and is_deterministic(node.target)
