@@ -142,7 +142,7 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
     if form is None:
         return _OTHERS.get(full.strip("_"))
     writes = name not in _FORMS or (full.endswith("_") and not full.endswith("__"))
-    one = _writing(form) if writes else _keeping_dtype(form)
+    one = _widening(form, writes)
     return _for_each(one) if "foreach" in full else one
 
 
@@ -235,19 +235,20 @@ _OTHERS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _keeping_dtype(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _widening(form: Callable[..., Tensor], writes: bool) -> Callable[..., Tensor]:
+    """On wider operands; what it gives has the operands' dtype, or is written to the first."""
+
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        found = form(*map(_widened, (x, *args)), **kwargs)
+        if writes:
+            return x.copy_(found)
         dtype = torch.result_type(x, 1.0)
         for other in args:
             if isinstance(other, Tensor):
                 dtype = torch.promote_types(dtype, torch.result_type(x, other))
-        return _cast(form(*map(_widened, (x, *args)), **kwargs), dtype)
+        return _cast(found, dtype)
 
     return call
-
-
-def _writing(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *args, **kwargs: x.copy_(form(*map(_widened, (x, *args)), **kwargs))
 
 
 def _for_each(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:

@@ -485,9 +485,10 @@ class _ExplicitNodes(Sized):
             # the dtype in which a call that gives bools compares its operands
             vals = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
             operands = [x for x in vals if isinstance(x, (Tensor, bool, int, float))]
-            tensor = next(x for x in operands if isinstance(x, Tensor))
-            both: Any = operands if len(operands) == 2 else (tensor, tensor)
-            dtype = torch.result_type(*both)
+            if len(operands) == 2:
+                dtype = torch.result_type(*operands)  # type: ignore[arg-type]
+            else:
+                dtype = next(x.dtype for x in operands if isinstance(x, Tensor))
         names = [argument.name for argument in op._schema.arguments]
         args = [
             arg if name in _MASKS else fx.map_arg(arg, lambda x: self._cast(node, x, dtype))

@@ -177,10 +177,7 @@ def _rows(edit: Editor, x: fx.Node, node: fx.Node) -> fx.Node:
         return x
     if not val(x).is_contiguous():
         x = edit.contiguous(x, node)
-    rows = size[0]
-    for n in size[1:-1]:
-        rows = rows * n
-    return edit.call(aten.view.default, x, [rows, size[-1]], like=node)
+    return edit.call(aten.view.default, x, [math.prod(size[:-1]), size[-1]], like=node)
 
 
 def _become_product(
