@@ -135,6 +135,7 @@ SWITCHED_BY: dict[Any, tuple[Any, ...]] = {
     torch.is_deterministic_algorithms_warn_only_enabled: (set_deterministic,),
     **{get: (set_,) for get, set_ in _ATTENTION.items()},
     _hooks_refusal: (_HOOKS_OFF, _HOOKS_ON),
+    torch.autograd.Variable._execution_engine.is_checkpoint_valid: (),
 }
 
 _GLOBAL_HOOKS = (
@@ -556,6 +557,7 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_grad": torch.is_grad_enabled,
         "_inference": torch.is_inference_mode_enabled,
         "_autocast": torch._C._is_any_autocast_enabled,
+        "_deterministic": is_deterministic,
         "_default": torch.get_default_dtype,
         "_dtype": torch.get_default_dtype(),
         "_hooked": has_global_hooks,
@@ -568,6 +570,7 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
     conditions = [
         f"_grad() is {torch.is_grad_enabled()}",
         f"_inference() is {torch.is_inference_mode_enabled()}",
+        f"_deterministic() is {is_deterministic()}",  # some backends' code is of one kind
         "_default() is _dtype",
         "_hooked()" if has_global_hooks() else "not _hooked()",
         f"_transforms() is {'not ' if torch._C._functorch.peek_interpreter_stack() else ''}None",

@@ -167,10 +167,10 @@ class Watched:
 _MOST, _BYTE, _AT, _NO = (1 << 64) - 1, 0xFF, 0, -1
 _KEYS: Any = torch._C.DispatchKey
 _FRONT = int(_KEYS.FuncTorchDynamicLayerFrontMode)
-# Of torch's state on a thread: functions of C++, each with its argument and the bits that it gives;
-# or the word at the address that it gives, or the opposite of its answer. Adapter to these names of
+# Of torch's state on a thread: functions of C++, each with its argument, or what gives that, and
+# the bits of its answer; or the word at that address, or its opposite. Adapter to these names of
 # libc10 and libtorch, tested with torch 2.11 and 2.13; without one of them there is no quick check.
-_STATE = {
+_STATE: dict[str, list[tuple[str, int | str, int]]] = {
     "grad": [("_ZN3c108GradMode10is_enabledEv", 0, _BYTE)],
     "inference": [("_ZN3c1013InferenceMode10is_enabledEv", 0, _BYTE)],
     "default": [("_ZN3c1031get_default_dtype_as_scalartypeEv", 0, _BYTE)],
@@ -181,6 +181,9 @@ _STATE = {
     "autocast": [  # its keys are excluded where it is off
         ("_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE", int(key), _NO)
         for key in (_KEYS.AutocastCPU, _KEYS.AutocastCUDA)
+    ],
+    "deterministic": [
+        ("_ZNK2at7Context23deterministicAlgorithmsEv", "_ZN2at13globalContextEv", _BYTE)
     ],
 }
 _DICT_SIZE = 16  # bytes, after the reference count and the type
@@ -215,8 +218,9 @@ def quick_check(
     return made
 
 
-def _now(function: str, given: int, bits: int) -> int:
+def _now(function: str, given: int | str, bits: int) -> int:
     kind = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)
+    given = kind(symbol(given) or 0)(0) if isinstance(given, str) else given
     result: int = kind(symbol(function) or 0)(given)
     return (result & _BYTE) ^ 1 if bits == _NO else result & bits
 
@@ -230,7 +234,7 @@ def _code_offset() -> int | None:
 
 
 @functools.cache
-def _quick(calls: Sequence[tuple[str, int, int]]) -> Any:
+def _quick(calls: Sequence[tuple[str, int | str, int]]) -> Any:
     """Of what `quick_check` gives; `self` are its words, as bytes.
 
     Its calls are written out: as a loop over addresses they take three times as long.
@@ -240,7 +244,8 @@ def _quick(calls: Sequence[tuple[str, int, int]]) -> Any:
     table = top.at("%self", bytes.__basicsize__ - 1)
 
     for k, (function, given, bits) in enumerate(calls):
-        result = top.call("i64", function, ("i64", str(given)))
+        of = top.call("i64", given) if isinstance(given, str) else str(given)
+        result = top.call("i64", function, ("i64", of))
         if bits == _AT:
             result = top.load("i64", top.op(f"inttoptr i64 {result} to ptr"))
         elif bits != _MOST:

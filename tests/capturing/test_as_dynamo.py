@@ -191,7 +191,7 @@ def a_module_from_a_cache(x: T) -> T:
 
 
 def state_of_torch(x: T) -> T:
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or not torch.autograd._is_checkpoint_valid():
         return x
     return x + 1, torch.accelerator.current_accelerator()
 

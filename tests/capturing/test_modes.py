@@ -257,6 +257,26 @@ def test_on_another_device_by_our_own_backend() -> None:
     assert compiled().device.type == "cpu"
 
 
+def test_backends_may_compile_for_deterministic_algorithms() -> None:
+    seen = []
+
+    def backend(gm: torch.fx.GraphModule, examples: Any) -> Any:
+        is_on = torch.are_deterministic_algorithms_enabled()
+
+        def run(*args: Any) -> Any:
+            seen.append(is_on)
+            return gm(*args)
+
+        return run
+
+    compiled = fusee.compile(lambda x: x.index_add(0, torch.tensor([0, 0]), x), backend=backend)
+    states = (False, True, True, False, False)
+    for is_on in states:
+        with by_default(torch.use_deterministic_algorithms, is_on, False):
+            compiled(torch.ones(2))
+    assert seen == [*states]
+
+
 def test_a_function_asks_whether_algorithms_are_deterministic() -> None:
     def asks(x: Tensor) -> Tensor:
         return x * 2 if torch.are_deterministic_algorithms_enabled() else x
