@@ -198,8 +198,8 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.call(getattr(args[0].tensor, name))
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     given = [value(x) for x in given]  # NumPy takes no sizes that vary
-    if function in (np.array, np.asarray):
-        given = [_numpy(m, x) if isinstance(x, FakeTensor) else x for x in given]
+    if function in _OF_TENSORS:
+        given = [_of_tensor(m, name, x) if isinstance(x, FakeTensor) else x for x in given]
     operands = [x for x in given if isinstance(x, Array)]
     by_name = function if _is_operator(function) else counterparts().get(function)
     # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
@@ -294,6 +294,18 @@ def _literal(x: Any) -> torch.Tensor | None:
     if count and x.tobytes() == x.flat[0].tobytes() * count:
         return torch.full(x.shape, x.flat[0].item(), dtype=dtype)
     return torch.tensor(x.tolist(), dtype=dtype).reshape(x.shape) if count <= 256 else None
+
+
+def _of_tensor(m: Capturing, name: str, x: Any) -> Any:
+    """The array that NumPy takes a tensor for."""
+    return _numpy(m, m.call(torch.Tensor.contiguous, x) if name.endswith("_like") else x)
+
+
+# Functions that look at a tensor as an array and give an array; others leave it to torch.
+_OF_TENSORS = (
+    np.array, np.asarray, np.ascontiguousarray, np.empty_like, np.full_like, np.ones_like,
+    np.zeros_like, np.concatenate, np.hstack, np.stack, np.vstack, np.sort,
+)  # fmt: skip
 
 
 def _is_loop(function: Any) -> bool:

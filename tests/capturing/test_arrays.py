@@ -281,6 +281,19 @@ def test_what_differs_runs_in_python(fn: Callable[..., Any]) -> None:
     assert stops and not any(stop.startswith("eager") for stop in stops), stops
 
 
+def of_tensors(x: Any) -> Any:
+    double, made = np.dtype("float"), np.concatenate([x.T, x.T + 1])
+    return np.ones_like(x.T), np.full_like(x, 2.4, dtype=double), made, np.sort(x), np.stack([x[0]])
+
+
+def test_functions_that_take_tensors_for_arrays() -> None:
+    traced = Traced(of_tensors)
+    for want, got in zip(of_tensors(X), traced(X.clone()), strict=True):
+        assert type(got) is type(want) and got.dtype == want.dtype and np.array_equal(got, want)
+        assert got.strides == want.strides
+    assert traced.stops == []
+
+
 def test_errors_of_values_are_numpys() -> None:
     def inverse(a: Any) -> Any:
         try:
