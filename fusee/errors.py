@@ -156,7 +156,10 @@ class RegionError(FuseeError, RuntimeError):
 
 
 class ConstantSizeError(FuseeError, RuntimeError):
-    """A size that is marked as dynamic would be a constant of what is compiled."""
+    """A size that is marked as dynamic would be a constant of what is compiled.
+
+    Once torch's symbolic_shapes is imported it is a ConstraintViolationError of theirs too.
+    """
 
     stopped = "stopped before running anything"
 

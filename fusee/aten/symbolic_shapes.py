@@ -48,8 +48,10 @@ def compile_as_torch(
     relation of ours, as if the program had asked.
     """
     inputs = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
-    env = next(x.node.env for x in inputs if type(x) is torch.SymInt)
-    handed = _Handed(env, name)
+    made = (node.meta.get("example_value") for node in gm.graph.nodes)
+    numbers = chain(*(x.shape if isinstance(x, Tensor) else (x,) for x in made))
+    env = next((n.node.env for n in numbers if type(n) is torch.SymInt), None)
+    handed = _Handed(env or ShapeEnv(), name)
     # sizes of tensors that share memory become constants: they say how much of it
     places: dict[int, list[Tensor]] = {}
     for x, real in zip(inputs, examples, strict=True):
@@ -225,8 +227,8 @@ class _Handed:
             for part in known.args:
                 self._rely(part, where)
             return
-        if known is sympy.true:
-            return
+        if known is sympy.true or not {*map(str, known.free_symbols)} <= self.names.keys():
+            return  # what only the data knows is the graph's to check
         self.env.where = lambda: where
         relation = self._relation(known)
         if relation is not None:

@@ -25,6 +25,7 @@ from torch import fx
 from fusee.config import CaptureOptions, Options, knobs
 from fusee.errors import (
     BackendError,
+    ConstantSizeError,
     FuseeError,
     FuseeWarning,
     GraphBreakError,
@@ -51,8 +52,13 @@ def _derive_errors(exc: Any) -> None:
     BackendError.__bases__ = (FuseeError, exc.BackendCompilerFailed)
 
 
+def _derive_size_error(shapes: Any) -> None:
+    ConstantSizeError.__bases__ = (FuseeError, shapes.ConstraintViolationError)
+
+
 when_imported("torch._dynamo.trace_rules", _skip_ours)
 when_imported("torch._dynamo.exc", _derive_errors)
+when_imported("torch.fx.experimental.symbolic_shapes", _derive_size_error)
 
 
 def registered(excluded: Iterable[str]) -> list[str]:

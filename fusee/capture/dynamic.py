@@ -204,15 +204,17 @@ class Varying:
     @property
     def reads_sizes(self) -> bool:
         """Whether graphs go on behind sizes that only data knows."""
-        name, given = "capture_dynamic_output_shape_ops", self.options
-        is_on = given.capture_dynamic_output_shape_ops or dynamo_switch(name)
-        return self.with_unbacked and is_on
+        return self._reads("capture_dynamic_output_shape_ops")
 
     @property
     def reads_numbers(self) -> bool:
         """Whether graphs go on behind numbers that tensors hold."""
-        is_on = self.options.capture_scalar_outputs or dynamo_switch("capture_scalar_outputs")
-        return self.with_unbacked and is_on
+        return self._reads("capture_scalar_outputs")
+
+    def _reads(self, option: str) -> bool:
+        # Who switches it on in torch._dynamo.config has a backend that takes such graphs.
+        is_on = self.with_symbols and dynamo_switch(option)
+        return is_on or (self.with_unbacked and bool(getattr(self.options, option)))
 
     def is_any(self) -> bool:
         """Whether anything but a learning rate may be an input."""

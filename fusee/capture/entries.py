@@ -501,7 +501,10 @@ class CompiledFunction:
             captured, twin = self._of_copy(place, values)
         captured = captured or capture(place, values, self.policy, self.varies)
         times = {"capture": _milliseconds(begin)}
-        self._refuse_break(captured)
+        try:
+            self._refuse_break(captured)
+        except GraphBreakError as error:
+            return self._whole_without_symbols(captured, place, values, error)
         run = compiled = None
         # under fullgraph Python runs all of a function that raises: it has no pieces
         if not captured.eager and not (self.fullgraph and captured.raises):
@@ -541,6 +544,25 @@ class CompiledFunction:
         varies.with_symbols = False
         self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
         return True
+
+    def _whole_without_symbols(
+        self, captured: Captured, place: Place, values: Values, error: GraphBreakError
+    ) -> Entry:
+        """One graph of sizes that are constants, where open ones end it and none may end.
+
+        raises   the error, if they end it as well, or if one is marked
+        """
+        varies, symbols = self.varies, captured.symbols
+        if not (varies.with_symbols and symbols) or symbols.strict:
+            raise error
+        varies.with_symbols = False
+        try:
+            entry = self._made(place, values)
+        except GraphBreakError:
+            varies.with_symbols = True
+            raise error from None
+        self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
+        return entry
 
     def _of_copy(self, place: Place, values: Values) -> tuple[Captured | None, Any]:
         """What was captured for a copy of a module, and the compiled graph if it serves both."""

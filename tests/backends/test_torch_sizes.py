@@ -299,6 +299,32 @@ def test_a_backend_that_cannot_have_symbols_gets_a_version_for_each_size() -> No
             fusee.compile(lambda x: x + 1, backend=wrong)(x)
 
 
+def counted_and_cut(x: Tensor, model: nn.Module) -> Any:
+    n = int((x > 0).sum())
+    torch._check(n >= 0)
+    torch._check(n <= x.shape[0])
+    rows = (x > 0).nonzero()
+    return model(x[:n, None] * torch.ones(4)).sum() * n, rows.sum(0) + rows.shape[0]
+
+
+def scaled(x: Tensor, model: nn.Module) -> Any:
+    return model(x[:, None].expand(-1, 4)) * x.max().item(), float(x[0]) + 1
+
+
+@pytest.mark.parametrize("program", [counted_and_cut, scaled])
+@pytest.mark.parametrize("backend", [None, aot])
+def test_what_only_data_knows_if_torch_is_told_so(backend: Any, program: Any) -> None:
+    model, seen = nn.Linear(4, 2), Seeing()
+    switches = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    compiled = fusee.compile(program, backend=backend or seen, fullgraph=True)
+    with torch._dynamo.config.patch(switches), warnings.catch_warnings():
+        warnings.simplefilter("error", FuseeWarning)
+        for n, k in ((3, 2), (3, 1), (5, 3), (8, 6)):
+            x = torch.arange(float(n)) - n + k + 0.5
+            torch.testing.assert_close(compiled(x, model), program(x, model))
+    assert backend is not None or len(seen.graphs) == 2
+
+
 def test_inputs_that_share_memory_have_constant_sizes() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         x.mul_(2)

@@ -23,11 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.decorators import mark_unbacked
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 import fusee
 from fusee import log
 from fusee.capture.entries import live
-from fusee.errors import ConstantSizeError, OptionError
+from fusee.errors import ConstantSizeError, FuseeWarning, GraphBreakError, OptionError
 from tests.capturing.same import Traced
 
 SIZES = (6, 9, 8, 11, 16, 5)
@@ -614,12 +615,30 @@ def test_a_marked_size_that_the_program_needs() -> None:
     with pytest.raises(ConstantSizeError, match="in loop"):
         fusee.compile(loop)(x)
     x = torch.randn(3, 2)
+    fusee.compiler.mark_dynamic(x, 0)
+    with pytest.raises(ConstraintViolationError, match="in loop"):
+        fusee.compile(loop)(x)
+    x = torch.randn(3, 2)
     fusee.compiler.maybe_mark_dynamic(x, 0)
     same(loop(x), fusee.compile(loop)(x))
     x = torch.randn(1, 2)
     fusee.compiler.mark_dynamic(x, 0)
     with pytest.raises(ConstantSizeError, match="first seen as 1"):
         fusee.compile(loop)(x)
+
+
+def test_sizes_are_constants_where_open_ones_end_the_graph_and_none_may_end() -> None:
+    def program(x: Tensor) -> Any:
+        return x + 1, x.tolist()
+
+    whole = fusee.compile(program, fullgraph=True)
+    assert whole(torch.ones(2))[1] == [1.0, 1.0]
+    with pytest.warns(FuseeWarning, match="each set of sizes has a version"):
+        assert whole(torch.ones(4))[1] == [1.0] * 4
+    assert whole(torch.ones(3))[1] == [1.0] * 3
+    fusee.compiler.mark_dynamic(x := torch.ones(2), 0)
+    with pytest.raises(GraphBreakError, match="tolist"):
+        fusee.compile(program, fullgraph=True)(x)
 
 
 def unbacked_check(x: Tensor) -> Tensor:
