@@ -445,7 +445,7 @@ _MOST_SCALE = 1 << 20
 _MOST_STEPS = 200
 
 
-def linear_in(a: Expr, symbol: Symbol) -> tuple[Size | None, Size]:
+def linear_in(a: Expr, symbol: Atom) -> tuple[Size | None, Size]:
     coef: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for mono, c in a.terms.items():
@@ -601,14 +601,14 @@ def coefficient(a: Size, symbol: Symbol) -> tuple[Size, Size] | None:
     return a._linear[symbol]
 
 
-def substitute(a: Size, values: Mapping[Symbol, Size]) -> Size:
-    """`a` with symbols replaced, simplified anew."""
-    if isinstance(a, int) or values.keys().isdisjoint(symbols(a)):
+def substitute(a: Size, values: Mapping[Any, Size]) -> Size:
+    """`a` with symbols, or other atoms, replaced, simplified anew."""
+    if isinstance(a, int) or values.keys().isdisjoint((*symbols(a), *calls_in(a))):
         return a
     known: dict[Atom, Size] = dict(values.items())
     divides_none = all(type(atom) is Symbol for mono in a.terms for atom in mono)
     for atom in () if divides_none else _inner_first(a):
-        if isinstance(atom, Call):
+        if isinstance(atom, Call) and atom not in known:
             known[atom] = CALLS[atom.op](_with_atoms(atom.a, known), _with_atoms(atom.b, known))
     return _with_atoms(a, known)
 

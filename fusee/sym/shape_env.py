@@ -18,12 +18,15 @@ from typing import Any
 import torch
 
 from fusee.sym.expr import (
+    Atom,
     Size,
     Symbol,
-    coefficient,
+    atoms,
+    calls_in,
     common_bits,
     floordiv,
     hint,
+    linear_in,
     maximum,
     minimum,
     mod,
@@ -68,7 +71,7 @@ class ShapeEnv:
         self.written: list[Predicate] = []
         self.asker = "the backend"
         self.data = Unbacked(self)
-        self._equal: dict[Symbol, Size] = {}  # what symbols turned out to be
+        self._equal: dict[Atom, Size] = {}  # what symbols, and divisions, turned out to be
         self._simplified: dict[Size, Size] = {}  # with these
         self._ranges = Ranges()
 
@@ -87,7 +90,7 @@ class ShapeEnv:
         if not self._equal or isinstance(a, int):
             return a
         if (found := self._simplified.get(a)) is None:
-            is_other = any(s in self._equal for s in symbols(a))
+            is_other = any(s in self._equal for s in (*symbols(a), *calls_in(a)))
             found = self._simplified[a] = substitute(a, self._equal) if is_other else a
         return found
 
@@ -150,13 +153,16 @@ class ShapeEnv:
         return self._ranges.range(self.simplified(a))
 
     def _identify(self, difference: Size) -> None:
-        """Let a symbol be what an equation says it is, if that is a size."""
-        for symbol in sorted(symbols(difference), key=lambda s: s.name, reverse=True):
-            found = coefficient(difference, symbol)
-            if found is not None and found[0] in (1, -1):
-                is_now = -found[1] if found[0] == 1 else found[1]
-                self._equal = {s: substitute(x, {symbol: is_now}) for s, x in self._equal.items()}
-                self._equal[symbol] = is_now
+        """Let a symbol, or else a division, be what an equation says it is, if that is a size."""
+        if isinstance(difference, int):
+            return
+        named = sorted(symbols(difference), key=lambda s: s.name, reverse=True)
+        for atom in [*named, *calls_in(difference)]:
+            count, rest = linear_in(difference, atom)
+            if count in (1, -1) and atom not in atoms(rest):
+                is_now = -rest if count == 1 else rest
+                self._equal = {s: substitute(x, {atom: is_now}) for s, x in self._equal.items()}
+                self._equal[atom] = is_now
                 self._simplified.clear()
                 return
 

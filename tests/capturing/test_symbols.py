@@ -641,6 +641,27 @@ def test_sizes_are_constants_where_open_ones_end_the_graph_and_none_may_end() ->
         fusee.compile(program, fullgraph=True)(x)
 
 
+def every_other(x: Tensor, y: Tensor) -> Tensor:
+    return x[::2] + y[::2]
+
+
+def in_rows(x: Tensor, y: Tensor) -> Tensor:
+    return x.view(-1, 4) * y.view(-1, 4)
+
+
+def in_pairs(x: Tensor, y: Tensor) -> Tensor:
+    return x.unfold(0, 2, 2)[:, 0] * y.unfold(0, 2, 2)[:, 0]
+
+
+@pytest.mark.parametrize("program", [every_other, in_rows, in_pairs])
+def test_a_quotient_of_sizes_that_is_1_is_broadcast(program: Any) -> None:
+    compiled = fusee.compile(program, dynamic=True)
+    step = 4 if program is in_rows else 2
+    for n, m in ((1, 4), (4, 1), (3, 3), (1, 1), (1, 5)):
+        x, y = torch.randn(n * step), torch.randn(m * step)
+        same(program(x, y), compiled(x, y))
+
+
 def unbacked_check(x: Tensor) -> Tensor:
     torch._check(x.shape[0] > 2)
     return x * 2 if x.shape[0] > 2 else x
