@@ -641,6 +641,21 @@ def test_sizes_are_constants_where_open_ones_end_the_graph_and_none_may_end() ->
         fusee.compile(program, fullgraph=True)(x)
 
 
+@pytest.mark.parametrize(
+    "function", [F.leaky_relu, F.elu, F.celu, F.softplus, F.hardshrink, F.softshrink]
+)
+def test_sizes_are_parameters_of_pointwise_functions(function: Any) -> None:
+    compiled = fusee.compile(lambda x: function(x, x.shape[0]), dynamic=True)
+    for n in (2, 5, 3):
+        x = torch.linspace(-4, 4, n).requires_grad_(function is not F.celu)
+        want, got = function(x, n), compiled(x)
+        torch.testing.assert_close(got, want)
+        if want.requires_grad:
+            grads = [torch.autograd.grad(y.sum(), x)[0] for y in (got, want)]
+            torch.testing.assert_close(*grads)
+    assert len(fusee.report(compiled)) == 1
+
+
 def every_other(x: Tensor, y: Tensor) -> Tensor:
     return x[::2] + y[::2]
 

@@ -203,6 +203,8 @@ def _register(row: Row, formula: Formula) -> None:
         common = promote(chosen) if row.to_bool else call.meta.dtype
         if row.rounds or row.to_bool:
             chosen = [_round(call.lowering, x, common) for x in chosen]
+        compute = opmath(common)
+        rest = [call.lowering.number(x, compute) if isinstance(x, Expr) else x for x in rest]
         applied: Formula = lambda *values: formula(*values, *rest, **kwargs)  # noqa: E731
         return result(call, applied if rest or kwargs else formula, *chosen, common=common)
 
