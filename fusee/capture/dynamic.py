@@ -33,7 +33,7 @@ from fusee.capture.torch_api import Mark, OpOverload, compiler_setting, dynamo_s
 from fusee.config import CaptureOptions, settings
 from fusee.errors import CacheWarning, warn
 from fusee.runtime.cache import code_key, content_key, write_whole
-from fusee.source import Args
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- names
 
@@ -734,6 +734,39 @@ def read(recorder: Any, name: str, args: Args) -> Any:
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def run_with_numbers(recorder: Any, func: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """A call's arguments and result, with numbers for tensors of integers that it wants as such."""
+    try:
+        return args, kwargs, recorder.run(func, args, kwargs, name)
+    except GraphBreak as stop:
+        first = stop
+    given, counts, numbers = (args, kwargs), list[Any](), dict[int, Any]()
+    before = recorder.raised, recorder.raised_by
+    fx.node.map_aggregate(given, lambda x: counts.append(x) if _is_count(x) else None)
+    for x in reversed(counts) if _wants_number(first) else ():  # tensors come before numbers
+        if (number := read(recorder, "item", (x,))) is None:
+            break
+        numbers[id(x)] = number
+        args, kwargs = fx.node.map_aggregate(given, lambda x: numbers.get(id(x), x))
+        try:
+            return args, kwargs, recorder.run(func, args, kwargs, name)
+        except GraphBreak as stop:
+            if not _wants_number(stop):
+                break
+        except (TypeError, RuntimeError):  # this one is to be a tensor
+            recorder.raised, recorder.raised_by = before
+            del numbers[id(x)]
+    raise first
+
+
+def _is_count(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype in _INTEGERS and not x.dim()
+
+
+def _wants_number(stop: GraphBreak) -> bool:
+    return getattr(stop.__context__, "func", None) is torch.ops.aten._local_scalar_dense.default
 
 
 def _values(recorder: Any, x: torch.Tensor) -> Any:

@@ -29,6 +29,7 @@ from fusee.capture.dynamic import (
     of_new,
     printable,
     read,
+    run_with_numbers,
     shown,
     takes_numbers,
 )
@@ -370,8 +371,8 @@ class Recorder(TorchFunctionMode):
         if name in TURN and args and id(args[0]) in self.given and self.is_main:
             return self._turn(func, name, *args, **kwargs)
         if kwargs or name.endswith("_") or not name:
-            refuse_new_geometry(func, args, kwargs, lambda x: id(x) in self._inputs, self._run)
-        out = self._run(func, args, kwargs, name)
+            refuse_new_geometry(func, args, kwargs, lambda x: id(x) in self._inputs, self.run)
+        args, kwargs, out = run_with_numbers(self, func, args, kwargs, name)
         if name == "as_strided":
             self._refuse_beyond(args[0], out)
         if out is not None and not holds_tensor(out):
@@ -401,13 +402,13 @@ class Recorder(TorchFunctionMode):
             before = fake.detach().requires_grad_(fake.requires_grad)
         self.adopt(before, self.nodes[id(fake)])
         view = self.call(getattr(torch.Tensor, name[:-1]), before, *args, **kwargs)
-        self._run(func, (fake, *args), kwargs, name)
+        self.run(func, (fake, *args), kwargs, name)
         self.rebind(fake, before, view)
         self.turned.append((fake, name, args, kwargs))
         self.unsaved = "autograd would save a tensor that is turned afterwards"
         return fake
 
-    def _run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
+    def run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
         if name.startswith("_foreach_") and name.endswith("_"):
             # values change, and nothing else of hundreds of tensors
             return args[0] if args else kwargs["self"]
@@ -755,6 +756,6 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak("a function in the graph as a whole, beside subclasses of Tensor")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         with torch._C.DisableTorchFunction():
-            out = self._run(func, args, kwargs, "")
+            out = self.run(func, args, kwargs, "")
         self.write(func, "", args, kwargs, out)
         return out

@@ -106,6 +106,31 @@ def test_numbers_go_back_into_the_graph() -> None:
     assert not same(given_back, torch.tensor([3, 4, 2**60])).stops
 
 
+def in_place_of_numbers(x: T) -> T:
+    mask = torch.arange(x.max())[None] < x[:, None]
+    sized = torch.zeros((x[0], 2)), x.new_zeros(x[1], 3), torch.arange(60).view(x[1], -1)
+    powers = torch._foreach_pow(x.max(), [x, x * 2])
+    return (
+        mask,
+        sized,
+        x.repeat(x[2]),
+        x.roll(x[0]),
+        torch.full((2,), x.max()),
+        powers,
+        torch.eye(x[1]),
+    )
+
+
+def test_tensors_in_place_of_numbers_stay_in_the_graph() -> None:
+    fast = fusee.compile(in_place_of_numbers, fullgraph=True)
+    for x in ([1, 2, 3], [2, 4, 1], [3, 1, 5]):
+        x = torch.tensor(x)
+        assert shape_of(fast(x)) == shape_of(in_place_of_numbers(x))
+    with pytest.raises(RuntimeError, match="negative"):
+        fusee.compile(lambda x: torch.zeros(x[0] - 9))(torch.tensor([3]))
+    same(lambda x: torch.full((2,), x.max()), FLOATS, breaks=True)
+
+
 def test_a_value_that_is_needed_ends_the_graph() -> None:
     for x in (INTS, FLOATS, torch.zeros(3)):
         same(compared, x, breaks=True)
