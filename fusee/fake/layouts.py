@@ -67,7 +67,7 @@ def broadcast(*shapes: Sizes) -> list[Any]:
 
     raises   RuntimeError, Unsure
     """
-    rank = max(map(len, shapes))
+    rank = max(map(len, shapes), default=0)
     found: list[Any] = [1] * rank
     for shape in shapes:
         for axis, size in enumerate(shape, rank - len(shape)):

@@ -86,12 +86,11 @@ def _lies(x: Tensor) -> tuple[Sizes, Sizes]:
 
 def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
     """One element for each of the operands'; None if their strides leave it to TensorIterator."""
-    first = operands[0]
-    if all(
-        same_ints(x.shape, first.shape) and same_ints(x.stride(), first.stride())
+    if operands and all(
+        same_ints(x.shape, operands[0].shape) and same_ints(x.stride(), operands[0].stride())
         for x in operands[1:]
     ):
-        return like(first, dtype)
+        return like(operands[0], dtype)
     if all(map(is_contiguous, operands)):
         return rows(broadcast(*(x.shape for x in operands)), dtype)
     if all(known((*x.shape, *x.stride())) for x in operands):

@@ -195,7 +195,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
     if name in ("item", "tolist") and len(args) == 1:
-        return m.call(getattr(args[0].tensor, name))
+        return m.call(getattr(torch.Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     given = [value(x) for x in given]  # NumPy takes no sizes that vary
     if function in _OF_TENSORS:

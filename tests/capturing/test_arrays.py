@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import fusee
 from tests.capturing.numpy_programs import DTYPES, agree, calls, data, functions
 from tests.capturing.same import Traced
+from tests.counting import Counting
 
 A = np.arange(12.0).reshape(4, 3)
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -292,6 +293,12 @@ def test_functions_that_take_tensors_for_arrays() -> None:
         assert type(got) is type(want) and got.dtype == want.dtype and np.array_equal(got, want)
         assert got.strides == want.strides
     assert traced.stops == []
+
+
+def test_lists_of_arrays_come_after_any_backends_graph() -> None:
+    listed = fusee.compile(lambda a: (a * 2).tolist(), backend=Counting(), fullgraph=True)
+    for a in (np.arange(5), np.arange(5.0)):
+        assert listed(a) == (a * 2).tolist()
 
 
 def test_errors_of_values_are_numpys() -> None:

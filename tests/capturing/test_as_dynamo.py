@@ -196,6 +196,10 @@ def state_of_torch(x: T) -> T:
     return x + 1, torch.accelerator.current_accelerator()
 
 
+def operators_of_numbers_alone(x: T) -> T:
+    return x + torch.add(2, 3), torch.mul(2.5, 3), torch.div(7, 2), torch.sub(2, 3, alpha=2)
+
+
 def twice(x: T) -> T:
     return x * 2
 
@@ -279,7 +283,8 @@ PROGRAMS = [
     keywords_of_pythons, attributes_of_a_thread, a_descriptor_that_only_sets, operators_by_name,
     warnings_caught, warnings_recorded, weak_references, numbers_in_tensors, values_for_numbers,
     hints, descriptors_of_type, aggregates, letters_of_a_version, int_copied, foreach_by_name,
-    state_of_torch, scaled_by_a_tensor, numbers_written_down, a_module_from_a_cache,
+    operators_of_numbers_alone, state_of_torch, scaled_by_a_tensor, numbers_written_down,
+    a_module_from_a_cache,
 ]  # fmt: skip
 
 
