@@ -29,10 +29,10 @@ from fusee.capture.sources import (
     Held,
     Item,
     Local,
+    OfAxis,
     Origin,
     SizeOf,
     Source,
-    StrideOf,
     looking,
     variable,
 )
@@ -566,7 +566,7 @@ def _fresh(
     def place(origin: Origin) -> Read | None:
         if type(look(origin)) is not int:
             return None
-        if not isinstance(origin, (SizeOf, StrideOf)):
+        if not isinstance(origin, OfAxis):
             return Read(element(origin), "int")
         if origin.of not in tensors or not can_watch(look(origin.of)):
             return None

@@ -28,7 +28,7 @@ from fusee import log
 from fusee.capture.bytecode import first_line
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, TypeMatch
-from fusee.capture.sources import Dict, Held, Item, Local, Origin, ResultOf, SizeOf
+from fusee.capture.sources import Dict, Held, Item, Local, OfAxis, Origin, ResultOf, SizeOf
 from fusee.capture.torch_api import Mark, OpOverload, compiler_setting, dynamo_switch, marks
 from fusee.config import CaptureOptions, settings
 from fusee.errors import CacheWarning, warn
@@ -183,7 +183,7 @@ class Varying:
         """Whether the number or size at an origin is an input; `value` is what it is now."""
         if is_learning_rate(origin):
             return self.known.get(str(origin), True)
-        if not self.with_symbols and isinstance(origin, SizeOf):
+        if not self.with_symbols and isinstance(origin, OfAxis):
             return False
         if isinstance(origin, Item) and isinstance(origin.of, Dict):
             owner = origin.of.of
@@ -191,7 +191,7 @@ class Varying:
                 return False
         if self.known and (known := self.known.get(str(origin))) is not None:
             return known
-        if self.dynamic is True and isinstance(origin, (SizeOf, Local)):
+        if self.dynamic is True and isinstance(origin, (OfAxis, Local)):
             return True
         return self.named(origin, value)
 

@@ -26,6 +26,7 @@ from fusee.capture.sources import (
     ResultOf,
     SizeOf,
     Source,
+    StrideOf,
     looking,
     raw_class,
 )
@@ -519,6 +520,12 @@ class TensorMatch(Fact):
             for axis, (was, now) in enumerate(zip(self.value.size, found.size)):
                 if was != now:  # one that was open stays so
                     yield str(SizeOf(self.origin, axis)), True, now if was is None else was, now
+            # the others are products of sizes
+            own = _own_strides(self.value) & _own_strides(found)
+            for axis in sorted(own):
+                was, now = self.value.stride[axis], found.stride[axis]
+                if was != now:
+                    yield str(StrideOf(self.origin, axis)), True, now if was is None else was, now
 
     def is_one_more(self, before: Any, now: Any) -> bool:
         if not type(before) is type(now) is TensorFact or len(now.size) != len(before.size):
@@ -530,6 +537,13 @@ class TensorMatch(Fact):
     def remedy(self, found: Any) -> str:
         is_size = isinstance(found, TensorFact) and found.is_like(self.value)
         return _OPEN if is_size else Fact.remedy(self, found)
+
+
+def _own_strides(known: TensorFact) -> set[int]:
+    """Axes whose stride is none of the products of inner sizes, by what is known."""
+    rows = [*zip(known.stride, known.size)]
+    spans = {1, *(step * n for step, n in rows if step is not None and n is not None)}
+    return {k for k, (step, n) in enumerate(rows) if n != 1 and step != 0 and step not in spans}
 
 
 def _closed(size: tuple[int | None, ...]) -> Hashable:

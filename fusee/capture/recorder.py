@@ -50,6 +50,7 @@ from fusee.capture.graph_break import (
     seen_memory,
     storages,
 )
+from fusee.capture.sources import StrideOf
 from fusee.capture.symbols import is_open, sizes_in, was_unbacked
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
@@ -718,13 +719,16 @@ class Recorder(TorchFunctionMode):
     def finish(self, outputs: Sequence[torch.Tensor], *, binds: bool = False) -> fx.GraphModule:
         """The module, its outputs a tuple in this order; without what nobody needs.
 
-        binds   whether all symbols that an input's sizes have are inputs, before it
+        binds   whether all symbols that an input's sizes have are inputs, before it; those of its
+                strides are
         """
         self.graph.output(tuple(self.node(x) for x in outputs))
         self.graph.eliminate_dead_code(has_effect)
         bound: set[fx.Node] = set()
-        for node in self.graph.find_nodes(op="placeholder") if binds else ():
+        for node in self.graph.find_nodes(op="placeholder"):
             for symbol in self.symbols.of(node.meta["example_value"]) if node.users else ():
+                if not (binds or isinstance(self.symbols.origins.get(symbol), StrideOf)):
+                    continue
                 size = self._symbol(symbol, wrapped(self.symbols.env, symbol.expr))
                 if size is not node and size not in bound:
                     node.prepend(size)

@@ -282,7 +282,7 @@ def given_by(function: Callable[[], Any], words: str = "") -> ResultOf:
 
 
 @dataclass(frozen=True, eq=False)
-class _OfAxis(Part):
+class OfAxis(Part):
     """What a method of a tensor says of an axis."""
 
     axis: int
@@ -293,13 +293,13 @@ class _OfAxis(Part):
         return getattr(of, self.METHOD)(self.axis)
 
 
-class SizeOf(_OfAxis):
+class SizeOf(OfAxis):
     """A size of a tensor."""
 
     METHOD = "size"
 
 
-class StrideOf(_OfAxis):
+class StrideOf(OfAxis):
     """A stride of a tensor."""
 
     METHOD = "stride"

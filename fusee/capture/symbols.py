@@ -515,7 +515,7 @@ class Symbols:
         `fact` is what is known if none does; `whole` the tensor that is marked: of a subclass `x`
         is the plain one.
 
-        Strides that are products of inner sizes stay such products; others are facts.
+        Strides that are products of inner sizes stay such products; others may vary by themselves.
         """
         sizes: list[Any] = [*x.shape]
         marked = varies.marks(whole)
@@ -540,12 +540,14 @@ class Symbols:
                     self._declare(mark, sizes[axis], place)
                 if mark.group is not None:
                     self._unite(mark.group, sizes[axis], place)
-        if not any(map(is_open, sizes)):
+        if x.is_contiguous() and not any(map(is_open, sizes)):
             return fake_of(self.mode, x), fact, []
-        strides = self._strides(x, sizes)
+        strides = self._strides(x, sizes, origin, varies)
+        if not any(map(is_open, (*sizes, *strides))):
+            return fake_of(self.mode, x), fact, []
         strided: list[tuple[Origin, Relation]] = []
         for axis, step in enumerate(strides):
-            if is_open(step):
+            if is_open(step) and not isinstance(self.place(step), StrideOf):
                 found = StrideOf(origin, axis)
                 stride = Symbol(f"stride {axis}", hint=x.stride(axis))
                 origins = {**self.origins, stride: found}
@@ -583,13 +585,19 @@ class Symbols:
                 did="stopped before running anything",
             )
 
-    def _strides(self, x: torch.Tensor, sizes: list[Any]) -> list[Any]:
+    def _strides(
+        self, x: torch.Tensor, sizes: list[Any], origin: Origin, varies: Varying
+    ) -> list[Any]:
         """The strides; one that is as long as what lies inside of it is that product."""
         steps: list[Any] = [*x.stride()]
         inside: dict[int, Any] = {}  # the product by its value in this call
         for k in sorted(range(x.dim()), key=lambda k: (steps[k], x.shape[k])):
-            step = steps[k] = inside.get(steps[k], steps[k])
-            inside[x.stride(k) * x.shape[k]] = step * sizes[k]
+            step, place = steps[k], StrideOf(origin, k)
+            if step in inside:
+                steps[k] = inside[step]
+            elif step > 1 and x.shape[k] > 1 and varies(place, step):
+                steps[k] = inside[step] = self.load(step, place, 2, None, Mark(True))
+            inside[step * x.shape[k]] = steps[k] * sizes[k]
         return steps
 
     # ---------------------------------------------------------------------- in a graph

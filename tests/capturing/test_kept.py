@@ -483,11 +483,13 @@ from fusee.capture import entries
 captures, whole = [], entries.capture
 entries.capture = lambda *args: captures.append(args) or whole(*args)
 @fusee.compile
-def step(x, n):
-    return torch.relu(x @ x.T).sum(-1) * n, x.shape
+def step(x, n, y):
+    return torch.relu(x @ x.T).sum(-1) * n, x.shape, y.sin() + 1
 for n in (3, 5, 7):
     x = torch.linspace(-1, 1, 4 * n).reshape(n, 4)
-    got, size = step(x, n)
+    y = torch.linspace(-1, 1, 6 * n).reshape(6, n)[:, :2]
+    got, size, sine = step(x, n, y)
+    assert torch.allclose(sine, y.sin() + 1)
     assert torch.allclose(got, torch.relu(x @ x.T).sum(-1) * n)
     assert size == x.shape
 print(len(captures), *(name for name in ("sympy", "torch._dynamo") if name in sys.modules))

@@ -841,6 +841,58 @@ def test_strides_that_are_not_dense() -> None:
     assert len(traced.graphs) == 2
 
 
+def wide(x: Tensor) -> Any:
+    return x.sin() * 2, x.T, x.reshape(-1), x @ torch.ones(3, 2), x.sum(1), x.stride(), x[1:]
+
+
+def packed(x: Tensor) -> Any:
+    y = x.as_strided((2, 4, 1, 3), (x.stride(0), x.stride(0) // 2, 1, 1)) if x.stride(0) > 99 else x
+    return y.view(4, 3, 1) + 1, y.contiguous().view(-1)
+
+
+def changed(x: Tensor) -> Any:
+    x.add_(1)
+    return x * 2
+
+
+@pytest.mark.parametrize("program", [wide, packed, changed])
+@pytest.mark.parametrize("how", [{}, {"backend": "eager"}, {"dynamic": True}])
+def test_strides_that_vary_by_themselves(program: Any, how: dict[str, Any]) -> None:
+    traced, compiled = Traced(program), fusee.compile(program, **how)
+    for step in (7, 9, 11, 30):
+        found = []
+        for run in (program, traced, compiled):
+            x = torch.linspace(0, 3, 4 * step).view(4, step)[:, :3]
+            found.append((run(x), x))
+        same(found[0], found[1])
+        same(found[0], found[2])
+    assert len(traced.graphs) == 2
+    for step in (2, 1, 0):  # elements lie in one another
+        found = []
+        for run in (program, compiled):
+            x = torch.linspace(0, 3, 40).as_strided((4, 3), (step, 1))
+            found.append((_told(run, x), x))
+        same(*found)
+
+
+def test_gradients_of_inputs_whose_strides_vary() -> None:
+    def loss_of(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight).softmax(1).cos().sum()
+
+    compiled = fusee.compile(loss_of, fullgraph=True)
+    for step in (7, 9, 11, 30):
+        found = []
+        for run in (loss_of, compiled):
+            torch.manual_seed(0)
+            whole = torch.randn(4, step, requires_grad=True)
+            weight = torch.randn(3, 2, requires_grad=True)
+            loss = run(whole[:, :3], weight)
+            found.append([loss.detach(), *torch.autograd.grad(loss, (whole, weight))])
+        torch.testing.assert_close(*found)
+    (piece,) = [one for one in live if one.call is compiled]
+    assert len(piece.entries) == 2
+
+
 def test_floats_that_were_rounded_twice_have_no_exact_floor() -> None:
     def program(x: Tensor) -> Any:
         n = x.shape[0]
