@@ -540,10 +540,13 @@ class TensorMatch(Fact):
 
 
 def _own_strides(known: TensorFact) -> set[int]:
-    """Axes whose stride is none of the products of inner sizes, by what is known."""
-    rows = [*zip(known.stride, known.size)]
-    spans = {1, *(step * n for step, n in rows if step is not None and n is not None)}
-    return {k for k, (step, n) in enumerate(rows) if n != 1 and step != 0 and step not in spans}
+    """Axes whose stride is none of the products of inner sizes; an open one may be."""
+    rows = [(step, n or 0, k) for k, (step, n) in enumerate(zip(known.stride, known.size)) if step]
+    own, spans = {k for k, step in enumerate(known.stride) if step is None}, {1}
+    for step, n, k in sorted(rows):
+        own |= set() if step in spans else {k}
+        spans.add(step * n)
+    return own
 
 
 def _closed(size: tuple[int | None, ...]) -> Hashable:

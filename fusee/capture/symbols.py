@@ -540,8 +540,6 @@ class Symbols:
                     self._declare(mark, sizes[axis], place)
                 if mark.group is not None:
                     self._unite(mark.group, sizes[axis], place)
-        if x.is_contiguous() and not any(map(is_open, sizes)):
-            return fake_of(self.mode, x), fact, []
         strides = self._strides(x, sizes, origin, varies)
         if not any(map(is_open, (*sizes, *strides))):
             return fake_of(self.mode, x), fact, []
@@ -595,7 +593,7 @@ class Symbols:
             step, place = steps[k], StrideOf(origin, k)
             if step in inside:
                 steps[k] = inside[step]
-            elif step > 1 and x.shape[k] > 1 and varies(place, step):
+            elif step > 1 and varies(place, step):
                 steps[k] = inside[step] = self.load(step, place, 2, None, Mark(True))
             inside[step * x.shape[k]] = steps[k] * sizes[k]
         return steps
