@@ -433,9 +433,9 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call(m, inner, *args, **kwargs)
     stand = m.policy.replacement(function) or special(function)
     if stand is not None:
-        knows_texts = function in _TAKE_TEXTS or getattr(function, "__module__", None) == "logging"
-        if symbols.Text in map(type, args) and not knows_texts:
-            args = tuple(map(symbols.whole_text, args))
+        if symbols.Text in map(type, args):  # few functions know open numbers in them
+            if not (function in _TAKE_TEXTS or getattr(function, "__module__", "") == "logging"):
+                args = tuple(map(symbols.whole_text, args))
         try:
             return stand(m, *args, **kwargs)
         except TypeError as error:

@@ -748,10 +748,9 @@ class Recorder(TorchFunctionMode):
 
     def writers(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         """Those that write to memory that is there before the graph, as far as can be told."""
-        inputs = self.graph.find_nodes(op="placeholder")
         with torch._C.DisableTorchFunction():
-            seen = storages(inputs)
             nodes = [n for n in nodes if effects(n)]
+            seen = storages(self.graph.find_nodes(op="placeholder")) if nodes else set()
             return [n for n in nodes if "anywhere" in effects(n) or seen & storages(written_by(n))]
 
     def call_whole(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:

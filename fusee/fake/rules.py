@@ -101,15 +101,17 @@ def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
 def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
     """Of an operator that goes element by element, the first operand's order before the others'."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    dtype = operands[0].dtype
-    if _SEEDED not in op.tags:
+    if _SEEDED in op.tags:
+        dtype = operands[0].dtype
+    else:
         sorts = map(_sort, (*args, *kwargs.values()))
         key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
         if key not in _DTYPES:
             _DTYPES[key] = on_ones(op, args, kwargs).dtype
         dtype = _DTYPES[key]
-    found = rows(operands[0].shape, dtype) if op in _IN_ROWS else _combined(operands, dtype)
-    return found or iterated(map(_lies, operands), dtype)
+    if op in _IN_ROWS:
+        return rows(broadcast(*(x.shape for x in operands)), dtype)
+    return _combined(operands, dtype) or iterated(map(_lies, operands), dtype)
 
 
 _DTYPES: dict[Any, torch.dtype] = {}  # by operator and sorts of operands
