@@ -540,7 +540,10 @@ class Symbols:
                     self._declare(mark, sizes[axis], place)
                 if mark.group is not None:
                     self._unite(mark.group, sizes[axis], place)
-        strides = self._strides(x, sizes, origin, varies)
+        fixed = {axis for axis, mark in marked.items() if not mark.dynamic}
+        strides = self._strides(
+            x, sizes, lambda k: k not in fixed and varies(StrideOf(origin, k), x.stride(k)), origin
+        )
         if not any(map(is_open, (*sizes, *strides))):
             return fake_of(self.mode, x), fact, []
         strided: list[tuple[Origin, Relation]] = []
@@ -584,17 +587,23 @@ class Symbols:
             )
 
     def _strides(
-        self, x: torch.Tensor, sizes: list[Any], origin: Origin, varies: Varying
+        self,
+        x: torch.Tensor,
+        sizes: list[Any],
+        varies: Callable[[int], bool],
+        origin: Origin,
     ) -> list[Any]:
-        """The strides; one that is as long as what lies inside of it is that product."""
+        """The strides; one that is as long as what lies inside of it is that product, another is
+        open where its axis says so."""
         steps: list[Any] = [*x.stride()]
         inside: dict[int, Any] = {}  # the product by its value in this call
         for k in sorted(range(x.dim()), key=lambda k: (steps[k], x.shape[k])):
-            step, place = steps[k], StrideOf(origin, k)
+            step = steps[k]
             if step in inside:
                 steps[k] = inside[step]
-            elif step > 1 and varies(place, step):
-                steps[k] = inside[step] = self.load(step, place, 2, None, Mark(True))
+            elif step > 1 and varies(k):
+                found = self.load(step, StrideOf(origin, k), 2, None, Mark(True))
+                steps[k] = inside[step] = found
             inside[step * x.shape[k]] = steps[k] * sizes[k]
         return steps
 

@@ -875,6 +875,15 @@ def test_strides_that_vary_by_themselves(program: Any, how: dict[str, Any]) -> N
         same(*found)
 
 
+def test_the_stride_of_an_axis_that_is_marked_static_is_a_constant() -> None:
+    traced = Traced(lambda x: x * 2)
+    for step in (7, 9, 11):
+        x = torch.randn(4, step)[:, :3]
+        fusee.compiler.mark_static(x)
+        traced(x)
+    assert len(traced.graphs) == 3
+
+
 def test_gradients_of_inputs_whose_strides_vary() -> None:
     def loss_of(x: Tensor, weight: Tensor) -> Tensor:
         return (x @ weight).softmax(1).cos().sum()
