@@ -208,7 +208,8 @@ def quick_check(
     at = _code_offset()
     rows = [(name, row) for name in state for row in _STATE[name]]
     calls = tuple(row for _, row in rows)
-    if at is None or not all(symbol(function) for function, *_ in calls):
+    names = (x for call in calls for x in call if isinstance(x, str))
+    if at is None or not all(map(symbol, names)):
         return None
     wanted = [_now(*row) if (x := state[name]) is None else x for name, row in rows]
     words = [*wanted, 1 + len(empty), id(code[0]) + at, id(code[1])]
