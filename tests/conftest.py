@@ -24,6 +24,9 @@ from fusee.capture.captured import Entry  # noqa: E402
 from fusee.capture.entries import listeners  # noqa: E402
 from fusee.errors import MissingPackage  # noqa: E402
 from tests.counting import Counting  # noqa: E402
+from tests.seeds import forget_stacks  # noqa: E402
+
+forget_stacks()
 
 # The same examples each time: a change is judged by what it changes. `--hypothesis-profile=search`
 # looks for new ones.

@@ -26,6 +26,7 @@ from fusee.capture.dynamic import Varying
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from tests.capturing.portrait import Line, Portrait, Unsound
+from tests.seeds import forget_stacks
 
 __all__ = ["Outcome", "backend", "difference", "shrunk"]
 
@@ -414,6 +415,7 @@ def _prepare() -> None:
     optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1, 1))
+    forget_stacks()
 
 
 def _in_double(source: str) -> Outcome | None:
