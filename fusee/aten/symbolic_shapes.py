@@ -33,7 +33,7 @@ from fusee.source import define
 from fusee.sym.expr import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS, Predicate
 from fusee.sym.shape_env import ShapeEnv, known_size
-from fusee.sym.symint import TorchSymbols
+from fusee.sym.symint import TorchSymbols, open_numbers
 
 _FUNCTIONS = {"min": torch.sym_min, "max": torch.sym_max}
 _LARGEST = 2**62  # what torch writes for no end at all
@@ -48,9 +48,7 @@ def compile_as_torch(
     relation of ours, as if the program had asked.
     """
     inputs = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
-    made = (node.meta.get("example_value") for node in gm.graph.nodes)
-    numbers = chain(*(x.shape if isinstance(x, Tensor) else (x,) for x in made))
-    env = next((n.node.env for n in numbers if type(n) is torch.SymInt), None)
+    env = next((n.node.env for n in open_numbers(gm.graph.nodes)), None)
     handed = _Handed(env or ShapeEnv(), name)
     # sizes of tensors that share memory become constants: they say how much of it
     places: dict[int, list[Tensor]] = {}

@@ -23,7 +23,7 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -61,7 +61,7 @@ from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, moved
 from fusee.source import Rules
 from fusee.sym.shape_env import ShapeEnv, SizeNode
-from fusee.sym.symint import TorchSymbols
+from fusee.sym.symint import TorchSymbols, open_numbers
 
 # ---------------------------------------------------------------------------- nodes
 # Runs the fx graph of torch calls, node by node, on meta tensors.
@@ -619,17 +619,12 @@ def start(
     )
     to_size = TorchSymbols()
     # that of sizes which only data knows
-    found, is_needed = ShapeEnv(), False
+    found, is_needed = ShapeEnv(), any(map(_takes_at_a_mask, gm.graph.nodes))
     found.is_over = True
-    for node in gm.graph.nodes:
-        value = node.meta.get("example_value")
-        for x in value if isinstance(value, (tuple, list)) else (value,):
-            numbers: Iterable[Any] = x.shape if isinstance(x, torch.Tensor) else (x,)
-            for n in numbers:
-                if type(n) is torch.SymInt and isinstance(n.node, SizeNode):
-                    found = n.node.env
-                    is_needed = is_needed or bool(found.data.of(n.node.size))
-        is_needed = is_needed or _takes_at_a_mask(node)
+    for n in open_numbers(gm.graph.nodes):
+        if isinstance(n.node, SizeNode):
+            found = n.node.env
+            is_needed = is_needed or bool(found.data.of(n.node.size))
     env = found if is_needed else None
     if env is not None:
         mode = mode or fake_mode()

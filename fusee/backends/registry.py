@@ -34,6 +34,7 @@ from fusee.errors import (
 )
 from fusee.runtime import process
 from fusee.runtime.cache import Sidecar
+from fusee.sym.symint import open_numbers
 
 # ---------------------------------------------------------------------------- registry
 
@@ -348,20 +349,16 @@ def for_capture(
     compile_as_torch = later("fusee.aten.symbolic_shapes", "compile_as_torch")
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        if any(map(_is_open, gm.graph.nodes)):
+        has_items = any(node.target == "item" for node in gm.graph.nodes)
+        if has_items or any(
+            True for _ in open_numbers(gm.graph.nodes)
+        ):  # that a later run has otherwise
             made: CompiledFn = compile_as_torch(found, name_of(backend), gm, example_inputs)
         else:
             made = found(gm, example_inputs)
         return made
 
     return compile_graph
-
-
-def _is_open(node: fx.Node) -> bool:
-    """Whether it gives a number, or a size, that a later run has otherwise."""
-    made = node.meta.get("example_value")
-    numbers = made.shape if isinstance(made, torch.Tensor) else (made,)
-    return node.target == "item" or any(type(n) is torch.SymInt for n in numbers)
 
 
 def _foreign(name: str) -> CompiledFn:

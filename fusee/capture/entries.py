@@ -538,11 +538,10 @@ class CompiledFunction:
 
     def _goes_without_symbols(self, captured: Captured, error: BackendError) -> bool:
         """Whether a backend that is not ours may do better with sizes that are constants."""
-        varies, symbols = self.varies, captured.symbols
-        if not (varies.as_torch and varies.with_symbols and symbols) or symbols.strict:
+        if not (self.varies.as_torch and self._may_be_constants(captured)):
             return False
-        varies.with_symbols = False
-        self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
+        self.varies.with_symbols = False
+        self._tell_of_constants(error)
         return True
 
     def _whole_without_symbols(
@@ -552,17 +551,23 @@ class CompiledFunction:
 
         raises   the error, if they end it as well, or if one is marked
         """
-        varies, symbols = self.varies, captured.symbols
-        if not (varies.with_symbols and symbols) or symbols.strict:
+        if not self._may_be_constants(captured):
             raise error
-        varies.with_symbols = False
+        self.varies.with_symbols = False
         try:
             entry = self._made(place, values)
         except GraphBreakError:
-            varies.with_symbols = True
+            self.varies.with_symbols = True
             raise error from None
-        self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
+        self._tell_of_constants(error)
         return entry
+
+    def _may_be_constants(self, captured: Captured) -> bool:
+        symbols = captured.symbols
+        return bool(self.varies.with_symbols and symbols) and not symbols.strict
+
+    def _tell_of_constants(self, error: BackendError | GraphBreakError) -> None:
+        self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
 
     def _of_copy(self, place: Place, values: Values) -> tuple[Captured | None, Any]:
         """What was captured for a copy of a module, and the compiled graph if it serves both."""

@@ -725,9 +725,11 @@ class Recorder(TorchFunctionMode):
         self.graph.output(tuple(self.node(x) for x in outputs))
         self.graph.eliminate_dead_code(has_effect)
         bound: set[fx.Node] = set()
-        for node in self.graph.find_nodes(op="placeholder"):
+        origins = self.symbols.origins
+        of_strides = {symbol for symbol, at in origins.items() if isinstance(at, StrideOf)}
+        for node in self.graph.find_nodes(op="placeholder") if binds or of_strides else ():
             for symbol in self.symbols.of(node.meta["example_value"]) if node.users else ():
-                if not (binds or isinstance(self.symbols.origins.get(symbol), StrideOf)):
+                if not binds and symbol not in of_strides:
                     continue
                 size = self._symbol(symbol, wrapped(self.symbols.env, symbol.expr))
                 if size is not node and size not in bound:

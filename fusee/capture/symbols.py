@@ -540,10 +540,14 @@ class Symbols:
                     self._declare(mark, sizes[axis], place)
                 if mark.group is not None:
                     self._unite(mark.group, sizes[axis], place)
-        fixed = {axis for axis, mark in marked.items() if not mark.dynamic}
-        strides = self._strides(
-            x, sizes, lambda k: k not in fixed and varies(StrideOf(origin, k), x.stride(k)), origin
-        )
+
+        def own(axis: int) -> Any:
+            step, place = x.stride(axis), StrideOf(origin, axis)
+            is_fixed = axis in marked and not marked[axis].dynamic
+            is_symbol = step > 1 and not is_fixed and varies(place, step)
+            return self.load(step, place, 2, None, Mark(True)) if is_symbol else step
+
+        strides = self._strides(x, sizes, own)
         if not any(map(is_open, (*sizes, *strides))):
             return fake_of(self.mode, x), fact, []
         strided: list[tuple[Origin, Relation]] = []
@@ -586,24 +590,16 @@ class Symbols:
                 did="stopped before running anything",
             )
 
-    def _strides(
-        self,
-        x: torch.Tensor,
-        sizes: list[Any],
-        varies: Callable[[int], bool],
-        origin: Origin,
-    ) -> list[Any]:
+    def _strides(self, x: torch.Tensor, sizes: list[Any], own: Callable[[int], Any]) -> list[Any]:
         """The strides; one that is as long as what lies inside of it is that product, another is
-        open where its axis says so."""
+        what `own` says of its axis."""
         steps: list[Any] = [*x.stride()]
         inside: dict[int, Any] = {}  # the product by its value in this call
         for k in sorted(range(x.dim()), key=lambda k: (steps[k], x.shape[k])):
             step = steps[k]
-            if step in inside:
-                steps[k] = inside[step]
-            elif step > 1 and varies(k):
-                found = self.load(step, StrideOf(origin, k), 2, None, Mark(True))
-                steps[k] = inside[step] = found
+            if step not in inside:
+                inside[step] = own(k)
+            steps[k] = inside[step]
             inside[step * x.shape[k]] = steps[k] * sizes[k]
         return steps
 

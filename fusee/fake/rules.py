@@ -734,10 +734,9 @@ def _onednn_layer(x: Tensor, *rest: Any) -> Found:
 
 
 # torch's formulas of these ask the second operand for its order first, or none.
-for _op in overloads(
+for _op in _IN_ROWS + overloads(
     "copysign.Tensor div.Tensor_mode floor_divide xlogy.Tensor special_xlog1py logaddexp logaddexp2"
     " logical_and logical_or logical_xor heaviside native_dropout_backward normal.Tensor_Tensor"
-    " pow.Scalar mvlgamma"
 ):
     RULES[_op] = functools.partial(lambda op, *args, **kwargs: _by_elements(op, args, kwargs), _op)
 

@@ -6,10 +6,11 @@ sympy is never imported here: a SymInt exists only where torch has imported it a
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from fusee.errors import TraceError
 from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod, product, symbols
@@ -32,6 +33,15 @@ def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
 def _expression(x: Any) -> Any:
     """The sympy expression of a SymInt; anything else as it is."""
     return x.node.expr if isinstance(x, torch.SymInt) else x
+
+
+def open_numbers(nodes: Iterable[fx.Node]) -> Iterator[torch.SymInt]:
+    """The open integers that nodes of a captured graph give, and the open sizes of tensors."""
+    for node in nodes:
+        value = node.meta.get("example_value")
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            numbers: Iterable[Any] = x.shape if isinstance(x, torch.Tensor) else (x,)
+            yield from (n for n in numbers if type(n) is torch.SymInt)
 
 
 class TorchSymbols:
