@@ -384,7 +384,7 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
 @stands_for(bool)
 def _to_bool(m: Capturing, x: Any = False, /) -> Any:
     recorder, found = m.world.recorder, x
-    if isinstance(x, FakeTensor) and not m.modes and id(x) not in recorder.literals:
+    if isinstance(x, FakeTensor) and not m.modes:
         with torch._C.DisableTorchFunction():
             found = read(recorder, "item", (x,))
     if type(found) is Number and found.is_late:

@@ -710,6 +710,8 @@ _SCALARS = {"item": None, "__float__": float, "__int__": int, "__index__": int}
 def read(recorder: Any, name: str, args: Args) -> Any:
     """What a method gives that shows values of a tensor; None if the graph ends there."""
     x = args[0]
+    if len(args) == 1 and (known := recorder.known(name, x)) is not None:
+        return known
     kind = float if x.is_floating_point() else bool if x.dtype is torch.bool else int
     is_number = kind is not int or x.dtype in _INTEGERS
     is_main = recorder.is_main and not recorder.seen and x.layout is torch.strided

@@ -12,6 +12,7 @@ import functools
 import operator
 import re
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
@@ -63,6 +64,7 @@ from fusee.capture.torch_api import (
     is_method,
     is_the_programs,
     set_grad_enabled,
+    without_modes,
 )
 from fusee.errors import stack_trace
 from fusee.fake.mode import is_symbolic, raises
@@ -186,6 +188,46 @@ _AS_NUMBERS: dict[str, Any] = {
     "item": lambda x: x, "__bool__": bool, "__int__": int, "__float__": float, "__index__": int,
 }  # fmt: skip
 
+# Calls, and elements of each, that are computed to know what numbers of the program's decide.
+_MOST_COMPUTED = 64
+
+
+def _computed(node: fx.Node) -> torch.Tensor | None:
+    """What a call gives that has numbers alone, and results of such calls; None for other calls."""
+    left, needed, values = [node], dict[fx.Node, None](), dict[fx.Node, torch.Tensor]()
+    while left:
+        one = left.pop()
+        if len(needed) > _MOST_COMPUTED or not _is_of_numbers(one):
+            return None
+        left += [x for x in one.all_input_nodes if x not in needed]
+        needed[one] = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the graph's own call tells
+        for one in sorted(needed):
+            args, kwargs = fx.node.map_arg((one.args, one.kwargs), values.__getitem__)
+            target: Any = one.target
+            call = getattr(torch.Tensor, target) if type(target) is str else target
+            try:
+                values[one] = found = call(*args, **kwargs)
+            except (RuntimeError, IndexError):  # the graph raises it
+                return None
+            fake = one.meta["example_value"]
+            if (found.dtype, found.shape) != (fake.dtype, fake.shape):  # a state of its own
+                return None
+    return values[node]
+
+
+def _is_of_numbers(node: fx.Node) -> bool:
+    fake = node.meta.get("example_value")
+    if node.op not in ("call_function", "call_method") or not isinstance(fake, torch.Tensor):
+        return False
+    name = node.target if type(node.target) is str else getattr(node.target, "__name__", "")
+    is_plain = fake.layout is torch.strided and fake.device.type == "cpu"
+    is_fresh = is_plain and not (fake.requires_grad or fake.is_inference() or fake._version)
+    is_small = is_fresh and not is_symbolic(fake) and fake.numel() <= _MOST_COMPUTED
+    return is_small and "empty" not in name and name != "new" and effects(node) <= {"raises"}
+
+
 # Methods that change what a tensor is, or what happens in a backward pass.
 _STATEFUL = {
     "register_hook", "register_post_accumulate_grad_hook",
@@ -262,7 +304,6 @@ class Recorder(TorchFunctionMode):
         self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
         self.heard: list[Any] = []  # what calls were given that the program hears of, and write
         self.is_parted = False  # whether the graph may not have both
-        self.literals: dict[int, tuple[int, int]] = {}  # by id: tensors of numbers, their versions
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
         self.unsaved = ""  # why autograd must not save some input
         self.replaced = {x for x in vars(torch.Tensor).values() if is_the_programs(x)}
@@ -337,8 +378,7 @@ class Recorder(TorchFunctionMode):
         if self.replaced and isinstance(func, types.FunctionType) and func in self.replaced:
             raise GraphBreak(f"a method of torch.Tensor is replaced by {func.__qualname__}")
         if name in _VALUES:
-            found = self._written(name, args[0])
-            if (found := read(self, name, args) if found is None else found) is not None:
+            if (found := read(self, name, args)) is not None:
                 return found
             raise self.ending(name, args[0], f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
         is_known = takes_numbers(name.replace("_foreach_", ""))
@@ -383,17 +423,20 @@ class Recorder(TorchFunctionMode):
                 self.answers.append((func, args, kwargs, out))
             return out
         self.write(func, name, args, kwargs, out)
-        if name in ("tensor", "as_tensor") and len(args) == 1 and not kwargs:
-            if type(args[0]) in (int, bool) and not out.is_inference():
-                self.literals[id(out)] = args[0], out._version
+        if isinstance(out, FakeTensor):
+            out.constant = None  # whose value torch would take for a size: the graph is to have it
         return out
 
-    def _written(self, name: str, fake: torch.Tensor) -> Any:
-        """The number that a program has made a tensor of, if nothing has written to it since."""
-        with torch._C.DisableTorchFunction():
-            number, version = self.literals.get(id(fake), (None, 0))
-            is_known = number is not None and fake._version == version and name in _AS_NUMBERS
-            return _AS_NUMBERS[name](number) if is_known else None
+    def known(self, name: str, fake: torch.Tensor) -> Any:
+        """What a method reads of a tensor that numbers alone decide; None for other tensors."""
+        node = self.nodes.get(id(fake))
+        if node is None or name not in ("tolist", *_AS_NUMBERS):
+            return None
+        with torch._C.DisableTorchFunction(), without_modes():
+            data = _computed(node)
+            if data is None or name == "tolist":
+                return None if data is None else data.tolist()
+            return _AS_NUMBERS[name](data.item()) if data.numel() == 1 else None
 
     def _turn(self, func: Any, name: str, fake: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """`x.unsqueeze_(0)` of an input: a view of it in the graph, after which it is turned."""

@@ -677,9 +677,9 @@ class Twins:
         return fx.node.map_aggregate(found, meta)
 
     def _beside(self, args: tuple[Any, ...], size: Any, stride: Any, dtype: Any) -> torch.Tensor:
-        """A result on the device of the operands."""
+        """A result on the device of the operands; of numbers alone, on the CPU."""
         flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,))]
-        device = next(x.device for x in flat if isinstance(x, torch.Tensor))
+        device = next((x.device for x in flat if isinstance(x, torch.Tensor)), _CPU)
         return self.empty(size, stride, dtype, device)
 
     def view(self, op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

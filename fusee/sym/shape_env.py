@@ -19,6 +19,7 @@ import torch
 
 from fusee.sym.expr import (
     Atom,
+    Call,
     Size,
     Symbol,
     atoms,
@@ -153,13 +154,22 @@ class ShapeEnv:
         return self._ranges.range(self.simplified(a))
 
     def _identify(self, difference: Size) -> None:
-        """Let a symbol, or else a division, be what an equation says it is, if that is a size."""
+        """Let a symbol, or else a division, be what an equation says it is, if that is a size.
+
+        Not by numbers that are read later than it: until then they have no value.
+        """
         if isinstance(difference, int):
             return
-        named = sorted(symbols(difference), key=lambda s: s.name, reverse=True)
+        read = {s: k for k, s in enumerate(self.data.made)}
+
+        def last(*sizes: Size) -> int:
+            return max((read.get(s, -1) for a in sizes for s in symbols(a)), default=-1)
+
+        named = sorted(symbols(difference), key=lambda s: (last(s.expr), s.name), reverse=True)
         for atom in [*named, *calls_in(difference)]:
             count, rest = linear_in(difference, atom)
-            if count in (1, -1) and atom not in atoms(rest):
+            own = (atom.a, atom.b) if isinstance(atom, Call) else (atom.expr,)
+            if count in (1, -1) and atom not in atoms(rest) and last(rest) <= last(*own):
                 is_now = -rest if count == 1 else rest
                 self._equal = {s: substitute(x, {atom: is_now}) for s, x in self._equal.items()}
                 self._equal[atom] = is_now

@@ -173,3 +173,34 @@ def test_scalars_are_captured_if_torch_is_told_so() -> None:
         assert whole(torch.tensor(2.5)) == 3
         with pytest.raises(OverflowError):
             whole(torch.tensor(torch.inf))
+
+
+def shape_arithmetic(x: T) -> T:
+    """As transformers' Longformer and Tapas compute sizes: by tensors, of numbers alone."""
+    chunks = torch.div(x.shape[1], 4, rounding_mode="trunc")
+    flat = torch.cat([torch.as_tensor([-1]), torch.as_tensor(x.shape[2:])])
+    steps = torch.arange(torch.prod(torch.tensor(x.shape[:2])))
+    if chunks > 1 and torch.tensor(x.shape).float().mean() > 2:
+        x = x.reshape(flat.tolist()) + x.new_zeros((chunks + 1, 1, x.shape[-1]))
+    return x + steps[: x.shape[-1]], x.view(int(chunks), -1), chunks
+
+
+def of_other_sources(x: T) -> T:
+    """Not of numbers alone."""
+    t = torch.tensor([2, 3])
+    t[:1] = x.shape[0] + 2
+    drawn, unset = torch.randperm(4), torch.empty(3)
+    return t[0].item(), sum(drawn.tolist()), len(unset.tolist())
+
+
+def test_numbers_that_numbers_decide_are_known_at_once() -> None:
+    for x in (torch.ones(2, 8, 3), torch.ones(2, 12, 3)):
+        fast = fusee.compile(shape_arithmetic, fullgraph=True, dynamic=False)
+        assert shape_of(fast(x)) == shape_of(shape_arithmetic(x))
+    same(shape_arithmetic, torch.ones(2, 4, 3))
+    assert not same(of_other_sources, torch.ones(2, 3)).stops
+    none = lambda x: x + torch.div(1, 0, rounding_mode="floor").item()  # noqa: E731
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        fusee.compile(none)(FLOATS)
+    compiled = fusee.compile(lambda x: x.view(torch.div(x.shape[0], 2, rounding_mode="floor"), 2))
+    assert compiled(torch.ones(4)).shape == (2, 2)

@@ -560,3 +560,23 @@ def test_a_place_out_of_range_is_told_as_eager_does_after_a_write(
     for places in (torch.zeros(2).long(), torch.ones(1).long(), torch.ones(3).long()):
         given = torch.arange(9.0).view(3, 3), places
         same(outcome(fn, *given), outcome(fusee.compile(fn, backend=backend), *given))
+
+
+def test_a_size_is_not_what_later_numbers_make_of_it() -> None:
+    def fn(x: Tensor, n: Tensor) -> Tensor:
+        made = torch.zeros(int(n * 2)).index_add(0, x.long(), x.cos())
+        return made.clone().view(torch.stack([torch.tensor(2), n]).tolist())  # n * 2 == 2 * n
+
+    def later(x: Tensor, n: Tensor) -> Tensor:
+        twice = x + 1  # by a size that is known, before n is read
+        return twice.view(-1, 2) + twice.view(n.tolist()) + twice.sum()
+
+    for backend in ("eager", "fusee"):
+        compiled = fusee.compile(fn, backend=backend)
+        for k in (2, 3, 5):
+            given = torch.tensor([1.0, 3.0]), torch.tensor(k)
+            same(outcome(fn, *given), outcome(compiled, *given))
+        compiled = fusee.compile(later, backend=backend, dynamic=True)
+        for k in (2, 3, 5):
+            given = torch.ones(2 * k), torch.tensor([k, 2])
+            same(outcome(later, *given), outcome(compiled, *given))
