@@ -23,7 +23,16 @@ from torch import fx
 from fusee.capture.bytecode import kept_by, parameters
 from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import GONE, Fact, Facts, IdMatch, Look, TensorMatch, Values
+from fusee.capture.guards import (
+    GONE,
+    Fact,
+    Facts,
+    IdMatch,
+    Look,
+    TensorFact,
+    TensorMatch,
+    Values,
+)
 from fusee.capture.policy import Policy
 from fusee.capture.sources import (
     Held,
@@ -362,7 +371,8 @@ class Site:
         if last != key:  # another one has changed
             self.steps, before = 0, fact.value
         self.steps = self.steps + 1 if fact.is_one_more(before, found) else 0
-        self.missed = key, found
+        # any other object would be let go of late, an error with all that its frames have
+        self.missed = key, found if type(found) in (int, TensorFact) else None
         self.growing = fact if self.steps >= 2 else None
         return self.growing is not None
 

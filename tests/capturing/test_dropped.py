@@ -638,3 +638,15 @@ def test_an_error_from_c_does_not_keep_what_its_call_was_given() -> None:
         log.append("end")
         found.append(log)
     assert found[0] == found[1]
+
+
+def test_what_no_version_fits_is_not_kept() -> None:
+    def fn(x: Any, given: Any) -> Any:
+        return x if given is None else x + 1
+
+    compiled, given = Traced(fn), {1, 2}
+    compiled(torch.ones(2), None)
+    compiled(torch.ones(2), given)
+    seen = weakref.ref(given)
+    del given
+    assert seen() is None
