@@ -38,6 +38,7 @@ from fusee.fake.open_sizes import (
     PART_OF,
     UNBACKED,
     VIEWS,
+    elements_put,
     refuse_part,
     refuse_place,
 )
@@ -187,8 +188,8 @@ def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
 
 
 def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> Any:
-    is_one_each = equal((index.numel(),), (source.numel(),))
-    return x if index.dtype is torch.int64 and source.dtype is x.dtype and is_one_each else None
+    elements_put(x, index, source)
+    return x if index.dtype is torch.int64 and source.dtype is x.dtype else None
 
 
 def _filled(x: torch.Tensor, value: torch.Tensor) -> Any:

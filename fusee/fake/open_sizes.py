@@ -7,6 +7,7 @@ returns None, or raises Unsure, torch is to say what comes out, or what is wrong
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from fusee.fake.layouts import (
     Unsure,
     broadcast,
     equal,
+    indexed,
     is_empty,
     is_row_major,
     known,
@@ -531,6 +533,35 @@ def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> 
     """As many rows as places, or eager raises. The rest is torch's to say."""
     if x.dim() and source.dim() and index.dim():
         let_be_equal((source.shape[_axis(axis, source.dim())],), index.shape)
+
+
+@RULES.rule("put")
+def elements_put(x: Tensor, index: Tensor, source: Tensor, *_: Any, **__: Any) -> None:
+    """As many elements as places, or eager raises. torch's own metas do not look."""
+    let_be_as_many(index.shape, source.shape)
+    if not equal((index.numel(),), (source.numel(),)):
+        raise IndexError("put_() needs one element for each place")
+
+
+@RULES.rule("index_put index_put_ _index_put_impl_ _unsafe_index_put")
+def _values_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_: Any, **__: Any
+) -> None:
+    """The same of values that are spread over the places; where masks choose, it is seen later."""
+    given = [index for index in indices if index is not None]
+    for index, other in itertools.combinations(given, 2):
+        _let_spread(index.shape, other.shape)
+    if (found := indexed(x, indices)) is not None:
+        _let_spread(values.shape, found.size)
+        if not equal(broadcast(values.shape, found.size), found.size):
+            raise RuntimeError("index_put_() of values that do not fit the places")
+
+
+def _let_spread(a: Sizes, b: Sizes) -> None:
+    """Let sizes broadcast that only data knows, as ones that are equal."""
+    for n, m in zip(reversed(a), reversed(b)):
+        if not any(type(size) is int and size == 1 for size in (n, m)):
+            let_be_equal((n,), (m,))
 
 
 # ---------------------------------------------------------------------------- slices

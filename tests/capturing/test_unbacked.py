@@ -580,3 +580,28 @@ def test_a_size_is_not_what_later_numbers_make_of_it() -> None:
         for k in (2, 3, 5):
             given = torch.ones(2 * k), torch.tensor([k, 2])
             same(outcome(later, *given), outcome(compiled, *given))
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda x, at, y: x.put(at, y), lambda x, at, y: x.put_(torch.tensor([0, 1]), y),
+        lambda x, at, y: x.put_(at, y), lambda x, at, y: x.index_put((at,), y),
+        lambda x, at, y: x.index_put_((at,), y, accumulate=True),
+        lambda x, at, y: x.__setitem__(at, y),
+        lambda x, at, y: x.view(2, 2).index_put((at % 2, torch.tensor([0, 1])), y[at]),
+        lambda x, at, y: x.view(2, 2).index_put((at % 2,), y[at]),
+    ],
+)  # fmt: skip
+def test_as_many_values_as_places_that_only_data_knows(
+    put: Callable[..., Any], backend: str
+) -> None:
+    def program(x: Tensor, y: Tensor) -> Any:
+        return put(x, torch.where(y > 0)[0], y), x + 1
+
+    compiled = fusee.compile(program, backend=backend)
+    for y in ([1.0, -2, 3, 1], [1.0, 2, 3, 4], [1.0, 0, 0, 2], [1.0, 0, 0, 0], [-1.0] * 4):
+        given = torch.arange(4.0), torch.tensor(y)
+        want = outcome(program, *(x.clone() for x in given))
+        same(want, outcome(compiled, *given))
