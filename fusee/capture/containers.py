@@ -25,6 +25,7 @@ from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS
+from fusee.capture.effects import effects
 from fusee.capture.frame import ABSENT, CONTAINERS, is_named, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import TypeMatch
@@ -37,7 +38,6 @@ from fusee.capture.mirrors import (
     is_finite_iterator,
     is_key,
 )
-from fusee.capture.recorder import effects
 from fusee.capture.sources import IN_C, Held, Origin, ResultOf, Several, SizeOf
 from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, run_for_real
 from fusee.source import Args

@@ -23,7 +23,6 @@ from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense
-from fusee.fake.mode import name_may_raise
 from fusee.fake.torch_python import is_pointwise, overloads_of
 from fusee.source import Args, Kwargs
 
@@ -270,18 +269,6 @@ def is_in_place(name: str) -> bool:
     """Whether an operator with this name writes to its first operand."""
     return name.endswith("_") and not name.endswith("__") and name not in _KEYWORDS
 
-
-@functools.lru_cache(maxsize=4096)
-def effects_of_name(name: str) -> frozenset[str]:
-    """What whatever has a name like this does besides computing, see recorder.py."""
-    may_raise = name.startswith("_assert") or name_may_raise(name.partition(".")[0])
-    draws = name in _RANDOM or any(word in name for word in _RANDOM_WORDS)
-    known = {"writes": is_in_place(name), "draws": draws, "raises": may_raise}
-    return frozenset(effect for effect, holds in known.items() if holds)
-
-
-_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
-_RANDOM_WORDS = ("rand", "drop", "bernoulli", "normal")
 
 # Of the module `operator`: these write to their first operand.
 CHANGING = frozenset(

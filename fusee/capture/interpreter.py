@@ -28,6 +28,7 @@ from fusee.capture.builtins import handled
 from fusee.capture.bytecode import Bytecode, passed, without_ours
 from fusee.capture.calls import call
 from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, compute
+from fusee.capture.effects import effects
 from fusee.capture.frame import (
     ABSENT,
     BINARY,
@@ -41,7 +42,6 @@ from fusee.capture.frame import (
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_of, read_order
-from fusee.capture.recorder import effects
 from fusee.capture.sources import IN_C, is_trusted
 from fusee.capture.torch_api import FakeTensor
 

@@ -21,6 +21,7 @@ from fusee.capture.builtins import left
 from fusee.capture.bytecode import parameters, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
+from fusee.capture.effects import BODY, effects, written_by
 from fusee.capture.frame import Frame
 from fusee.capture.graph_break import (
     Anew,
@@ -37,7 +38,6 @@ from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error
-from fusee.capture.recorder import BODY, effects, written_by
 from fusee.capture.sources import Held, Local, Origin, ResultOf, Source, is_buffer, looking
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (

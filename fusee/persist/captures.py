@@ -24,11 +24,11 @@ from torch import fx
 
 from fusee.capture.captured import Captured, Place, Relation
 from fusee.capture.dynamic import Varying
+from fusee.capture.effects import EFFECTS
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
-from fusee.capture.recorder import EFFECTS
 from fusee.capture.sources import Origin, looking
 from fusee.capture.symbols import Symbols, is_open
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, marks, state_conditions

@@ -21,8 +21,8 @@ from torch.utils import checkpoint
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import SPECIAL, stands_for
 from fusee.capture.dynamic import Computed, Number
+from fusee.capture.effects import BODY, effects, written_by
 from fusee.capture.graph_break import GraphBreak, storages
-from fusee.capture.recorder import BODY, effects, written_by
 from fusee.capture.torch_api import (
     FakeTensor,
     SelectiveMode,

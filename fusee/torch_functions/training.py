@@ -39,12 +39,12 @@ from torch.utils import _foreach_utils
 from fusee.capture import attributes, containers
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, breaking, stands_for, stands_for_each
+from fusee.capture.effects import BODY, HOOKS, effects
 from fusee.capture.frame import ABSENT
 from fusee.capture.graph_break import GraphBreak, Lost
 from fusee.capture.guards import EqualsMatch, Keys
 from fusee.capture.mirrors import Mirror
 from fusee.capture.policy import enabled
-from fusee.capture.recorder import BODY, HOOKS, effects
 from fusee.capture.sources import ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FakeTensor,

@@ -27,9 +27,9 @@ from torch.overrides import TorchFunctionMode
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, stands_for
 from fusee.capture.dynamic import Number
+from fusee.capture.effects import BODY, effects
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.recorder import BODY, effects
 from fusee.capture.torch_api import (
     FakeTensor,
     State,

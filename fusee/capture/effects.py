@@ -1,0 +1,167 @@
+"""What a call of a graph does besides computing, and what it gives if numbers alone decide it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import warnings
+from collections.abc import Iterable, Set
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusee.capture.graph_break import CHANGING, is_in_place
+from fusee.capture.symbols import was_unbacked
+from fusee.capture.torch_api import STATE_SWITCHES, OpOverload, OpOverloadPacket
+from fusee.fake.mode import is_symbolic, name_may_raise, raises
+from fusee.fake.torch_python import overloads_of
+
+# The attribute of a target that has the calls of a function under a transform: transforms.py.
+BODY = "_fusee_body"
+HOOKS = "_fusee_hooks"
+# Of a node's meta: its effects, once it is known what it gives.
+EFFECTS = "_fusee_effects"
+
+
+def effects(node: fx.Node) -> Set[str]:
+    """What a call may do besides computing.
+
+    writes     to its operands
+    anywhere   to what nobody knows
+    draws      it moves a random generator
+    raises     for values that the graph computes, such as an index
+    hooks      it registers what runs in the backward pass
+    """
+    found: Set[str] | None = node.meta.get(EFFECTS)
+    if found is None:
+        found = _effects(node)
+        if "example_value" in node.meta:
+            node.meta[EFFECTS] = found
+    return found
+
+
+def _effects(node: fx.Node) -> set[str]:
+    target: Any = node.target
+    if node.op not in ("call_function", "call_method") or target in STATE_SWITCHES:
+        return set()
+    bodies = [x.meta[BODY] for x in node.all_input_nodes if BODY in x.meta]
+    if hasattr(target, BODY) or bodies:
+        calls = [n for body in (getattr(target, BODY, ()), *bodies) for n in body]
+        found = set[str]().union(getattr(target, HOOKS, ()), *map(effects, calls))
+        return found | {"anywhere"} if "writes" in found else found
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    module = getattr(target, "__module__", None) or "torch"
+    is_torchs = target is getattr or module.split(".")[0] in ("torch", "_operator")
+    place, key, default = _WRITE_IF.get(name, (0, "inplace", None))
+    written = node.args[place] if 0 < place < len(node.args) else node.kwargs.get(key, default)
+    found = {*_effects_of_name(name)}
+    is_asked = (written is not None and written is not False) or node.kwargs.get("out") is not None
+    if is_asked or target in _IN_PLACE:
+        found.add("writes")
+    is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
+    is_unknown = is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
+    # without a result it was called for something else
+    is_silent = name.startswith("_assert") or target is operator.setitem
+    if node.meta.get("example_value", node) is None and not is_silent:
+        is_unknown = True
+    if is_unknown:
+        found |= {"writes", "anywhere"}
+    if not is_torchs:
+        found.add("draws")
+    at = node.args[1:2] if target in (operator.getitem, operator.setitem) else ()
+    at = at[0] if at and type(at[0]) is tuple else at
+    indexes = any(isinstance(x, (fx.Node, list)) for x in at)
+    with torch._C.DisableTorchFunction():  # the recorder may be on
+        refuses = raises(node, name.partition(".")[0], "example_value")
+        operands = (x.meta.get("example_value") for x in node.all_input_nodes)
+        opens = (x for x in operands if not isinstance(x, (list, tuple)) and is_symbolic(x))
+        sizes = (n for x in opens for n in (x.shape if isinstance(x, torch.Tensor) else (x,)))
+        refuses = refuses or any(map(was_unbacked, sizes))
+    if indexes or refuses:
+        found.add("raises")
+    return found
+
+
+def written_by(node: fx.Node) -> Iterable[fx.Node]:
+    """What a call may write to: all that it is given, if its name does not say more."""
+    found, name = effects(node), str(getattr(node.target, "__name__", node.target))
+    says = node.args and (node.target in _IN_PLACE or is_in_place(name))
+    if "anywhere" in found or not says:
+        return node.all_input_nodes if "writes" in found else ()
+    first: Any = node.args[0] if "writes" in found else ()
+    return (first,) if isinstance(first, fx.Node) else first  # _foreach_* take lists
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node must stay even if nobody uses its result."""
+    is_bound = node.op in ("placeholder", "output") or node.target in STATE_SWITCHES
+    return is_bound or bool(effects(node))
+
+
+@functools.lru_cache(maxsize=4096)
+def _effects_of_name(name: str) -> frozenset[str]:
+    """What whatever has a name like this does besides computing, see `effects`."""
+    may_raise = name.startswith("_assert") or name_may_raise(name.partition(".")[0])
+    draws = name in _RANDOM or any(word in name for word in _RANDOM_WORDS)
+    known = {"writes": is_in_place(name), "draws": draws, "raises": may_raise}
+    return frozenset(effect for effect, holds in known.items() if holds)
+
+
+_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
+_RANDOM_WORDS = ("rand", "drop", "bernoulli", "normal")
+
+# Which argument, by place or name, says that these write to an operand; what it is by default.
+_WRITE_IF: dict[str, tuple[int, str, Any]] = {
+    **dict.fromkeys(("batch_norm", "native_batch_norm"), (5, "training", False)),
+    "instance_norm": (5, "use_input_stats", True),
+    **dict.fromkeys(("embedding", "embedding_bag"), (3, "max_norm", None)),
+}
+
+_IN_PLACE = {getattr(operator, name) for name in CHANGING}
+
+
+def is_mutable(func: Any) -> bool:
+    """Whether an operator's schema says that it writes to its operands."""
+    several = [func] if isinstance(func, OpOverload) else overloads_of(func)
+    return any(op._schema.is_mutable for op in several)
+
+
+# Calls, and elements of each, that are computed to know what numbers of the program's decide.
+_MOST_COMPUTED = 64
+
+
+def computed(node: fx.Node) -> torch.Tensor | None:
+    """What a call gives that has numbers alone, and results of such calls; None for other calls."""
+    left, needed, values = [node], dict[fx.Node, None](), dict[fx.Node, torch.Tensor]()
+    while left:
+        one = left.pop()
+        if len(needed) > _MOST_COMPUTED or not _is_of_numbers(one):
+            return None
+        left += [x for x in one.all_input_nodes if x not in needed]
+        needed[one] = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the graph's own call tells
+        for one in sorted(needed):
+            args, kwargs = fx.node.map_arg((one.args, one.kwargs), values.__getitem__)
+            target: Any = one.target
+            call = getattr(torch.Tensor, target) if type(target) is str else target
+            try:
+                values[one] = found = call(*args, **kwargs)
+            except (RuntimeError, IndexError):  # the graph raises it
+                return None
+            fake = one.meta["example_value"]
+            if (found.dtype, found.shape) != (fake.dtype, fake.shape):  # a state of its own
+                return None
+    return values[node]
+
+
+def _is_of_numbers(node: fx.Node) -> bool:
+    fake = node.meta.get("example_value")
+    if node.op not in ("call_function", "call_method") or not isinstance(fake, torch.Tensor):
+        return False
+    name = node.target if type(node.target) is str else getattr(node.target, "__name__", "")
+    is_plain = fake.layout is torch.strided and fake.device.type == "cpu"
+    is_fresh = is_plain and not (fake.requires_grad or fake.is_inference() or fake._version)
+    is_small = is_fresh and not is_symbolic(fake) and fake.numel() <= _MOST_COMPUTED
+    return is_small and "empty" not in name and name != "new" and effects(node) <= {"raises"}
