@@ -109,7 +109,10 @@ def _effects_of_name(name: str) -> frozenset[str]:
 
 
 _RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
-_RANDOM_WORDS = ("rand", "drop", "bernoulli", "normal")
+_RANDOM_WORDS = (
+    "rand", "drop", "bernoulli", "normal", "binomial", "standard_gamma", "dirichlet", "exponential",
+    "geometric", "cauchy", "uniform",
+)  # fmt: skip
 
 # Which argument, by place or name, says that these write to an operand; what it is by default.
 _WRITE_IF: dict[str, tuple[int, str, Any]] = {
@@ -157,6 +160,7 @@ def computed(node: fx.Node) -> torch.Tensor | None:
 
 
 def _is_of_numbers(node: fx.Node) -> bool:
+    """Whether a call gives a small tensor that nothing has written to, and does nothing else."""
     fake = node.meta.get("example_value")
     if node.op not in ("call_function", "call_method") or not isinstance(fake, torch.Tensor):
         return False

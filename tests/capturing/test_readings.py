@@ -204,3 +204,18 @@ def test_numbers_that_numbers_decide_are_known_at_once() -> None:
         fusee.compile(none)(FLOATS)
     compiled = fusee.compile(lambda x: x.view(torch.div(x.shape[0], 2, rounding_mode="floor"), 2))
     assert compiled(torch.ones(4)).shape == (2, 2)
+
+
+def test_draws_of_numbers_are_drawn_at_each_call() -> None:
+    def drawn(x: T) -> T:
+        rate = torch.tensor([10.0])
+        some = torch.binomial(rate, rate / 20), torch._standard_gamma(rate), torch.poisson(rate)
+        return [n.item() for n in (*some, torch.ops.aten.exponential(rate))], x
+
+    fast = fusee.compile(drawn, fullgraph=True)
+    outcomes = []
+    for call in (drawn, fast, fast):
+        torch.manual_seed(0)
+        outcomes.append([call(FLOATS)[0] for _ in range(3)])
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert outcomes[0][0] != outcomes[0][1]
