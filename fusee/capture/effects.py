@@ -168,4 +168,17 @@ def _is_of_numbers(node: fx.Node) -> bool:
     is_plain = fake.layout is torch.strided and fake.device.type == "cpu"
     is_fresh = is_plain and not (fake.requires_grad or fake.is_inference() or fake._version)
     is_small = is_fresh and not is_symbolic(fake) and fake.numel() <= _MOST_COMPUTED
-    return is_small and "empty" not in name and name != "new" and effects(node) <= {"raises"}
+    is_known = is_small and "empty" not in name and name != "new"
+    return is_known and effects(node) <= {"raises"} and not _is_written(node)
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether a later call may write to a result, or a view of it: not all such count versions."""
+    views = [node]
+    for one in views:
+        for user in one.users:
+            if one in written_by(user):
+                return True
+            if getattr(user.meta.get("example_value"), "_base", None) is not None:
+                views.append(user)
+    return False
