@@ -349,10 +349,8 @@ def for_capture(
     compile_as_torch = later("fusee.aten.symbolic_shapes", "compile_as_torch")
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        has_items = any(node.target == "item" for node in gm.graph.nodes)
-        if has_items or any(
-            True for _ in open_numbers(gm.graph.nodes)
-        ):  # that a later run has otherwise
+        is_read = any(node.target == "item" for node in gm.graph.nodes)
+        if is_read or next(open_numbers(gm.graph.nodes), None) is not None:
             made: CompiledFn = compile_as_torch(found, name_of(backend), gm, example_inputs)
         else:
             made = found(gm, example_inputs)
