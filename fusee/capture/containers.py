@@ -305,10 +305,12 @@ def change_set(m: Capturing, function: Any, owner: Any, /, *args: Any) -> Any:
     if function.__name__ == "pop":
         raise GraphBreak("what a set from outside gives first hangs on what it gave before")
     copy, is_of_one = m.world.whole(owner), function.__name__ in _OF_ONE
-    size, given = len(copy), m.hashed(args) if is_of_one else [_now(m, x) for x in args]
+    size = len(copy)
+    # given itself, it does other things than with an equal set, which leave another order
+    given = m.hashed(args) if is_of_one else [x if x is owner else _now(m, x) for x in args]
     m.hashed([*copy])
     try:
-        found = function(copy, *given)
+        found = function(copy, *(copy if x is owner else x for x in given))
     except TypeError:
         if len(copy) != size:
             raise GraphBreak("a set from outside takes some elements, and no others") from None

@@ -366,7 +366,14 @@ def test_a_set_from_outside_that_is_changed_has_eagers_order() -> None:
         some.update([1, k + 30, []])
         return x
 
-    for fn in (one_by_one, whole, amid, in_part):
+    def by_itself(x, some, k):
+        some.update(some), some.add(8)
+        if k:
+            some ^= some
+            some |= {16, k * 8}
+        return x, len(some)
+
+    for fn in (one_by_one, whole, amid, in_part, by_itself):
         given, traced = [{1, 2, 5}, {1, 2, 5}], Traced(fn)
         for k in range(3):
             told = []
