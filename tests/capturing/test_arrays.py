@@ -204,6 +204,24 @@ def test_autograd_hears_nothing_of_a_write_to_an_array() -> None:
     assert x._version == given._version == 0
 
 
+@pytest.mark.parametrize("make", [Traced, fusee.compile])
+def test_nobody_counts_writes_to_an_array(make: Any) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        x.detach().numpy()[1:] *= 2
+        torch.from_numpy(x.numpy()).mul_(3)
+        return x + 1
+
+    for run in (fn, make(fn)):
+        x = torch.ones(4)
+        view, w = x[:], torch.ones(4, requires_grad=True)
+        loss = (w * x).sum()
+        assert run(x).tolist() == [4, 7, 7, 7]
+        loss.backward()
+        x.requires_grad_()
+        assert w.grad is not None and w.grad.tolist() == [3, 6, 6, 6]
+        assert (x._version, view.is_leaf) == (0, True)
+
+
 def test_a_tensor_of_an_array_is_one_of_inference_mode() -> None:
     def program(x: torch.Tensor) -> Any:
         return torch.from_numpy(x.detach().numpy()).is_inference()
