@@ -164,6 +164,7 @@ class Captured:
     passing    what it has seen that another process would see differently; "" if nothing
     is_plain   whether the graph is all of a function that enters no other one: Python itself would
                take as long to run it as the captured program does
+    begun      what is to be taken out of optimizers' states if its first run raises
     """
 
     place: Place
@@ -188,6 +189,18 @@ class Captured:
     passing: str = ""
     is_plain: bool = False
     symbols: Any = None
+    begun: list[tuple[dict[Any, Any], torch.Tensor]] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def taking_back(self) -> Iterator[None]:
+        """If a run inside raises, optimizers' states are as before the capture."""
+        begun, self.begun = self.begun, []
+        try:
+            yield
+        except BaseException:
+            for state, param in begun:
+                state.pop(param, None)
+            raise
 
     def leave_to_python(self) -> None:
         """Let all calls for which the graph costs the same use this: Python will run them."""

@@ -136,6 +136,7 @@ class Varying:
     with_backward whether it takes graphs with backward passes in them
     known         by the words of an origin: False for one whose value the program needs
     fixed         words of those that a relation made a constant of in one version
+    begun         states of optimizers, and parameters that are in them since they were captured
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class Varying:
     def begin(self) -> None:
         """A capture begins: what torch.compiler.config says now, holds."""
         self.named = Named(self.options)
+        self.begun: list[tuple[dict[Any, Any], torch.Tensor]] = []
 
     def marks(self, x: torch.Tensor) -> Mapping[int, Mark]:
         """What is said of a tensor's sizes, by axis."""

@@ -244,7 +244,8 @@ def _ran(entry: Entry | None, values: Values) -> Any:
     if entry is None or entry.run is None:
         return _AGAIN
     try:
-        return entry.run(*values.values())
+        with entry.captured.taking_back():
+            return entry.run(*values.values())
     except GraphFailed:
         return _AGAIN
 

@@ -132,7 +132,7 @@ class _Attempt:
         self.place = place
         self.machine = Interpreter(policy, varies)
         self.world = self.machine.world
-        self.captured = Captured(place, self.world.facts, conditions)
+        self.captured = Captured(place, self.world.facts, conditions, begun=varies.begun)
         self.recorder = self.world.recorder
         self.count = 0
         self.entered = 0

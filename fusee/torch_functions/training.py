@@ -296,6 +296,8 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
     for key in dict.keys(group):
         m.subscript(group, key)
     real: list[list[Any]] = [[] for _ in lists]
+    reals = [m.world.inputs[id(fake)][0] for fake in params]
+    m.world.varies.begun += [(state.obj, x) for x in reals if x not in state.obj]
     with _graded(m, params) as made:
         result = run_for_real(function, optimizer, group, *real)
     known = made | _known(m, state, params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fusee
 from tests.capturing.same import Traced
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -455,3 +457,20 @@ def test_a_step_with_a_scaled_loss() -> None:
     assert got[:2] == want[:2]
     torch.testing.assert_close(got[2], want[2], rtol=0, atol=0)
     assert not any("id()" in stop or stop.startswith("eager") for stop in got[3]), got[3]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.Adam])
+@pytest.mark.parametrize("make", [Traced, fusee.compile])
+def test_a_step_that_is_not_reached_leaves_no_state(make: Any, kind: Any) -> None:
+    w = torch.nn.Parameter(torch.ones(4))
+    optimizer = kind([w])
+
+    def fn(x: torch.Tensor, at: torch.Tensor) -> None:
+        (w[at] * x).sum().backward()
+        optimizer.step()
+
+    run = make(fn)
+    for at, is_begun in ((9, False), (9, False), (1, True), (9, True)):
+        with contextlib.nullcontext() if at == 1 else pytest.raises(IndexError):
+            run(torch.ones(1), torch.tensor([at]))
+        assert (w in optimizer.state) is is_begun
