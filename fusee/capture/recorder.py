@@ -88,9 +88,8 @@ _VALUES = {
     "__repr__", "__format__", "__reduce_ex__", "apply_", "map_", "map2_", "is_shared", "is_pinned",
 }  # fmt: skip
 
-_AS_NUMBERS: dict[str, Any] = {
-    "item": lambda x: x, "__bool__": bool, "__int__": int, "__float__": float, "__index__": int,
-}  # fmt: skip
+# Those of them that give what numbers alone decide.
+_NUMBERS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 
 # Methods that change what a tensor is, or what happens in a backward pass.
 _STATEFUL = {
@@ -294,13 +293,12 @@ class Recorder(TorchFunctionMode):
     def known(self, name: str, fake: torch.Tensor) -> Any:
         """What a method reads of a tensor that numbers alone decide; None for other tensors."""
         node = self.nodes.get(id(fake))
-        if node is None or name not in ("tolist", *_AS_NUMBERS):
+        if node is None or name not in _NUMBERS:
             return None
         with torch._C.DisableTorchFunction(), without_modes():
             data = computed(node)
-            if data is None or name == "tolist":
-                return None if data is None else data.tolist()
-            return _AS_NUMBERS[name](data.item()) if data.numel() == 1 else None
+            is_one = data is not None and (name == "tolist" or data.numel() == 1)
+            return getattr(data, name)() if is_one else None
 
     def _turn(self, func: Any, name: str, fake: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """`x.unsqueeze_(0)` of an input: a view of it in the graph, after which it is turned."""
