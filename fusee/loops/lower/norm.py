@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -155,9 +156,14 @@ def _per_channel(t: Tensor, x: Tensor, groups: int) -> Tensor:
     grouped = reshape(t, (batch, groups, 1, *ones))
     wide = expand(grouped, (batch, groups, floordiv(count, groups), *ones))
     found = reshape(wide, (batch, count, *ones))
+    return _by_channel(found, x)
+
+
+def _by_channel(t: Tensor, x: Tensor) -> Tensor:
+    """What each element of a channel has to be given: computed once, where lanes are channels."""
     if (x.eager_strides if x.storage is None else x.storage.strides)[1] == 1:
-        t.lowering.realise(found)
-    return found
+        t.lowering.realise(t)
+    return t
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:
@@ -212,14 +218,16 @@ def _inference(
 ) -> list[Tensor]:
     """ATen folds the statistics into one factor and one summand per channel first; so do we."""
 
-    def fn(v: Value, m: Value, s: Value, *rest: Value) -> Value:
-        alpha = op("rsqrt", s + eps)
-        if weight is not None:
-            alpha = alpha * rest[0]
-        return v * alpha + (-(m * alpha) if bias is None else rest[-1] - m * alpha)
+    def factor(s: Value, *weight: Value) -> Value:
+        return math.prod(weight, start=op("rsqrt", s + eps))
 
-    operands = [t for t in _beside(x, mean, var, weight, bias) if t is not None]
-    found = result(call, fn, x, *operands, common=opmath(x.dtype))
+    def summand(m: Value, alpha: Value, *bias: Value) -> Value:
+        return bias[0] - m * alpha if bias else -(m * alpha)
+
+    mean_, var_, weight, bias = _beside(x, mean, var, weight, bias)
+    alpha = _by_channel(elementwise(factor, *filter(None, (var_, weight))), x)
+    beta = _by_channel(elementwise(summand, *filter(None, (mean_, alpha, bias))), x)
+    found = result(call, lambda v, a, b: v * a + b, x, alpha, beta, common=opmath(x.dtype))
     if all(0 in meta.shape for meta in call.metas[1:3]):  # as on a CPU
         return [found, *(call.lowering.filled((0,), 0, meta.dtype) for meta in call.metas[1:3])]
     return [found, *_statistics(call, mean, elementwise(_rsqrt_of(eps), var))]
