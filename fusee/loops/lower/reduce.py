@@ -117,8 +117,8 @@ def _accumulate(
     if how.which is None and points * elements > profile.many and not profile.shares:
         if points < profile.parallel:
             return _in_two_stages(lowering, value, kept, reduced, how)
-        rows = _rows(lowering, value, kept, reduced)
-        if rows is not None and points < profile.parallel * profile.strip:
+        rows, pieces = _rows(lowering, value, kept, reduced)
+        if rows is not None and pieces < profile.parallel:
             order = [rows, *(axis for axis in reduced if axis is not rows)]
             length = _chunk_of_rows(rows, profile.rows)
             return _in_two_stages(lowering, value, kept, order, how, length)
@@ -239,18 +239,27 @@ def _in_two_stages(
     return squeeze(_whole(lowering, value, (*kept, 1), chunks, how), last)
 
 
-def _rows(lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]) -> Symbol | None:
-    """The widest reduced axis of many points, if what is read lies along kept ones."""
-    axes = lowering.axes_of(kept)
+def _rows(
+    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]
+) -> tuple[Symbol | None, int]:
+    """The widest reduced axis of many points, if what is read lies along kept ones.
+
+    Then, into how many pieces of at most a strip these are cut.
+    """
+    axes, profile = lowering.axes_of(kept), lowering.values.profile
     for load in lowering.loads(value):
         columns = axis_strides(load.attr[1], axes)
         rows = axis_strides(load.attr[1], dict(enumerate(reduced)))
         if columns is None or rows is None or min(columns.values()) != 1:
             continue
         sizes = {k: hint(axis.hi) for k, axis in enumerate(reduced) if axis.hi is not None}
-        long = [k for k, size in sizes.items() if size >= lowering.values.profile.rows]
-        return reduced[max(long, key=lambda k: rows[k])] if long else None
-    return None
+        long = [k for k, size in sizes.items() if size >= profile.rows]
+        run = 1
+        for k in sorted(columns, key=columns.__getitem__):
+            run *= hint(kept[k]) if hint(columns[k]) == run else 1
+        pieces = hint(product(kept)) // run * -(-run // profile.strip)
+        return reduced[max(long, key=lambda k: rows[k])] if long else None, pieces
+    return None, 0
 
 
 def _chunk_of_rows(axis: Symbol, least: int) -> Size:

@@ -150,6 +150,12 @@ def test_results_follow_the_layout_of_what_is_read() -> None:
     assert strides[-3:] == (1, 15, 3), strides
 
 
+def test_rows_of_many_pieces_are_no_chunks() -> None:
+    for shape, loops in (((64, 100, 128), 1), ((2, 1000, 1000), 2)):
+        graph = lowered(lambda x: x.sum(1), torch.randn(shape))
+        assert len([step for step in graph.steps if isinstance(step, Loop)]) == loops
+
+
 def test_few_points_of_much_are_chunks_as_they_are() -> None:
     # eight rows of 32,768: a chunk is one of them, and needs no axis of its own
     check(lambda x, w: (x * w).sum(), torch.randn(8, 128, 256).double(), torch.randn(256).double())
