@@ -323,14 +323,15 @@ class Ahead:
         with self.lock:
             if self.waiting:
                 key = self.waiting.pop(0)
-                self.begun[key] = jit.submit(self._read, key)
+                with contextlib.suppress(RuntimeError):  # the program ends: nothing is read ahead
+                    self.begun[key] = jit.in_thread(self._read, key)
 
     def _read(self, key: str) -> Any:
         try:
             blob = self.blobs.read(key, tell=False)
             return None if blob is None else self.load(blob)
         finally:
-            self._begin()  # refused when the program ends: then nobody asks
+            self._begin()
 
     def _remember(self) -> None:
         self.expected = list(self.used)

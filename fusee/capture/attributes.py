@@ -18,7 +18,16 @@ import torch
 from fusee.capture import mirrors, symbols
 from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import VALUES, Computed, Varying
-from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
+from fusee.capture.frame import (
+    ABSENT,
+    CONTAINERS,
+    FIXED,
+    Frame,
+    Semantics,
+    is_scalar,
+    own_super,
+    room,
+)
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
@@ -73,6 +82,7 @@ class Capturing(Semantics):
     regions        torch.inference_mode and warnings.catch_warnings objects that it is within, and
                    what leaves them
     modes          torch function modes that it is within, the innermost last
+    deepest        how many frames it may have within one another
     checks         what branches that raise rely on; None if they end the graph
     is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
     """
@@ -87,6 +97,7 @@ class Capturing(Semantics):
         if self.world.varies.reads_sizes:
             self.world.mode.env = self.world.symbols.env
         self.world.recorder.reads_numbers = self.world.varies.reads_numbers
+        self.deepest = room.left
         self.made_classes = self.world.made_classes
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
         self.generators: weakref.WeakKeyDictionary[Generator[Any, Any, Any], Frame]

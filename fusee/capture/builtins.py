@@ -32,7 +32,7 @@ from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.bytecode import Line
 from fusee.capture.dynamic import Computed, Number, converted, read
-from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, is_scalar, variables
+from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, is_scalar, room, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.mirrors import Called, Later
@@ -319,9 +319,7 @@ SPECIAL.update({
     **{f: _operator("compare", symbol) for symbol, f in COMPARE.items()},
     super: attributes.super_of,
     sys.exception: handled,
-    sys.getrecursionlimit: lambda m: m.world.load(
-        sys.getrecursionlimit(), given_by(sys.getrecursionlimit)
-    ),
+    sys.getrecursionlimit: lambda m: m.world.load(room.limit, given_by(sys.getrecursionlimit)),
     typing.cast: lambda m, typ, val: val,
     _get: lambda m, *given: _get(*given),
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,

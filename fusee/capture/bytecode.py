@@ -360,9 +360,10 @@ def passing(entry: types.TracebackType) -> tuple[Any, ...]:
 
 def without_ours(found: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback without the entries of this package, whose frames hold nothing from here on:
-    those of the program know them as their callers, and with the error they make a circle."""
-    kept = []
-    while found is not None:
+    those of the program know them as their callers, and with the error they make a circle.
+    What follows an entry that `passed` made went through here before."""
+    kept: list[types.TracebackType] = []
+    while found is not None and not (kept and _stands_for(kept[-1].tb_frame.f_code)):
         frame = found.tb_frame
         if frame.f_code.co_filename.startswith(_HIDDEN):
             with contextlib.suppress(RuntimeError):  # it still runs
@@ -370,7 +371,7 @@ def without_ours(found: types.TracebackType | None) -> types.TracebackType | Non
         elif frame.f_code.co_varnames != _CALLING:
             kept.append(found)
         found = found.tb_next
-    for one, following in zip(kept, [*kept[1:], None]):
+    for one, following in zip(kept, [*kept[1:], found]):
         one.tb_next = following
     return kept[0] if kept else None
 

@@ -391,9 +391,6 @@ def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
 # ---------------------------------------------------------------------------- calls
 
 
-# Python frames of ours per frame of the user's; CPython allows 1000.
-_DEEPEST = 60
-
 # torch functions in Python that run natively, under the recorder.
 _NATIVE_MODULES = {
     "torch.nn.functional", "torch.functional", "torch._tensor", "torch._jit_internal", "torch.jit",
@@ -506,8 +503,8 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
         made = suspended(f)
         m.generators[made] = f
         return made
-    if len(m.frames) > _DEEPEST:
-        raise GraphBreak("calls are nested too deeply to be inlined")
+    if len(m.frames) > m.deepest:
+        raise Unready  # Python has more frames than these, and raises
     return f.run()
 
 

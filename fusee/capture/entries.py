@@ -37,7 +37,7 @@ from fusee.capture.bytecode import (
 )
 from fusee.capture.captured import Captured, CaptureKeeper, Entry, Place, Site, tells_of_its_end
 from fusee.capture.dynamic import Varying
-from fusee.capture.frame import UNBOUND, Frame
+from fusee.capture.frame import UNBOUND, Frame, room
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import EqualsMatch, Guard, Values
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_skipped, is_suspending, original
@@ -478,7 +478,7 @@ class CompiledFunction:
             if site.entries:
                 self._explain_miss(site.entries[-1], values)
             try:
-                with unseen_by_hooks():
+                with unseen_by_hooks(), room:
                     entry = self._made(site.place, values)
             except Unready:
                 return None

@@ -65,12 +65,12 @@ def content_key(*parts: str | bytes | Tensor | None) -> str:
         if x.numel():
             content = x.contiguous().view(-1).view(torch.uint8).numpy().data
             pieces += (content[k : k + _PIECE] for k in range(0, len(content), _PIECE))
+    digests = None
     if any(isinstance(part, Tensor) for part in parts):
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        # the program may end, and begin no threads
+        with contextlib.suppress(RuntimeError), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             digests = list(pool.map(_digest, pieces))
-    else:
-        digests = list(map(_digest, pieces))
-    return _digest(b"".join(digests)).hex()[:40]
+    return _digest(b"".join(digests or map(_digest, pieces))).hex()[:40]
 
 
 def _digest(content: bytes | memoryview) -> bytes:

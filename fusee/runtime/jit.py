@@ -376,9 +376,22 @@ class _Rest:
 _rest = _Rest()
 
 
-def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    """Run a function in one of the threads."""
+def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Run a function in one of the threads. RuntimeError if the program ends, or may have none."""
     return _pool().submit(_rest.run, functools.partial(function, *args, **kwargs))
+
+
+def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Run a function in one of the threads, or here where none can begin."""
+    try:
+        return in_thread(function, *args, **kwargs)
+    except RuntimeError:
+        done: Future[T] = Future()
+        try:
+            done.set_result(function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  # whoever asks for the result gets it
+            done.set_exception(error)
+        return done
 
 
 def count() -> int:

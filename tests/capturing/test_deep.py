@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import fusee
 from tests.capturing.same import Traced
 
 DEPTH = 5000
@@ -134,3 +137,51 @@ def test_a_chain_of_objects_that_is_linked_both_ways_comes_out() -> None:
         assert node.after.before is node
         node, count = node.after, count + 1
     assert count == DEPTH and torch.equal(node.value, torch.full((2,), 2.0))
+
+
+# ------------------------------------------------------------------------------ calls
+
+
+def again(x: Tensor, count: int) -> Tensor:
+    return x.cos() if count == 0 else again(x + 1, count - 1)
+
+
+def endless(x: Tensor) -> Tensor:
+    return endless(x + 1)
+
+
+def caught(x: Tensor) -> Tensor:
+    try:
+        return endless(x)
+    except RecursionError:
+        return x * sys.getrecursionlimit()
+
+
+def deeper(count: int, function: Callable[[], Any]) -> Any:
+    return function() if count == 0 else deeper(count - 1, function)
+
+
+def test_calls_are_nested_as_deep_as_python_has_them() -> None:
+    fast, x = Traced(again), torch.ones(2)
+    assert torch.equal(fast(x, 400), again(x, 400))
+    assert fast.entries == 1 and not fast.stops
+    with pytest.raises(RecursionError):
+        fusee.compile(endless)(x)
+    assert torch.equal(fusee.compile(caught)(x), caught(x))
+
+
+@pytest.mark.parametrize("left", [100, 300])
+def test_a_function_is_captured_far_down(left: int) -> None:
+    """Where eager has the frames it needs, though capture and the compiler have not."""
+    limit, depth = sys.getrecursionlimit(), len(inspect.stack(0))
+    found = deeper(limit - depth - left, lambda: fusee.compile(again)(torch.ones(2), 40))
+    assert torch.equal(found, again(torch.ones(2), 40)) and sys.getrecursionlimit() == limit
+
+
+def test_threads_capture_deep_calls_side_by_side() -> None:
+    x, limit = torch.ones(2), sys.getrecursionlimit()
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(fusee.compile(again), x, count) for count in range(200, 400, 20)]
+        for count, one in zip(range(200, 400, 20), found, strict=True):
+            assert torch.equal(one.result(), again(x, count))
+    assert sys.getrecursionlimit() == limit

@@ -183,6 +183,23 @@ def test_a_forked_child_compiles() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+AT_EXIT = """
+import atexit
+import torch
+import fusee
+x, function = torch.ones(300), fusee.compile(lambda x: (x.sin() + 1).softmax(0))
+atexit.register(lambda: print(function(x).sum().item()))
+"""
+
+
+def test_a_program_that_ends_begins_no_threads(cache_dir: Path) -> None:
+    for _ in range(2):  # without kept code, and with it
+        found = subprocess.run(
+            [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True
+        )
+        assert abs(float(found.stdout) - 1) < 1e-5, found.stderr
+
+
 def test_prepare_may_be_repeated() -> None:
     for _ in range(3):
         jit.prepare()
