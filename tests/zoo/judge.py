@@ -94,6 +94,16 @@ class _Call:
                     x.copy_(neighbour(x, generator))
         return found
 
+    def in_channels_last(self) -> _Call:
+        """The same, but convolutions sum in the order of channels that lie last."""
+        found = _Call(self.model, *self.given, self.is_training)
+        last = torch.channels_last
+        found.model.to(memory_format=last)
+        found.given = pytree.tree_map_only(
+            Tensor, lambda x: x.to(memory_format=last) if x.dim() == 4 else x, found.given
+        )
+        return found
+
     def run(self, call: Callable[..., Any] | None = None) -> dict[str, Any]:
         """Results by their way in the result; gradients and buffers by name."""
         call = self.model if call is None else call
@@ -167,7 +177,8 @@ class _Eager:
     """What eager gives, what is right, and how far eager's own results lie apart.
 
     exact  by name: the same in float64, as far as the model runs in it
-    moved  eager's results on neighbouring inputs (`_Call.moved`), made where they are needed
+    moved  eager's results on neighbouring inputs (`_Call.moved`) and with channels that lie last,
+           made where they are needed
     """
 
     def __init__(self, call: _Call) -> None:
@@ -189,7 +200,8 @@ class _Eager:
 
     @functools.cached_property
     def moved(self) -> list[dict[str, Any]]:
-        return [self.call.moved(draw).run() for draw in range(NEIGHBOURS)]
+        calls = [*map(self.call.moved, range(NEIGHBOURS)), self.call.in_channels_last()]
+        return [call.run() for call in calls]
 
     def scale(self, name: str) -> float:
         """The largest root mean square of the gradients, or of the buffers, if it is one."""
