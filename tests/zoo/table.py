@@ -46,7 +46,8 @@ def markdown(rows: Rows, backend: str) -> str:
         "Right: two calls give eager's results, gradients and buffers (float64 arbitrates, see"
         " tests/compare.py).",
         "~: some results are as near only as eager's own are with channels that lie last,"
-        " or on inputs that differ in the last place (`is_within` there): a ReLU or a variance of two values makes more of rounding.",
+        " or on inputs that differ in the last place (`is_within` there): a ReLU or a variance"
+        " of two values makes more of rounding.",
         "as told: the library asks `is_compiling()`; eager that is told yes gives our results.",
         'Graphs: of the first call, ours / those of `torch.compile(backend="eager")`. First call:'
         " seconds, one core.",
