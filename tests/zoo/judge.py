@@ -97,11 +97,13 @@ class _Call:
     def in_channels_last(self) -> _Call:
         """The same, but convolutions sum in the order of channels that lie last."""
         found = _Call(self.model, *self.given, self.is_training)
-        last = torch.channels_last
-        found.model.to(memory_format=last)
-        found.given = pytree.tree_map_only(
-            Tensor, lambda x: x.to(memory_format=last) if x.dim() == 4 else x, found.given
-        )
+
+        def turned(x: Any) -> Any:
+            return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+        for parameter in found.model.parameters():
+            parameter.data = turned(parameter.data)
+        found.given = pytree.tree_map_only(Tensor, turned, found.given)
         return found
 
     def run(self, call: Callable[..., Any] | None = None) -> dict[str, Any]:
