@@ -144,9 +144,13 @@ def CALL(f: Frame, i: Instruction) -> None:
 def CALL_FUNCTION_EX(f: Frame, i: Instruction) -> None:
     kwargs, given = f.pop() if i.arg & 1 else {}, f.pop()
     function = next(x for x in f.take(2) if x is not NULL)
-    args = f.machine.listed(checked(given, function))
     if not all(isinstance(key, str) for key in kwargs):
-        raise TypeError("keywords must be strings")
+        # C code may take others (str.format), and a class without arguments has its own refusal
+        if not f.machine.is_python:
+            raise GraphBreak("a keyword of a call is no string")
+        f.push(function(*given, **kwargs))
+        return
+    args = f.machine.listed(checked(given, function))
     f.push(f.machine.call(function, *args, **f.machine.mapping(kwargs)))
 
 
@@ -570,9 +574,10 @@ def DICT_MERGE(f: Frame, i: Instruction) -> None:
         kind = type(given).__name__
         raise TypeError(f"{called(function)} argument after ** must be a mapping, not {kind}")
     more, into = f.machine.mapping(given), f.machine.writable(f.stack[-i.arg])
-    twice = next((key for key in more if key in into), None)
-    if twice is not None:
-        raise TypeError(f"{called(function)} got multiple values for keyword argument {twice!r}")
+    for key in more:
+        if key in into:
+            name = called(function)
+            raise TypeError(f"{name} got multiple values for keyword argument '{key!s}'")
     into.update(more)
 
 

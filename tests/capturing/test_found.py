@@ -1177,3 +1177,23 @@ def test_an_error_that_is_kept_has_the_context_that_its_caller_handles(first: in
             found = traced()
         assert [error.__context__ for error in found] == [handled, handled]
     assert traced.entries == 1
+
+
+CALLED: list[Any] = ["{a}".format, collections.OrderedDict, type("P", (), {}), ValueError, dict]
+
+
+@pytest.mark.parametrize("key", [1, None, "it's"])
+def test_keywords_that_are_no_strings(key: Any) -> None:
+    """C code may take them, and a class without arguments refuses them in its own words."""
+
+    def fn(given: dict[Any, int], x: torch.Tensor) -> Any:
+        told: list[Any] = []
+        for function in [*CALLED, lambda **given: given]:
+            try:
+                told.append(function(**given))
+                function(**given, **given)
+            except TypeError as error:
+                told.append(str(error))
+        return told, x + 1
+
+    alike(fn, {key: 1, "a": 2}, torch.ones(1))
