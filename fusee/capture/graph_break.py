@@ -199,8 +199,6 @@ class Failing:
         """Whether it was raised before the first write to an input."""
         if self.eagerly is None:
             return False
-        if (known := getattr(error, "changed_nothing", None)) is not None:
-            return bool(known)
         forward: Any = self.eagerly.forward
         for frame, line in traceback.walk_tb(error.__traceback__):
             if "first_write" in frame.f_globals:  # a host function of ours

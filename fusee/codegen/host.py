@@ -42,7 +42,7 @@ from fusee.codegen.llvm.kernel import KernelCode
 from fusee.loops.ir import Buffer, Extern, Kernel, View
 from fusee.loops.lower.tensor import same_strides
 from fusee.loops.memory import Plan
-from fusee.loops.schedule import reads, views, writes
+from fusee.loops.schedule import checks, reads, views, writes
 from fusee.runtime.launch import FrameSpec, LaunchSpec, Number, StepResult, ViewSpec, empty_strided
 from fusee.source import define
 from fusee.sym.expr import Expr, Size, Steps
@@ -140,7 +140,7 @@ class _Writer:
     def write(self) -> HostCode:
         head = self._head()
         items = self.schedule.items
-        position, unchanged = 0, 0
+        position, unchanged, raises = 0, 0, self.graph.values.profile.raises
         changes = (any(b.role == "input" for b in writes(item)) for item in items)
         first = next((k for k, does in enumerate(changes) if does), len(items))
         while position < len(items):
@@ -149,10 +149,12 @@ class _Writer:
                 self._extern(item)
             else:
                 end = self._end_of_run(position)
+                if raises and position < first and any(map(checks, items[first:end])):
+                    end = first
                 self._run([k for k in items[position:end] if isinstance(k, Kernel)])
-            position = end
-            if end <= first:
+            if position < first:
                 unchanged = len(self.lines)
+            position = end
             self._release(position)
         results = ", ".join(map(self._result, self.graph.outputs))
         results = f"({results}{',' if results else ''})"

@@ -37,6 +37,7 @@ from fusee.loops.ir import (
     walk,
 )
 from fusee.loops.schedule import (
+    checks,
     cuts,
     cuts_of,
     in_one_pass,
@@ -310,7 +311,7 @@ class _Fuser:
             group = best.group
             _join(best)
         self._note(loop, group.position)
-        if self.raises and any(v.op == "check" for v in walk(loop.operands)):
+        if self.raises and checks(loop):
             self.last_check = max(self.last_check, group.position)
         for buffer in (*reads(loop), *writes(loop)):
             shared = self.sharing.setdefault(buffer, [])

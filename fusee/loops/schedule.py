@@ -355,15 +355,9 @@ def writes(step: Loop | Extern | Kernel) -> list[Buffer]:
     return [b for b in step.results if b is not None] + list(step.mutates)
 
 
-def told_after_writes(items: Sequence[Kernel | Extern]) -> set[int]:
-    """Messages of kernels that run when the caller's tensors have changed, or while they do."""
-    changed, found = False, set[int]()
-    for item in items:
-        changed = changed or any(buffer.role == "input" for buffer in writes(item))
-        if changed and isinstance(item, Kernel):
-            values = walk([v for phase in item.phases for v in phase.operands])
-            found.update(v.attr[1] for v in values if v.op == "check")
-    return found
+def checks(step: Loop | Extern | Kernel) -> bool:
+    """Whether a loop or kernel may refuse a value."""
+    return not isinstance(step, Extern) and any(v.op == "check" for v in walk(step.operands))
 
 
 def reads(step: Loop | Extern | Kernel) -> list[Buffer]:

@@ -355,6 +355,38 @@ def test_an_error_before_the_first_write_is_the_programs(
         assert eager == compiled
 
 
+def fills(x: T, y: T, at: T) -> None:
+    x[0] = 7
+    y.index_fill_(0, at, 3.0)
+
+
+def reads(x: T, y: T, at: T) -> T:
+    x[0] = 7
+    return x[(y * 0 + at).sort().values.long()] + y[at[:2]]
+
+
+def asks(x: T, y: T, at: T) -> T:
+    y.index_fill_(0, at[:1] * 0, 1.5)
+    return F.binary_cross_entropy(y, y)
+
+
+STORES: list[Callable[..., Any]] = [
+    fills, reads, asks, lambda x, y, at: x.add_(y[at]), lambda x, y, at: at.floor_divide_(at - 1)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", STORES)
+def test_kernels_check_before_they_write(fn: Callable[..., Any]) -> None:
+    """What eager has written up to an error is there, and a bad place has written nowhere else."""
+    found = []
+    for call in (fn, fusee.compile(fn, options={"prices": False})):
+        given = torch.zeros(4), torch.full((4,), 0.5), torch.tensor([2, -9, 1, 9])
+        with pytest.raises(Exception, match=r".") as raised:
+            call(*given)
+        found.append((str(raised.value), [x.tolist() for x in given]))
+    assert found[0] == found[1]
+
+
 def test_a_graph_that_changes_inputs_says_so() -> None:
     def counts(seen: T, index: T) -> T:
         seen.view(-1)[index] = 0

@@ -484,7 +484,8 @@ def _binary_cross_entropy(
         value = (b - 1) * no - b * yes
         return value * given[2] if given[2:] else value
 
-    demand(lambda a, b: op("add", *checked(a, b)), x, target)  # the first bad place is told
+    # the first bad place is told, and of two there the input: the last operand is computed first
+    demand(lambda a, b: op("add", *reversed(checked(a, b))), x, target)
     operands = [x, target] if weight is None else [x, target, weight]
     if reduction == NONE:
         return result(call, fn, *operands)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
 from fusee.loops.ir import (
+    Buffer,
     Extern,
     Loop,
+    Step,
     Value,
     View,
     cast,
@@ -53,7 +56,7 @@ from fusee.loops.operators import (
     remainder,
     sigmoid,
 )
-from fusee.loops.schedule import reads
+from fusee.loops.schedule import reads, writes
 from fusee.sym.expr import Expr, Size, Symbol, floordiv
 
 # ---------------------------------------------------------------------------- pointwise
@@ -271,30 +274,65 @@ def demand(checked: Callable[..., Value], *tensors: Tensor) -> None:
 
 
 def make_checks(lowering: Lowering) -> None:
-    """Add the loops of demands that no loop covers."""
+    """Add the loops of demands that no loop covers.
+
+    An error must find the caller's tensors as eager leaves them. So where an error stops what
+    follows, all is checked before the first write to an input that no write decides on.
+    """
     if not lowering.demands:
         return
-    steps, made = lowering.graph.steps, list[tuple[Value, Loop]]()
-    needed = {view.buffer for view in lowering.graph.outputs if isinstance(view, View)}
-    for step in reversed(steps):  # of loops whose results are needed
+    graph, raises = lowering.graph, lowering.values.profile.raises
+    steps = graph.steps
+    changes = (any(b.role == "input" for b in writes(step)) for step in steps)
+    first = next((k for k, does in enumerate(changes) if does), len(steps))
+    since, free = _written(steps, first)
+    before, covered = set[Hashable](), set[Hashable]()
+    needed = {view.buffer for view in graph.outputs if isinstance(view, View)}
+    for k in reversed(range(len(steps))):  # of loops whose results are needed
+        step = steps[k]
         if isinstance(step, Extern):
             needed.update(reads(step))
         elif step.buffer in needed or step.buffer.role != "scratch":
             needed.update(reads(step))
-            made += ((x, step) for x in _checks(step))
-    written = {step.buffer for step in steps if isinstance(step, Loop)}
-    covered = {_elements(x, loop) for x, loop in made} | {x for x, _ in made}
+            if step.buffer.role != "input" or not raises:
+                found = {y for x in _checks(step) for y in (x, _elements(x, step))}
+                covered |= found
+                before |= found if k < first else set()
+    added: dict[int, list[Step]] = {}
+    moved: set[int] = set()
     for position, demanded in reversed(lowering.demands):
-        for x in _checks(demanded):
-            found = {x, _elements(x, demanded)} & covered
-            # what is read may be something else at another place of the program
-            reads_written = any(
-                v.op == "load" and v.attr[0].role == "input" and v.attr[0] in written
-                for v in walk([x])
-            )
-            if not found or reads_written:
-                steps.insert(position, demanded)
-                break
+        checks = _checks(demanded)
+        loads = {v.attr[0] for v in walk(checks) if v.op == "load"}
+        late = [b for b in loads if since.get(b, position) < position]
+        is_early = raises and free.issuperset(late)
+        # what is read may be something else at another place of the program
+        is_old = not is_early and any(b.role == "input" and b in since for b in loads)
+        made = before if is_early else covered
+        if is_old or not all({x, _elements(x, demanded)} & made for x in checks):
+            added.setdefault(min(position, first) if is_early else position, []).append(demanded)
+            while is_early and late:
+                moved.add(since[late[-1]])
+                late += free.intersection(reads(steps[since[late.pop()]]))
+    added.setdefault(first, []).extend(steps[k] for k in sorted(moved, reverse=True))
+    graph.steps = [
+        each
+        for k, step in enumerate([*steps, None])
+        for each in (*reversed(added.get(k, ())), *([] if step is None or k in moved else [step]))
+    ]
+
+
+def _written(steps: Sequence[Step], first: int) -> tuple[dict[Buffer, int], set[Buffer]]:
+    """What is written from a step on, and where first; and which of it could be before that."""
+    since: dict[Buffer, int] = {}
+    free: set[Buffer] = set()
+    times = Counter(buffer for step in steps for buffer in writes(step))
+    for k, step in enumerate(steps[first:], first):
+        if isinstance(step, Loop) and free.issuperset(since.keys() & {*reads(step)}):
+            if step.buffer.role != "input" and times[step.buffer] == 1:
+                free.add(step.buffer)
+        for buffer in writes(step):
+            since.setdefault(buffer, k)
+    return since, free
 
 
 def _checks(loop: Loop) -> list[Value]:

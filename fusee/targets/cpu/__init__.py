@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -36,7 +35,6 @@ from fusee.fake.rules import LAYERS
 from fusee.loops.ir import Profile
 from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
-from fusee.loops.schedule import told_after_writes
 from fusee.runtime import jit
 from fusee.runtime.jit import Build, compile_one, prepare
 from fusee.runtime.launch import LaunchFrame, runner
@@ -121,15 +119,12 @@ class CPU:
         emit = functools.partial(emit_kernel, machine=machine)
         messages = plan.schedule.graph.messages
         sizes = tuple(arguments.sizes)
-        late = told_after_writes(plan.schedule.items) if messages else set()
 
         def fail(status: int, frame: LaunchFrame) -> None:
             kind, text, _, size = messages[status - 1]
             known = dict(zip(sizes, frame.sizes, strict=True))
             values = {s: known[s.name] for s in symbols(size) if s.name in known}
-            error: Any = kind(text.format(frame.value, size=substitute(size, values)))
-            error.changed_nothing = status - 1 not in late
-            raise error
+            raise kind(text.format(frame.value, size=substitute(size, values)))
 
         threads = options.threads
         names = {

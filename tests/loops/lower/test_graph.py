@@ -114,7 +114,7 @@ def test_scatters_into_a_written_input_happen_in_place() -> None:
     torch.testing.assert_close(after[0], wanted[0])
     torch.testing.assert_close(got[1:], list(wanted[1:]))
     stores = [s for s in graph.steps if isinstance(s, Loop) and s.buffer.role == "input"]
-    assert len(stores) == 1 and len(graph.steps) == 6
+    assert len(stores) == 1 and len(graph.steps) == 7  # one checks the index
 
 
 def test_scatters_are_not_in_place_while_the_old_value_is_needed() -> None:
