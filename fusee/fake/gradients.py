@@ -151,8 +151,9 @@ def saves(node: Any) -> bool:
 
     raises   RuntimeError, as such a pass does, if one of them was written to
     """
-    found = [getattr(node, name) for name in _saved(node.__class__)]
-    return any(isinstance(x, (Tensor, tuple)) for x in found)
+    kind = node.__class__
+    found = [getattr(node, name) for name in _saved(kind)]
+    return kind.__name__ in _SECRET or any(isinstance(x, Tensor) or x for x in found)
 
 
 def goes_beside(x: Tensor, used_up: Collection[Any]) -> bool:
@@ -170,6 +171,12 @@ def goes_beside(x: Tensor, used_up: Collection[Any]) -> bool:
     return False
 
 
+# Nodes that let go of what they hold and do not show it: of writes to a part, of lists of tensors.
+_SECRET = ("CopySlices", "CppFunction")
+
+
 @functools.cache
 def _saved(kind: type) -> list[str]:
-    return [name.replace("_raw", "") for name in dir(kind) if name.startswith("_raw_saved")]
+    raw = [name for name in dir(kind) if name.startswith("_raw_saved")]
+    by_user = issubclass(kind, torch.autograd.function.BackwardCFunction)
+    return [name.replace("_raw_" if by_user else "_raw", "") for name in raw]

@@ -6,6 +6,7 @@ changes, is equal after each. `ONE` are steps that are one graph. In `PARTS` a p
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import warnings
@@ -25,6 +26,7 @@ from fusee.capture.dynamic import Varying
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from fusee.errors import FuseeWarning
+from fusee.fake.gradients import history, saves
 from tests.capturing.same import Traced
 
 STEPS = 5
@@ -502,6 +504,17 @@ def twice_through_the_same(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
 
 
 @parts()
+def twice_through_a_write_to_a_part(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
+    o.zero_grad()
+    y[0] = m[2].bias
+    try:
+        y.sum().backward()
+        y.sum().backward()
+    finally:
+        x.retain_grad()
+
+
+@parts()
 def a_result_with_a_history_of_its_own(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
     o.zero_grad()
     other = (m[2].weight * 2).sum()
@@ -727,6 +740,25 @@ def test_what_autocast_keeps_may_end_at_an_older_node_of_a_leaf() -> None:
                 model.double().float()
                 seen.append([run(x), model.weight.grad, model.bias.grad])
     equal(seen[:3], seen[3:])
+
+
+LOSSES: list[Callable[[Tensor], Tensor]] = [
+    lambda p: p.exp().sum(),
+    lambda p: (p + 1).sum(),
+    lambda p: torch.zeros(2, 2).index_put_((torch.tensor(1),), p).sum(),
+    lambda p: torch.stack([torch.zeros(2), p])[0].copy_(p).sum(),
+    lambda p: torch._foreach_add([p, p], 1.0)[0].sum(),
+    lambda p: Scaled.apply(p).sum(),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_a_pass_lets_go_of(loss: Callable[[Tensor], Tensor]) -> None:
+    found = loss(torch.ones(2, requires_grad=True))
+    is_once = any(saves(node) for node in history(found))
+    found.backward()
+    with pytest.raises(RuntimeError, match="second") if is_once else contextlib.nullcontext():
+        found.backward()
 
 
 def test_what_is_used_up_behind_a_break_where_gradients_are_off() -> None:
