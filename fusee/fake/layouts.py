@@ -249,14 +249,16 @@ def view_strides(
     return found if at < 0 else None
 
 
-def indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Spec | None:
+def indexed(x: Tensor, indices: Sequence[Tensor | None], *more: torch.dtype) -> Spec | None:
     """`x[indices]`; None: masks. TensorIterator sees chosen axes of `x` with stride 0.
+
+    more   dtypes of indices beside int64, which ATen converts: strides may be others then
 
     source   aten/src/ATen/native/TensorAdvancedIndexing.cpp, make_info and AdvancedIndex
     """
     at = [k for k, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
-    if not at or len(indices) > x.dim() or any(i.dtype != torch.int64 for i in given):
+    if not at or len(indices) > x.dim() or any(i.dtype not in (torch.int64, *more) for i in given):
         return None
     lead = at[0] if at == [*range(at[0], at[-1] + 1)] else 0  # else what is chosen comes first
     others = [(n, s) for k, (n, s) in enumerate(zip(x.shape, x.stride())) if k not in at]

@@ -551,7 +551,7 @@ def _values_put(
     given = [index for index in indices if index is not None]
     for index, other in itertools.combinations(given, 2):
         _let_spread(index.shape, other.shape)
-    if (found := indexed(x, indices)) is not None:
+    if (found := indexed(x, indices, torch.int32)) is not None:
         _let_spread(values.shape, found.size)
         if not equal(broadcast(values.shape, found.size), found.size):
             raise RuntimeError("index_put_() of values that do not fit the places")

@@ -592,6 +592,8 @@ def test_a_size_is_not_what_later_numbers_make_of_it() -> None:
         lambda x, at, y: x.__setitem__(at, y),
         lambda x, at, y: x.view(2, 2).index_put((at % 2, torch.tensor([0, 1])), y[at]),
         lambda x, at, y: x.view(2, 2).index_put((at % 2,), y[at]),
+        lambda x, at, y: x.index_put((at.int(),), y),
+        lambda x, at, y: x.index_put((torch.tensor([0, 1]).int(),), y[at]),
     ],
 )  # fmt: skip
 def test_as_many_values_as_places_that_only_data_knows(
