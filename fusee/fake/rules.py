@@ -758,3 +758,17 @@ def _binary_cross_entropy(
     x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1
 ) -> Found:
     return rows((), x.dtype) if reduction else like(x, x.dtype)
+
+
+@RULES.rule("multi_margin_loss")
+def _multi_margin(
+    x: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+) -> Found:
+    """Of one sample a number, which torch's formula gives an axis."""
+    return None if reduction or target.shape else rows((), x.dtype)
+
+
+@RULES.rule("multilabel_margin_loss_forward")
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> Found:
+    is_one = not reduction and target.dim() < 2
+    return (rows((), x.dtype), rows(target.shape, x.dtype)) if is_one else None

@@ -33,7 +33,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
-from torch._subclasses.fake_tensor import FakeTensorConverter
+from torch._subclasses.fake_tensor import FakeTensorConverter, UnsupportedOperatorException
 from torch._subclasses.meta_utils import MetaConverter
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
@@ -458,7 +458,8 @@ _BY_PLACES = frozenset(
 _OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)}
 _OF_ALL_SIZES = frozenset(
     """
-    mv dot binary_cross_entropy cumsum cumprod trace _softmax _log_softmax var std linalg_cross
+    mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss
+    log_sigmoid_forward cumsum cumprod trace _softmax _log_softmax var std linalg_cross
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
     _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
@@ -468,6 +469,8 @@ _OF_ALL_SIZES = frozenset(
 _OF_INTEGERS = frozenset(
     "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm".split()
 )
+# Of two dtypes: ATen gives the first, or refuses their gradients, and torch's formulas do neither.
+_OF_ONE_DTYPE = ("huber_loss", "soft_margin_loss")
 # Of bytes as masks torch warns once, which is the program's to hear.
 _WARN_OF_BYTES = frozenset(
     "index index_put _index_put_impl where masked_fill masked_scatter masked_select".split()
@@ -505,11 +508,12 @@ def refuse_dtypes(
     """
     if device is None and op._schema.is_mutable:
         device = getattr(args[0], "device", None)
+    name, kinds = packet_name(op), set[torch.dtype]()
+    if name in _OF_ONE_DTYPE and args[0].dtype is not args[1].dtype:
+        raise UnsupportedOperatorException(op)
     if device is None or device.type != "cpu" or not takes_any_size(op):
         return
-    kinds: set[torch.dtype] = set()
     key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
-    name = packet_name(op)
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
     if is_usual and name not in (*_BY_PLACES, *_OF_INTEGERS, "where"):
         return

@@ -413,6 +413,17 @@ DTYPES: list[tuple[Fn, Tensor]] = [
     (lambda y: torch.sort(y, out=(torch.ones(4), torch.arange(4)))[0] * 2, torch.ones(4).double()),
     (lambda y: torch.softmax(y, 0, out=torch.ones(4)) * 2, torch.ones(4).double()),
     (lambda y: torch.isin(y, y, out=torch.empty(0)), torch.ones(4)),
+    (lambda i: F.mse_loss(i, i > 1, reduction="none"), tensor([1, 2])),
+    (lambda i: F.smooth_l1_loss(i, i > 1), tensor([1, 2])),
+    (lambda i: F.multilabel_soft_margin_loss(i, i * 1.0), tensor([1, 2])),
+    (lambda i: F.binary_cross_entropy_with_logits(i * 1.0, i, reduction="none"), tensor([1, 2])),
+    (lambda y: F.huber_loss(y.detach().float().requires_grad_(), y).backward(), ZEROS.double()),
+]
+LOSSES: list[Fn] = [
+    lambda x: F.huber_loss(x, x.double()),
+    lambda x: F.soft_margin_loss(x, x.double()),
+    lambda x: F.multi_margin_loss(x, tensor(2), reduction="none"),
+    lambda x: F.multilabel_margin_loss(x, x.long(), reduction="none"),
 ]
 
 
@@ -432,6 +443,14 @@ def test_dtypes_that_aten_refuses(number: int, is_caught: bool) -> None:
     want = outcome(run, x)
     assert isinstance(want, str if is_caught else tuple)
     assert outcome(fusee.compile(run), x) == want
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_are_what_aten_makes_of_them(loss: Fn) -> None:
+    """Where torch's formulas for tensors without data have another dtype, or an axis more."""
+    x = tensor([0.5, -1, 2])
+    torch.testing.assert_close(fusee.compile(loss, options={"prices": False})(x), loss(x))
 
 
 # Numbers that elements of the dtype cannot be; those that nobody uses, too.
