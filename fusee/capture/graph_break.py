@@ -79,7 +79,8 @@ class Anew(BaseException):
 
     how   "unchecked": a graph that checks what branches rely on changes its inputs, so it can't run
           again; "parted": one that changes its inputs may raise where the program handles it;
-          "between": a backward pass in the graph has used up a part of what its results come from
+          "between": a backward pass in the graph has used up a part of what its results come from;
+          "lent": the program can tell what it was given from what a function with a cache keeps
     """
 
     def __init__(self, how: str) -> None:

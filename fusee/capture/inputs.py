@@ -49,6 +49,7 @@ from fusee.capture.guards import Fact, Facts, TensorFact
 from fusee.capture.mirrors import (
     FEW,
     Later,
+    Lent,
     Mirror,
     Opened,
     coming,
@@ -169,9 +170,15 @@ class World:
         self.popped: dict[int, set[Any]] = {}  # sets that the program made, by id
         self.made_by: dict[int, tuple[Any, Args, Kwargs]] = {}  # by id: the call that gives it
         self._class_items: dict[tuple[type, str], tuple[Any]] = {}
+        self.lent: dict[int, Lent] | None = {}  # by id; None: nothing may be
         self.taken: dict[tuple[str, str], Any] = {}  # without a guard, by module and name
         self.passing: list[str] = []  # what the capture saw that is another in each process
         self._keep: list[Any] = []
+
+    def begins(self, anew: set[str]) -> None:
+        """See to it that what earlier attempts failed of is not done; see `Anew`."""
+        self.passed = None if "between" in anew else []
+        self.lent = None if "lent" in anew else {}
 
     # ---------------------------------------------------------------------- reading
 

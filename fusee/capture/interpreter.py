@@ -39,7 +39,7 @@ from fusee.capture.frame import (
     is_scalar,
     unbound,
 )
-from fusee.capture.graph_break import GraphBreak, Opaque
+from fusee.capture.graph_break import Anew, GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_of, read_order
 from fusee.capture.sources import IN_C, is_trusted
@@ -290,6 +290,9 @@ class Interpreter(Capturing):
         if left is not right and _are_numbers(left, right) and left is not None is not right:
             left, right = symbols.value(left), symbols.value(right)  # CPython keeps small ones
             return left is right and type(left) in (int, bool) and left in range(-5, 257)
+        if left is not right and None is not left and None is not right:
+            if not {id(left), id(right)}.isdisjoint(self.world.lent or ()):
+                raise Anew("lent")
         return left is right
 
     def contains(self, container: Any, item: Any) -> bool:

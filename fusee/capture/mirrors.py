@@ -177,6 +177,25 @@ def snapshot(x: Any) -> Any:
     return set(x) if isinstance(x, set) else list(x)
 
 
+class Lent(NamedTuple):
+    """What stands for a part of what a function with a cache keeps, with its contents so far."""
+
+    made: Any
+    real: Any
+    has: list[Any]
+
+
+def contents(x: Any) -> list[Any] | None:
+    """What a tuple, list, dict or instance of an ordinary class holds; None for all else."""
+    if type(x) in (tuple, list):
+        return [*x]
+    cls = type(x)
+    is_ordinary = type(cls) is type and cls.__base__ is object and "__dict__" in cls.__dict__
+    if is_ordinary and is_alone(x) and not hasattr(cls, "__del__"):
+        x = object.__getattribute__(x, "__dict__")
+    return [*x, *x.values()] if type(x) is dict else None
+
+
 # ---------------------------------------------------------------------------- iterators
 # Iterators of C from outside: what they still have to give, and how they are moved on.
 #

@@ -27,7 +27,7 @@ from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, is_scalar, suspended
-from fusee.capture.graph_break import Lost, is_spent
+from fusee.capture.graph_break import Anew, Lost, is_spent
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
@@ -39,6 +39,7 @@ from fusee.capture.mirrors import (
     Stepping,
     advance,
     consumed,
+    contents,
     dict_class,
     gone_through,
     links,
@@ -441,6 +442,9 @@ class Rebuild:
             first, *more = map(self.source.constant, given)
             more += [f"{key}={self.source.constant(x)}" for key, x in kwargs.items()]
             calls.append(f"{first}({', '.join(more)})")
+        for one in (self.world.lent or {}).values():
+            if self.has(one.made) or [*map(id, contents(one.made) or ())] != [*map(id, one.has)]:
+                raise Anew("lent")
         return calls
 
     def _advance(self, opened: Opened) -> None:

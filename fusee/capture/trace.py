@@ -75,7 +75,7 @@ def capture(
         attempt.machine.is_compiling = is_compiling
         attempt.machine.checks = None if "unchecked" in anew else []
         attempt.recorder.is_parted = "parted" in anew
-        attempt.world.passed = None if "between" in anew else []
+        attempt.world.begins(anew)
         try:
             with (
                 process.paused(), without_function_modes() as attempt.modes, state_restored(),

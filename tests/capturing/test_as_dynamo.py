@@ -372,6 +372,57 @@ def test_tables_for_a_length_have_one_version_for_all() -> None:
     assert traced.stops == []
 
 
+class Recipe:
+    def __init__(self, pattern: str, axes: tuple[str, ...]) -> None:
+        self.heads = [n for n, letter in enumerate(pattern) if letter in axes]
+        self.more = {"all": len(pattern)}
+
+
+def test_what_a_function_keeps_of_numbers() -> None:
+    """The capture makes it, until the program can tell that from what is kept."""
+    recipe, by = functools.lru_cache(Recipe), [2]
+
+    @functools.lru_cache
+    def lengths(recipe: Recipe, shape: tuple[int, ...]) -> T:
+        return [*shape, recipe.more["all"] - len(recipe.heads)][:3], tuple(recipe.heads)
+
+    @functools.lru_cache
+    def scaled(n: int) -> list[int]:
+        return [n * k for k in by]
+
+    def whole(x: T) -> T:
+        known = recipe("bnh", ("h", "b"))
+        (rows, columns, _), heads = lengths(known, (x.shape[1], x.shape[0]))
+        return x.reshape(rows, columns).sum(0, keepdim=True) * heads[1] + scaled(3)[0]
+
+    def gives(x: T) -> T:
+        return x + scaled(4)[0], scaled(4)
+
+    def writes(x: T) -> T:
+        scaled(5).append(x.dim())
+        return x * len(scaled(5))
+
+    def asks(x: T) -> T:
+        return x + (outside is scaled(6)), [outside] == [scaled(6)]
+
+    told = []
+    for through in (lambda fn: fn, Traced):
+        by[:] = [2]
+        for function in (lengths, scaled, recipe):
+            function.cache_clear()
+        outside, found = scaled(6), []
+        for fn in map(through, (whole, gives, writes, asks)):
+            for n in (2, 3, 4, 5):
+                by[0] += 1
+                found.append(fn(torch.ones(n, 3)))
+        told.append(shape_of([found, found[4][1] is scaled(4), outside]))
+    assert told[0] == told[1]
+    traced = Traced(whole)
+    for n in (2, 3, 4, 5):
+        traced(torch.ones(n, 3))
+    assert (len(traced.graphs), traced.stops) == (2, [])
+
+
 def test_values_in_c_that_are_alive_at_a_break() -> None:
     """A match and a time are made again, and a piece knows by their values those that it meets."""
 
