@@ -193,8 +193,9 @@ def _counterpart(op: OpOverload, written: list[str]) -> OpOverload | None:
     asked = _signature(op, written)
     for overload in getattr(packets, name).overloads():
         other: OpOverload = getattr(getattr(packets, name), overload)
-        if _signature(other, _FACTORY) == asked and not mutated_arguments(other):
-            return other
+        if asked in (_signature(other, _FACTORY), _signature(other, ())):
+            if not mutated_arguments(other):
+                return other
     return None
 
 
@@ -222,7 +223,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
         if is_out:
             kwargs = {name: x for name, x in kwargs.items() if name not in written}
             if takes_dtype:
-                kwargs.setdefault("dtype", targets[0].dtype)
+                kwargs["dtype"] = kwargs.get("dtype") or targets[0].dtype
         refuse_overlap(t, op, targets, (args, kwargs))
         if is_random:
             _refuse_gaps(t, op, targets)

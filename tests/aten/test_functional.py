@@ -131,6 +131,13 @@ def max_out(x: torch.Tensor) -> Any:
     return values, where
 
 
+def scan_out(x: torch.Tensor) -> Any:
+    out, of_ints = torch.zeros(3, 6), torch.zeros(3, 6, dtype=torch.int64)
+    torch.cumsum(x, 1, out=out.narrow(1, 1, 5))
+    torch.cumprod(x, 1, out=of_ints[:, 1:])
+    return out, of_ints, torch.sum(x, 1, out=torch.zeros(3, dtype=torch.float64))
+
+
 def out_resizes_empty(x: torch.Tensor) -> Any:
     out = torch.empty(0)
     torch.mul(x, 2, out=out)
@@ -301,6 +308,7 @@ WRITES = [
     promote_in_place,
     add_out,
     max_out,
+    scan_out,
     out_resizes_empty,
     index_put,
     masked_setitem,
