@@ -33,8 +33,8 @@ from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import SHOW_ARGS, Mirror, dict_class, empty_like, pairs_of, shown_in
 from fusee.capture.policy import Policy
-from fusee.capture.sources import IN_C, Dict, Held, is_trusted
-from fusee.capture.torch_api import FakeTensor, asks, own_classes
+from fusee.capture.sources import IN_C, Dict, Held, ResultOf, is_trusted
+from fusee.capture.torch_api import FakeTensor, asks, own_classes, run_for_real
 from fusee.fake.open_composites import is_place_open
 
 # ---------------------------------------------------------------------------- capturing
@@ -540,6 +540,12 @@ def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     if is_trusted(obj.__name__) or name == "__dict__":
         return m.world.hold_from_trusted(getattr(obj, name), obj.__name__, name)
+    methods = {x for cls in type(obj).__mro__[:-2] for x in cls.__dict__}
+    if not methods.isdisjoint((name, "__getattribute__")) or (
+        "__getattr__" in methods and name not in obj.__dict__
+    ):  # as transformers' module, which answers for what it has not imported
+        place = ResultOf(Held(obj, obj.__name__), operator.attrgetter(name), f"{name} of ")
+        return m.world.load(run_for_real(getattr, obj, name), place)
     found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
     if found is ABSENT:
         if "__getattr__" in obj.__dict__:

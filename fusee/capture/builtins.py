@@ -18,6 +18,7 @@ import operator
 import os
 import re
 import sys
+import threading
 import types
 import typing
 import warnings
@@ -320,6 +321,9 @@ SPECIAL.update({
     super: attributes.super_of,
     sys.exception: handled,
     sys.getrecursionlimit: lambda m: m.world.load(room.limit, given_by(sys.getrecursionlimit)),
+    threading.get_ident: lambda m: m.world.load(
+        threading.get_ident(), given_by(threading.get_ident)
+    ),
     typing.cast: lambda m, typ, val: val,
     _get: lambda m, *given: _get(*given),
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,

@@ -367,6 +367,8 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         shown = (m.plain if name in containers.ASK_SETS else m.in_order)(owner)
         bound = function.__get__(shown, type(shown))
         return _with_iterables(m, bound, name, tuple(rest), kwargs)
+    if function in (tuple.__getitem__, tuple.__len__):  # which run no methods of what is in it
+        return function(m.plain(owner), *map(symbols.value, rest))
     if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner) or symbols.is_open(owner):
         return _run(m, function, args, kwargs)
     if function is object.__init__:
@@ -408,6 +410,17 @@ _C_CALLABLES = (
 )  # fmt: skip
 
 
+def _of_partial(m: Capturing, function: Any, name: str) -> Any:
+    """What a partial is made of, though its class may have an attribute of that name."""
+    member = getattr(functools.partial, name)
+    if getattr(type(function), name) is member:
+        return m.world.slot(function, name)
+    real, origin = member.__get__(function), m.world.origin(function)
+    if origin is None:
+        return real
+    return m.world.load(real, ResultOf(origin, member.__get__, f"{name} of "))
+
+
 def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """`function(*args, **kwargs)`."""
     if type(function) is types.MethodType:
@@ -446,7 +459,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     if isinstance(function, type):
         return _call_class(m, function, args, kwargs)
     if isinstance(function, functools.partial):
-        target, before, named = (m.world.slot(function, x) for x in ("func", "args", "keywords"))
+        target, before, named = (_of_partial(m, function, x) for x in ("func", "args", "keywords"))
         return call(m, target, *before, *args, **{**m.plain(named), **kwargs})
     if isinstance(function, (OpOverload, OpOverloadPacket)):
         return on_tensors(m, function, args, kwargs)

@@ -12,6 +12,8 @@ import functools
 import itertools
 import math
 import operator
+import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -399,3 +401,63 @@ def test_what_a_getter_from_outside_asks_for_is_a_fact(owner, asked) -> None:
     for ask in (*asked, *asked):
         assert str(traced(x, ask)) == str(fn(x, ask))
     assert len(traced.graphs) <= len(asked)
+
+
+class _Answering(types.ModuleType):
+    """A module with a class of its own, as transformers and tensorly make one."""
+
+    rows = 3
+
+    @property
+    def scale(self) -> float:
+        return self.__dict__["_scale"]
+
+    def __getattr__(self, name: str) -> float:
+        if name == "lazy":
+            return 5.0
+        raise AttributeError(f"no {name}")
+
+
+_ANSWERING = _Answering("_answering")
+
+
+class _Bound(functools.partial):
+    __slots__ = "func"
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+
+
+class _Irreps(tuple):
+    def __getitem__(self, k: Any) -> Any:
+        return super().__getitem__(k)
+
+    def __len__(self) -> int:
+        return super().__len__()
+
+    def __repr__(self) -> str:
+        return f"{self[0]}"
+
+
+_BOUND = _Bound(functools.partial(operator.mul, 3))
+_IRREPS = _Irreps((1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * _ANSWERING.scale + _ANSWERING.lazy + _ANSWERING.plain + _ANSWERING.rows,
+        lambda x: x * hasattr(_ANSWERING, "scale") + hasattr(_ANSWERING, "nothing"),
+        lambda x: _BOUND(x) + 1,
+        lambda x: x * _IRREPS[1] + len(_IRREPS) + sum(_IRREPS[1:]),
+        lambda x: _Irreps((x, x + 1))[1],
+        lambda x: x + (threading.get_ident() in {7: x}) + (threading.get_ident() > 0),
+    ],
+)
+def test_classes_as_other_libraries_have_them(fn: Callable[[T], T]) -> None:
+    _ANSWERING._scale, _ANSWERING.plain = 2.0, 7.0
+    assert len(same(fn, X).graphs) == 1
+    traced = Traced(fn)
+    for scale in (2.0, 9.0):
+        _ANSWERING._scale = scale
+        assert traced(X).tolist() == fn(X).tolist()
