@@ -19,15 +19,8 @@ from fusee.capture import mirrors, symbols
 from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import VALUES, Computed, Varying
 from fusee.capture.frame import (
-    ABSENT,
-    CONTAINERS,
-    FIXED,
-    Frame,
-    Semantics,
-    is_scalar,
-    own_super,
-    room,
-)
+    ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super, room,
+)  # fmt: skip
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
