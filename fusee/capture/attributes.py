@@ -19,8 +19,15 @@ from fusee.capture import mirrors, symbols
 from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import VALUES, Computed, Varying
 from fusee.capture.frame import (
-    ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super, room,
-)  # fmt: skip
+    ABSENT,
+    CONTAINERS,
+    FIXED,
+    Frame,
+    Semantics,
+    is_scalar,
+    own_super,
+    room,
+)
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
@@ -108,8 +115,7 @@ class Capturing(Semantics):
             return ""
         top, (frame, at, text) = self.frames[-1], self._said
         if frame() is not top or at != top.at:
-            users = (f for f in reversed(self.frames) if _is_users(f))
-            text = next(users, top).where
+            text = next(filter(_is_users, reversed(self.frames)), top).where
             self._said = weakref.ref(top), top.at, text
         return text
 
@@ -533,10 +539,9 @@ def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     if is_trusted(obj.__name__) or name == "__dict__":
         return m.world.hold_from_trusted(getattr(obj, name), obj.__name__, name)
-    methods = {x for cls in type(obj).__mro__[:-2] for x in cls.__dict__}
-    if not methods.isdisjoint((name, "__getattribute__")) or (
-        "__getattr__" in methods and name not in obj.__dict__
-    ):  # as transformers' module, which answers for what it has not imported
+    own = {x for cls in type(obj).__mro__[:-2] for x in cls.__dict__}
+    is_asked = "__getattr__" in own and name not in obj.__dict__  # transformers imports late
+    if is_asked or not own.isdisjoint((name, "__getattribute__")):
         place = ResultOf(Held(obj, obj.__name__), operator.attrgetter(name), f"{name} of ")
         return m.world.load(run_for_real(getattr, obj, name), place)
     found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
