@@ -139,9 +139,10 @@ def _calls_back(ref: Any, x: Any) -> bool:
     if type(ref) in weakref.ProxyTypes:
         # its attributes are those of `x`; all proxies without a callback are one
         return weakref.proxy(x) is not ref
-    # torch's own dictionaries of tensors forget what is gone: nobody sees when
+    # torch's own dictionaries, of tensors or of TorchDynamo's modules, forget what is gone: nobody
+    # sees when
     callback = ref.__callback__
-    return callback is not None and callback.__module__ != "torch.utils.weak"
+    return callback is not None and not str(callback.__module__).startswith("torch.")
 
 
 @dataclass

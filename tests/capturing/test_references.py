@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import ExactWeakKeyDictionary
 
 from tests.capturing.same import Traced
 
@@ -109,3 +110,20 @@ def test_as_in_eager(program: Callable[..., Any]) -> None:
     for _ in range(2):
         assert outcome(traced) == want
     assert bool(traced.stops) == (program in BROKEN)
+
+
+def test_what_torch_watches_may_be_let_go_of() -> None:
+    """TorchDynamo, once used, has a reference with a callback to each module: no program hears."""
+    module, watched = torch.nn.Linear(3, 3), ExactWeakKeyDictionary()
+    watched[module] = 1
+
+    def fn(of: Any, x: Any) -> Any:
+        m = of[0]
+        sys.stdout.write("")
+        y = m(x)
+        del m
+        return y
+
+    traced = Traced(fn)
+    traced([module], torch.ones(2, 3))
+    assert len(traced.graphs) == 1 and not any("let go of" in stop for stop in traced.stops)
