@@ -145,6 +145,8 @@ def CALL_FUNCTION_EX(f: Frame, i: Instruction) -> None:
     kwargs, given = f.pop() if i.arg & 1 else {}, f.pop()
     function = next(x for x in f.take(2) if x is not NULL)
     if not all(isinstance(key, str) for key in kwargs):
+        if isinstance(function, (types.FunctionType, types.MethodType)):
+            raise TypeError("keywords must be strings")
         # C code may take others (str.format), and a class without arguments has its own refusal
         if not f.machine.is_python:
             raise GraphBreak("a keyword of a call is no string")

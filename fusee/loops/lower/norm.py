@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,14 +155,14 @@ def _per_channel(t: Tensor, x: Tensor, groups: int) -> Tensor:
     grouped = reshape(t, (batch, groups, 1, *ones))
     wide = expand(grouped, (batch, groups, floordiv(count, groups), *ones))
     found = reshape(wide, (batch, count, *ones))
-    return _by_channel(found, x)
+    if _lies_last(x):
+        t.lowering.realise(found)
+    return found
 
 
-def _by_channel(t: Tensor, x: Tensor) -> Tensor:
-    """What each element of a channel has to be given: computed once, where lanes are channels."""
-    if (x.eager_strides if x.storage is None else x.storage.strides)[1] == 1:
-        t.lowering.realise(t)
-    return t
+def _lies_last(x: Tensor) -> bool:
+    """Whether channels lie last, so that lanes are channels."""
+    return (x.eager_strides if x.storage is None else x.storage.strides)[1] == 1
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:
@@ -218,16 +217,24 @@ def _inference(
 ) -> list[Tensor]:
     """ATen folds the statistics into one factor and one summand per channel first; so do we."""
 
-    def factor(s: Value, *weight: Value) -> Value:
-        return math.prod(weight, start=op("rsqrt", s + eps))
+    def folded(m: Value, s: Value, *rest: Value) -> tuple[Value, Value]:
+        alpha = op("rsqrt", s + eps)
+        if weight is not None:
+            alpha = alpha * rest[0]
+        return alpha, -(m * alpha) if bias is None else rest[-1] - m * alpha
 
-    def summand(m: Value, alpha: Value, *bias: Value) -> Value:
-        return bias[0] - m * alpha if bias else -(m * alpha)
+    def fn(v: Value, *rest: Value) -> Value:
+        alpha, beta = folded(*rest)
+        return v * alpha + beta
 
-    mean_, var_, weight, bias = _beside(x, mean, var, weight, bias)
-    alpha = _by_channel(elementwise(factor, *filter(None, (var_, weight))), x)
-    beta = _by_channel(elementwise(summand, *filter(None, (mean_, alpha, bias))), x)
-    found = result(call, lambda v, a, b: v * a + b, x, alpha, beta, common=opmath(x.dtype))
+    given, common = [t for t in _beside(x, mean, var, weight, bias) if t], opmath(x.dtype)
+    if _lies_last(x) and not call.lowering.values.profile.shares:  # else lanes compute all of it
+        parts = [elementwise(lambda *v, k=k: folded(*v)[k], *given) for k in (0, 1)]
+        for part in parts:
+            call.lowering.realise(part)
+        found = result(call, lambda v, a, b: v * a + b, x, *parts, common=common)
+    else:
+        found = result(call, fn, x, *given, common=common)
     if all(0 in meta.shape for meta in call.metas[1:3]):  # as on a CPU
         return [found, *(call.lowering.filled((0,), 0, meta.dtype) for meta in call.metas[1:3])]
     return [found, *_statistics(call, mean, elementwise(_rsqrt_of(eps), var))]
