@@ -42,7 +42,7 @@ from fusee.codegen.llvm.kernel import KernelCode
 from fusee.loops.ir import Buffer, Extern, Kernel, View
 from fusee.loops.lower.tensor import same_strides
 from fusee.loops.memory import Plan
-from fusee.loops.schedule import checks, reads, views, writes
+from fusee.loops.schedule import checks, first_write, reads, views, writes
 from fusee.runtime.launch import FrameSpec, LaunchSpec, Number, StepResult, ViewSpec, empty_strided
 from fusee.source import define
 from fusee.sym.expr import Expr, Size, Steps
@@ -141,8 +141,7 @@ class _Writer:
         head = self._head()
         items = self.schedule.items
         position, unchanged, raises = 0, 0, self.graph.values.profile.raises
-        changes = (any(b.role == "input" for b in writes(item)) for item in items)
-        first = next((k for k, does in enumerate(changes) if does), len(items))
+        first = first_write(items)
         while position < len(items):
             item, end = items[position], position + 1
             if isinstance(item, Extern):

@@ -355,6 +355,12 @@ def writes(step: Loop | Extern | Kernel) -> list[Buffer]:
     return [b for b in step.results if b is not None] + list(step.mutates)
 
 
+def first_write(steps: Sequence[Loop | Extern | Kernel]) -> int:
+    """The place of the first step that writes to an input; how many there are if none does."""
+    changes = (any(buffer.role == "input" for buffer in writes(step)) for step in steps)
+    return next((k for k, does in enumerate(changes) if does), len(steps))
+
+
 def checks(step: Loop | Extern | Kernel) -> bool:
     """Whether a loop or kernel may refuse a value."""
     return not isinstance(step, Extern) and any(v.op == "check" for v in walk(step.operands))

@@ -56,7 +56,7 @@ from fusee.loops.operators import (
     remainder,
     sigmoid,
 )
-from fusee.loops.schedule import reads, writes
+from fusee.loops.schedule import first_write, reads, writes
 from fusee.sym.expr import Expr, Size, Symbol, floordiv
 
 # ---------------------------------------------------------------------------- pointwise
@@ -283,8 +283,7 @@ def make_checks(lowering: Lowering) -> None:
         return
     graph, raises = lowering.graph, lowering.values.profile.raises
     steps = graph.steps
-    changes = (any(b.role == "input" for b in writes(step)) for step in steps)
-    first = next((k for k, does in enumerate(changes) if does), len(steps))
+    first = first_write(steps)
     since, free = _written(steps, first)
     before, covered = set[Hashable](), set[Hashable]()
     needed = {view.buffer for view in graph.outputs if isinstance(view, View)}
