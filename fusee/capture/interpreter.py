@@ -524,7 +524,9 @@ class Interpreter(Capturing):
 
     def ask_length(self, x: Any) -> None:
         if not type(x).__flags__ & IN_C:
-            self.call(operator.length_hint, x, 0)
+            length = self.call(operator.length_hint, x, 0)
+            if symbols.value(length, is_fixed=False) > _MOST_ITEMS:
+                raise GraphBreak("memory for as many items as an iterator hints at")
 
     def fill(self, how: Callable[..., None], x: Any, *more: Any) -> None:
         if type(x) is set and self.is_outside(x):
@@ -543,6 +545,7 @@ class Interpreter(Capturing):
     call = call
 
 
+_MOST_ITEMS = 2**32  # for which Python asks memory at once
 _SHOWING: dict[str, Any] = {"__str__": str, "__repr__": repr, "__format__": format}
 
 

@@ -36,7 +36,7 @@ from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, hint, only_symbol, symbols
-from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, refuse, steady
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, fits, refuse, steady
 from fusee.sym.shape_env import (
     BoolNode,
     FloatNode,
@@ -307,7 +307,9 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
         found = function(*operands, **named)
         if type(found) is torch.SymBool and not found.node.is_pending():
             return found.node.guarded()
-        return found
+        size = size_of(found) if type(found) is torch.SymInt else None
+        if size is None or fits(found.node.env, size):
+            return found
     return function(*map(value, operands), **value(named))
 
 

@@ -541,7 +541,7 @@ def atoms(a: Size) -> Iterator[Atom]:
                 left += _own_atoms(atom.b) + _own_atoms(atom.a)
 
 
-def _inner_first(a: Size) -> Iterator[Atom]:
+def inner_first(a: Size) -> Iterator[Atom]:
     """Every atom of `a` once, what a division is made of before it."""
     left, seen = _own_atoms(a), set[Atom]()
     while left:
@@ -607,7 +607,7 @@ def substitute(a: Size, values: Mapping[Any, Size]) -> Size:
         return a
     known: dict[Atom, Size] = dict(values.items())
     divides_none = all(type(atom) is Symbol for mono in a.terms for atom in mono)
-    for atom in () if divides_none else _inner_first(a):
+    for atom in () if divides_none else inner_first(a):
         if isinstance(atom, Call) and atom not in known:
             known[atom] = CALLS[atom.op](_with_atoms(atom.a, known), _with_atoms(atom.b, known))
     return _with_atoms(a, known)
@@ -643,7 +643,7 @@ class Steps:
 
     def number(self, a: Size) -> int:
         """Which number a size is, among the inputs and what the rows give."""
-        for atom in _inner_first(a):
+        for atom in inner_first(a):
             if atom in self._known:
                 continue
             if isinstance(atom, Symbol):

@@ -30,6 +30,7 @@ from fusee.sym.expr import (
     Symbol,
     collect,
     hint,
+    inner_first,
     lower_bound,
     maximum,
     minimum,
@@ -505,6 +506,56 @@ def common_divisor(env: Any, a: Size, number: int) -> int:
             while rest % p == 0:
                 rest //= p
     return found
+
+
+_WORD = 2**62  # a machine's integers hold this, and one more
+_SIZES = 2**16  # what sizes of tensors count for: their product is no more than memory has
+
+
+def fits(env: Any, a: Size) -> bool:
+    """Whether 64 bits hold a number that the program computed, in all calls from here on.
+
+    Integers of the program's that it is made of are bounded for that. What only the data knows, the
+    graph computes as torch does.
+    """
+    if isinstance(a, int) or env.data.of(a):
+        return True
+    ints = [s for s in symbols(a) if env.limits(s.expr)[1] is not None]
+    for bits in (48, 31, 15, 5):
+        end = 2**bits
+        for integer in ints:
+            if abs(hint(integer.expr)) < end:
+                env.holds(integer.expr, "<", end)
+                env.holds(integer.expr, ">", -end)
+        if _magnitude(env, a) <= _WORD:
+            return True
+    return False
+
+
+def _magnitude(env: Any, a: Expr) -> int:
+    """What `a` is at most, either side of 0."""
+    most: dict[Atom, int] = {}
+
+    def total(x: Size) -> int:
+        if isinstance(x, int):
+            return abs(x)
+        return sum(
+            abs(scale)
+            * math.prod(most[atom] for atom in factors if atom in most)
+            * (_SIZES if any(atom not in most for atom in factors) else 1)
+            for factors, scale in x.terms.items()
+        )
+
+    for atom in inner_first(a):
+        if isinstance(atom, Symbol):
+            low, high = env.limits(atom.expr)
+            if low is not None and high is not None:
+                most[atom] = max(abs(low), abs(high))
+        else:
+            assert isinstance(atom, Call)
+            left, right = total(atom.a), total(atom.b)
+            most[atom] = {"<<": 1 << min(right, 63), "%": right}.get(atom.op, max(left, right))
+    return total(a)
 
 
 def rounded(x: Any, function: Callable[[float], int]) -> int:

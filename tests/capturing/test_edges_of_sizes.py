@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -384,3 +385,43 @@ def test_pieces_of_unproven_sizes_are_cut_where_others_are() -> None:
         for run, one in zip((program, compiled), given, strict=True):
             run(one).sum().backward()
         torch.testing.assert_close(given[1].grad, given[0].grad, rtol=1e-4, atol=1e-4)
+
+
+def _lcg(seed: int, x: Tensor) -> tuple[int, Tensor]:
+    seed = (seed * 6364136223846793005 + 1442695040888963407) % 2**64
+    return seed, x + seed % 100
+
+
+BEYOND_64_BITS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "products": (lambda n, x: (x.mul_(2), torch.tensor(n * n * n)), (2, 3, 2**20, 2**21, 2**22)),
+    "sums": (lambda n, x: functools.reduce(lambda t, _: t + t, range(36), n) + x, (5, 7, 2**40)),
+    "powers": (lambda n, x: x + n**4, (3, 5, 2**15, 2**17, 9)),
+    "shifts": (lambda n, x: (x + (n << 40), n << 70), (2, 3, 2**22, 2**24)),
+    "sizes": (lambda n, x: x + n * x.shape[0] * 2**20, (2, 3, 2**41, 2**42)),
+    "remainders": (_lcg, (2, 3, 5, 2**47)),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND_64_BITS)
+def test_integers_of_the_programs_never_wrap(name: str) -> None:
+    fn, numbers = BEYOND_64_BITS[name]
+    compiled = fusee.compile(fn)
+    for number in numbers:
+        outcomes: list[Any] = []
+        for each in (fn, compiled):
+            x = torch.ones(4)
+            try:
+                outcomes.append(each(number, x))
+            except (OverflowError, ValueError, RuntimeError) as error:
+                outcomes.append((type(error), str(error)))
+            outcomes[-1] = str((outcomes[-1], x))
+        assert outcomes[0] == outcomes[1], number
+
+
+def test_products_of_integers_have_one_version_while_64_bits_hold_them(
+    entries: list[Entry],
+) -> None:
+    compiled: Any = fusee.compile(lambda a, b, x: x + a * b + a)
+    for a in range(2, 12):
+        assert torch.equal(compiled(a, 3 * a, torch.ones(3)), torch.ones(3) + 3 * a * a + a)
+    assert len(entries) <= 3

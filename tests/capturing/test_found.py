@@ -1197,3 +1197,23 @@ def test_keywords_that_are_no_strings(key: Any) -> None:
         return told, x + 1
 
     alike(fn, {key: 1, "a": 2}, torch.ones(1))
+
+
+class _Hinting:
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+    def __length_hint__(self) -> int:
+        return 2**45
+
+
+def test_iterators_that_hint_at_more_than_memory_has() -> None:
+    def fn(x: torch.Tensor, make: Callable[..., Any]) -> Any:
+        return x + len(make(_Hinting()))
+
+    for make in (list, tuple, lambda items: [*items]):
+        with pytest.raises(MemoryError):
+            fusee.compile(fn)(torch.ones(2), make)
