@@ -244,6 +244,17 @@ class Inputs:
 aten = torch.ops.aten
 
 
+def _repeats(x: torch.Tensor) -> bool:
+    """Whether elements of a tensor share memory, as far as its sizes and strides are known."""
+    reach = 0
+    known = [(s, n) for s, n in zip(x.stride(), x.shape) if type(s) is type(n) is int and n > 1]
+    for step, n in sorted(known):
+        if step <= reach:
+            return True
+        reach += step * (n - 1)
+    return False
+
+
 class Results:
     """The flat tuple that the graph returns, in the making; first what the traced program gave.
 
@@ -269,6 +280,11 @@ class Results:
             for index, value in enumerate(self.inputs)
             if value is not None and value.store.version > 0
         )
+        for mutation in self.mutations:
+            value = self.inputs[mutation.index]
+            assert value is not None
+            if _repeats(value.tensor):  # whose other elements nothing here would change
+                raise self.b.unsupported("a write to an input whose elements share memory")
         self._choose_carriers([self.b.values[id(x)] for x in self.leaves if id(x) in self.b.values])
         self.outputs = tuple(self._output(i, x) for i, x in enumerate(self.leaves))
         self.unbacked = self._unbacked()

@@ -23,7 +23,7 @@ from fusee.aten.graph import inverse
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
-from fusee.fake.layouts import is_dense, is_row_major
+from fusee.fake.layouts import extent, is_row_major, meet
 from fusee.fake.mode import on_metas
 from fusee.fake.torch_python import mode_of
 from fusee.source import OpRules
@@ -107,18 +107,17 @@ def _is_static(x: torch.Tensor) -> bool:
 
 
 def _is_partial(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two dense tensors of one storage have some memory in common, but not all."""
-    if not (a.numel() and b.numel() and is_dense(a) and is_dense(b)):
+    """Whether tensors of one storage share memory, but not each element with its counterpart."""
+    places = [(x.storage_offset() * x.element_size(), x.shape, x.stride()) for x in (a, b)]
+    if places[0] == places[1] or not (a.numel() and b.numel()):
         return False
-    (start, end), (first, last) = _range(a), _range(b)
-    if (start, end) == (first, last):
-        return a.stride() != b.stride()
-    return start < last and first < end
-
-
-def _range(x: torch.Tensor) -> tuple[int, int]:
-    start = int(x.storage_offset()) * x.element_size()
-    return start, start + int(x.numel()) * x.element_size()
+    if a.dtype == b.dtype:
+        return meet(a, b, int(b.storage_offset() - a.storage_offset()))
+    (start, end), (first, last) = (
+        (at, at + x.element_size() * extent(x.shape, x.stride()))
+        for x, (at, *_) in zip((a, b), places)
+    )
+    return bool(start < last and first < end)
 
 
 # ---------------------------------------------------------------------------- mutate

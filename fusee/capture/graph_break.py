@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
 from fusee.fake.gradients import goes_beside
-from fusee.fake.layouts import is_dense
+from fusee.fake.layouts import is_dense, known, meet
 from fusee.fake.torch_python import is_pointwise, overloads_of
 from fusee.source import Args, Kwargs
 
@@ -410,12 +410,16 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
 
 
 def _overlap(x: torch.Tensor, y: Any, may_be_same: bool, place: PlaceOf) -> bool:
-    """Whether two dense tensors have a part of their memory in common, or all of it."""
+    """Whether two tensors have a part of their memory in common, or all of it."""
     if y is x or not isinstance(y, torch.Tensor) or y.layout is not torch.strided:
         return y is x and not may_be_same
     (memory, begin), (other, begin_other) = place(x), place(y)
-    if memory != other or not (is_dense(x) and is_dense(y)):
+    if memory != other:
         return False
+    if not (is_dense(x) and is_dense(y)):  # which ATen does not refuse: it reads as it writes
+        places = (begin, *x.shape, *x.stride()), (begin_other, *y.shape, *y.stride())
+        is_certain = known([*places[0], *places[1]]) and places[0] != places[1]
+        return is_certain and meet(x, y, begin_other - begin)
     first, second = (begin, begin + x.numel()), (begin_other, begin_other + y.numel())
     if first == second and x.stride() == y.stride():
         return not may_be_same

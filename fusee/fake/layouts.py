@@ -149,6 +149,33 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
+def meet(x: Tensor, y: Tensor, distance: int) -> bool:
+    """Whether tensors of known sizes, of which the one begins so many elements before the other,
+    have an element of their memory in common."""
+    spans: dict[int, list[int]] = {}  # by step: how often it may be taken, either way
+    for tensor, side, sign in ((x, 1, 1), (y, 0, -1)):
+        for n, step in zip(tensor.shape, tensor.stride()):
+            spans.setdefault(step, [0, 0])[side] += sign * (n - 1)
+    steps = sorted(spans, reverse=True)
+    left = [(0, distance)] if x.numel() and y.numel() else []
+    while left:
+        k, rest = left.pop()
+        if k == len(steps) or not steps[k]:
+            if rest == 0:
+                return True
+            continue
+        step, (low, high) = steps[k], spans[steps[k]]
+        least, most = (sum(s * spans[s][side] for s in steps[k + 1 :]) for side in (0, 1))
+        turns = range(max(low, -((most - rest) // step)), min(high, (rest - least) // step) + 1)
+        if len(turns) > _MOST_TURNS:
+            return True  # steps that have as little to do with each other
+        left += [(k + 1, rest - step * turn) for turn in turns]
+    return False
+
+
+_MOST_TURNS = 1000
+
+
 def _is(a: Any, b: Any) -> bool:
     """Whether two sizes are equal. raises Unsure where only data tells"""
     found = a == b

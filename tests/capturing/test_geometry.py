@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import fusee
 from fusee.errors import FuseeWarning
+from fusee.fake.layouts import meet
 from tests.capturing.same import Traced
 
 Program = Callable[..., Any]
@@ -129,7 +131,7 @@ def test_rest_of_the_graph_stays_compiled() -> None:
         return o.exp() + y
 
     compiled = fusee.compile(run)
-    compiled(_x(), torch.zeros(0))
+    compiled(torch.randn(128, 128), torch.zeros(0))
     kernels = [row.origin for report in fusee.report(compiled) for row in report.kernels]
     assert any("tanh" in origin for origin in kernels) and any("exp" in o for o in kernels)
 
@@ -324,6 +326,41 @@ def test_inputs_that_share_memory_are_written_to(case: str, grad: bool) -> None:
             torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
+def test_parts_of_one_memory_meet_where_they_have_an_element_in_common() -> None:
+    generator = random.Random(0)
+    meeting = 0
+    for _ in range(3000):
+        base = torch.arange(generator.choice((24, 36, 60)))
+        one, other = (_part(base, generator) for _ in range(2))
+        want = not {*one.flatten().tolist()}.isdisjoint(other.flatten().tolist())
+        distance = other.storage_offset() - one.storage_offset()
+        assert meet(one, other, int(distance)) == want, (one, other)
+        meeting += want
+    assert 500 < meeting < 2500
+
+
+def _part(x: Tensor, generator: random.Random) -> Tensor:
+    x = x.view(generator.choice((1, 2, 3, 6)), -1)
+    for axis in (0, 1):
+        first = generator.randrange(max(1, x.shape[axis] // 2))
+        step = generator.choice((1, 1, 2, 3))
+        x = x.transpose(0, axis)[first : first + 7 : step].transpose(0, axis)
+    return x.t() if generator.random() < 0.3 else x
+
+
+def test_parts_in_steps_that_lie_apart_are_compiled() -> None:
+    def rotate(x: Tensor) -> Tensor:
+        x[..., ::2].mul_(x[..., 1::2])
+        x[:, :3].add_(x[:, 3:])
+        return x * 2
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", FuseeWarning)
+        compiled = fusee.compile(rotate, fullgraph=True)
+        x, y = torch.arange(24.0).view(4, 6), torch.arange(24.0).view(4, 6)
+        assert torch.equal(compiled(x), rotate(y)) and torch.equal(x, y)
+
+
 def test_disjoint_parts_of_one_memory_are_compiled() -> None:
     compiled = fusee.compile(_both, fullgraph=True)
     with torch.no_grad(), warnings.catch_warnings():
@@ -351,6 +388,8 @@ def test_calls_with_overlapping_inputs_say_that_they_run_eagerly() -> None:
         (lambda a: a.add_(a.t()), lambda: (_x(),)),
         (lambda b: b[4:].copy_(b[:4]), lambda: (torch.arange(8.0),)),
         (lambda b: b[1:].copy_(b[:-1]), lambda: (torch.arange(8.0),)),
+        (lambda b: b[::2].copy_(b[1:5]), lambda: (torch.arange(8.0),)),
+        (lambda b: b[::2].__setitem__(slice(None), b[:4]), lambda: (torch.arange(8.0),)),
         (lambda b: b.as_strided((2, 2), (1, 1)).add_(1), lambda: (torch.arange(8.0),)),
         (lambda b: copy.deepcopy(b[1:3]), lambda: (torch.arange(8.0),)),
     ],
@@ -479,3 +518,36 @@ def test_strides_of_what_is_chosen_by_index() -> None:
         return [x[at].stride() for x in programs for at in places], z.angle().stride()
 
     assert fusee.compile(fn, backend="eager")() == fn()
+
+
+REPEATED: dict[str, Callable[[], Tensor]] = {
+    "number": lambda: torch.tensor([2.0]).expand(3),
+    "rows": lambda: torch.ones(1, 4).expand(3, 4),
+    "columns": lambda: torch.ones(3, 4)[:, :1].expand(3, 4),
+    "windows": lambda: torch.arange(5.0).as_strided((3, 3), (1, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize("backend", ["fusee", "openvino"])
+@pytest.mark.parametrize("name", REPEATED)
+def test_writes_to_inputs_whose_elements_share_memory(name: str, backend: str) -> None:
+    def first(u: Tensor, m: Tensor) -> Any:
+        u[0] = 1
+        return u + 1, m[m > 0]
+
+    def part(u: Tensor, m: Tensor) -> Any:
+        u[..., 0:1][0].mul_(2)
+        return u[:, None].sum(0), u.cumsum(0), m * 2
+
+    for fn in (first, part):
+        compiled = fusee.compile(fn, backend=backend)
+        for _ in range(2):
+            outcomes: list[str] = []
+            for each in (fn, compiled):
+                u = REPEATED[name]()
+                try:
+                    outcomes.append(str(each(u, torch.tensor([1.0, -1, 2]))) + str(u))
+                except RuntimeError as error:
+                    outcomes.append(str(error))
+            assert outcomes[0] == outcomes[1]
