@@ -242,7 +242,7 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
     is_of_numbers = not any(isinstance(x, torch.Tensor) for x in args)  # which have no divmod()
     if function is divmod and is_of_numbers:  # a SymInt has no such method
         return operated(operator.floordiv, *args), operated(operator.mod, *args)
-    if function is pow and len(args) == 3 and not kwargs:
+    if function is pow and len(args) == 3 and not kwargs and not _is_refused(*args[:2]):
         return operated(operator.mod, operated(operator.pow, *args[:2]), args[2])
     if function is round and type(args[0]) is torch.SymInt and (args[1:] or kwargs):
         return function(*value(args), **value(kwargs))  # which does not look at the places
@@ -314,8 +314,11 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
 
 
 def _is_refused(base: Any, exponent: Any) -> bool:
-    """Whether torch refuses a power of open numbers: of one below 0, but for natural exponents."""
-    return (isinstance(exponent, (float, torch.SymFloat)) or exponent < 0) and bool(base < 0)
+    """Whether torch refuses a power of open numbers, of one below 0 but for natural exponents, or
+    has more factors than any size."""
+    if isinstance(exponent, (float, torch.SymFloat)) or exponent < 0:
+        return bool(base < 0)
+    return type(base) is torch.SymInt and bool(exponent > 63)
 
 
 _POWERS = (operator.pow, operator.ipow)

@@ -399,6 +399,7 @@ BEYOND_64_BITS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "shifts": (lambda n, x: (x + (n << 40), n << 70), (2, 3, 2**22, 2**24)),
     "sizes": (lambda n, x: x + n * x.shape[0] * 2**20, (2, 3, 2**41, 2**42)),
     "remainders": (_lcg, (2, 3, 5, 2**47)),
+    "modular powers": (lambda n, x: x + pow(n, 65537, 1000007), (2, 3, 5, 2**31)),
 }
 
 
