@@ -217,7 +217,7 @@ class Compiler:
             "aot_eager",
         )
         keeps = registry.keeps_captures(backend)
-        self.keeper = registry.later("fusee.persist.captures", "Keeper")() if keeps else None
+        self.keeper = registry.later("fusee.persist", "Keeper")() if keeps else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what was given: the rest is made again."""

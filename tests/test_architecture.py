@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # all of a graph, capture's interpreter and captures on disk.
 BY_NAME: dict[str, set[str]] = {
     "fusee": {"api", "backends", "compiler", "debug.explain", "debug.export", "installed"},
-    "fusee.api": {"persist.captures", "torch_functions"},
+    "fusee.api": {"persist", "torch_functions"},
     # engines take whole graphs without it
     "fusee.autodiff.partition": {"autodiff.trace"},
     "fusee.backends": {"backends.aot_autograd"},

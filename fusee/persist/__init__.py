@@ -1,3 +1,415 @@
-"""What outlives a process: captures, for the next one that finds everything as it was."""
+"""Captures on disk: what one process captured, the next one does not capture again.
+
+Kept are the facts, the graph and the source of the piece that runs around it, for functions that
+are one graph. A process that finds them looks at each fact, as it would at a later call of its own;
+but facts rely on what nobody can change within a process. So it is sure first that each object it
+finds is what the other one had (references.py): functions by their code, classes by the classes
+that they are made of, constants of Python's library and torch by their values. Whatever can differ
+unseen keeps a capture from being kept: addresses, hashes, the order of sets of texts.
+
+What is kept is code, as the machine code in the same folder is, and as trusted.
+"""
 
 from __future__ import annotations
+
+import functools
+import pickle
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from fusee.capture.captured import Captured, Place, Relation
+from fusee.capture.dynamic import Varying
+from fusee.capture.effects import EFFECTS
+from fusee.capture.frame import is_scalar
+from fusee.capture.graph_break import Failing
+from fusee.capture.guards import Facts, Values
+from fusee.capture.policy import Policy
+from fusee.capture.sources import Origin, looking
+from fusee.capture.symbols import Symbols, is_open
+from fusee.capture.torch_api import State, allowed_by_torch, graph_module, marks, state_conditions
+from fusee.fake.mode import FakeTensor, fake_mode
+from fusee.log import publish
+from fusee.persist.references import (
+    Names,
+    NotKept,
+    Resolved,
+    is_torchs,
+    known_by,
+    reached,
+    replaced,
+    taken_now,
+)
+from fusee.runtime import process
+from fusee.runtime.cache import (
+    GraphCompiler,
+    KeptGraph,
+    ObjectCache,
+    Sidecar,
+    code_salt,
+    content_key,
+    object_cache,
+)
+from fusee.sym.expr import Call, Expr, Size, Symbol
+from fusee.sym.ranges import Comparison
+from fusee.sym.shape_env import ShapeEnv, size_of, wrapped
+from fusee.sym.symint import TorchSymbols
+
+# ---------------------------------------------------------------------------- graphs
+
+
+class _Ref(NamedTuple):
+    """Stands for a node among the arguments of others, or for something that all of them name."""
+
+    to_node: bool
+    k: int
+
+
+class Waiting:
+    """A graph that is made when it is first asked for, which a backend need not do.
+
+    That what its nodes name is the same in this process is what makes the capture good: it is
+    found at once. May be called from any thread.
+
+    data    operator, target, arguments, name and meta of each node
+    named   what these have instead of a _Ref
+    env     of the sizes that are open in it
+    """
+
+    data = b""
+    named: Sequence[Any] = ()
+    env: ShapeEnv | None = None
+
+    @functools.cached_property
+    def module(self) -> fx.GraphModule:
+        """The graph as it was captured, without what only the capture itself needs."""
+        graph, nodes = fx.Graph(), list[fx.Node]()
+        mode = fake_mode() if self.env is not None else None
+
+        def part(x: Any) -> Any:
+            return x if type(x) is not _Ref else (nodes if x.to_node else self.named)[x.k]
+
+        for op, target, args, kwargs, name, meta in pickle.loads(self.data):
+            node = graph.create_node(op, part(target), name=name)
+            node.args = _mapped(args, part)  # given above, they are searched for symbols
+            if kwargs:
+                node.kwargs = _mapped(kwargs, part)
+            if isinstance(example := meta.get("example_value"), (Expr, _Open)):
+                meta["example_value"] = _stand_in(example, self.env, mode)
+            node.meta.update(meta)
+            nodes.append(node)
+        return graph_module(graph)
+
+    def forward(self, *inputs: Any) -> Any:
+        """What the graph gives, run by torch."""
+        return self.module.forward(*inputs)
+
+
+class _Open(NamedTuple):
+    """A tensor some of whose sizes are open."""
+
+    size: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    dtype: torch.dtype
+    device: str
+
+
+def _open(x: Any) -> _Open | Size | None:
+    """What is written of an example with open sizes; None of others."""
+    if type(x) is torch.SymInt:
+        return size_of(x)
+    if not isinstance(x, torch.Tensor) or not any(map(is_open, (*x.shape, *x.stride()))):
+        return None
+    to_size = TorchSymbols()
+    size, stride = (tuple(map(to_size, row)) for row in (x.shape, x.stride()))
+    return _Open(size, stride, x.dtype, str(x.device))
+
+
+def _stand_in(x: _Open | Size, env: Any, mode: Any) -> Any:
+    """The example that `_open` is about."""
+    if not isinstance(x, _Open):
+        return wrapped(env, x)
+    size, stride = ([wrapped(env, n) for n in row] for row in (x.size, x.stride))
+    meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
+    return FakeTensor(mode, meta, torch.device(x.device))
+
+
+def _mapped(x: Any, part: Callable[[Any], Any]) -> Any:
+    """Arguments with other parts."""
+    if isinstance(x, dict):
+        return {key: _mapped(item, part) for key, item in x.items()}
+    if isinstance(x, slice):
+        return slice(*(_mapped(end, part) for end in (x.start, x.stop, x.step)))
+    if type(x) is tuple or isinstance(x, list):
+        return (tuple if type(x) is tuple else list)(_mapped(item, part) for item in x)
+    return part(x)
+
+
+def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
+    """`Waiting.data` and `Waiting.named`. raises NotKept"""
+    nodes = {node: k for k, node in enumerate(graph.nodes)}
+    places: dict[int, int] = {}
+    named: list[Any] = []
+
+    def part(x: Any) -> Any:
+        if isinstance(x, fx.Node):
+            return _Ref(True, nodes[x])
+        if type(x) in (int, float, bool, str, bytes, types.NoneType):
+            return x
+        if places.setdefault(id(x), len(named)) == len(named):
+            named.append(x)
+        return _Ref(False, places[id(x)])
+
+    rows = []
+    for node in graph.nodes:
+        args, kwargs = _mapped(node.args, part), _mapped(node.kwargs, part)
+        meta = {key: x for key, x in node.meta.items() if key not in ("example_value", EFFECTS)}
+        if not {*meta} <= {"stack_trace", "is_buffer"}:
+            raise NotKept(f"a node knows of {', '.join(map(str, meta))}")
+        known = node.meta.get("example_value")
+        if not isinstance(known, float):  # FakeTensors only the capture itself needs
+            known = _open(known)
+        if known is not None:
+            meta["example_value"] = known
+        rows.append((node.op, part(node.target), args, kwargs, node.name, meta))
+    return pickle.dumps(rows, protocol=5), named
+
+
+# ---------------------------------------------------------------------------- captures
+
+
+class Keeper:
+    """Keeps captures in the folder of the object code cache."""
+
+    def __init__(self, cache: ObjectCache | None = None) -> None:
+        self.cache = cache or object_cache()
+
+    @process.paused()
+    def find(
+        self, place: Place, values: Values, policy: Policy, varies: Varying
+    ) -> Captured | None:
+        """The capture that another process kept, if all that it relied on is as it was."""
+        try:
+            keys = self._keys(place, values, policy, varies)
+        except NotKept as reason:
+            _tell(place, f"no capture of it is kept: {reason}")
+            return None
+        for key in keys:
+            if (data := self.cache.get(key)) is None:
+                return None
+            try:
+                found = _read(data, place, values)
+            except NotKept as reason:
+                _tell(place, f"the kept capture is of no use: {reason}")
+                continue
+            found.sidecar = self._sidecar(key, data)
+            _tell(place, f"the capture was kept as {key}")
+            return found
+        return None
+
+    @process.paused()
+    def keep(
+        self, captured: Captured, compiled: Any, values: Values, policy: Policy, varies: Varying
+    ) -> None:
+        """Keep a capture and what its backend made of it, if another process can use them."""
+        place = captured.place
+        try:
+            data = _written(captured)
+            keys = self._keys(place, values, policy, varies)
+            key = next((key for key in keys if self.cache.get(key) is None), keys[-1])
+            self.cache.put(key, data)
+            if captured.symbols is None:
+                _keep_compiled(self._sidecar(key, data), compiled)
+        except NotKept as reason:
+            _tell(place, f"the capture cannot be kept: {reason}")
+        self.cache.report()
+
+    def _sidecar(self, key: str, data: bytes) -> Sidecar:
+        return Sidecar(self.cache, content_key(key, data))
+
+    def _keys(self, place: Place, values: Values, policy: Policy, varies: Varying) -> list[str]:
+        """Where captures for such values are: several, if relations between sizes tell them apart.
+
+        raises   NotKept
+        """
+        conditions, names = state_conditions()
+        dtypes = [x for x in names.values() if isinstance(x, torch.dtype)]
+        tables = (policy.in_graph, policy.constant, policy.substitutes)
+        said = [sorted(map(repr, map(known_by, table))) for table in tables]
+        known = known_by(place.function)
+        sketch = repr(_sketch(dict(values), varies.is_any()))
+        parts = conditions, dtypes, said, allowed_by_torch(), known, sketch, varies.settings()
+        text = repr(parts)
+        count = _VERSIONS if "'open'" in sketch or varies.is_any() else 1
+        return [content_key(code_salt(), text, str(k)) for k in range(count)]
+
+
+_VERSIONS = 8  # as many as a place has unless said otherwise
+
+
+def _tell(place: Place, what: str) -> None:
+    publish("cache", place.function.__qualname__, what)
+
+
+def _sketch(x: Any, varies: bool) -> Any:
+    """What is plain to see of a value: two captures differ in it more often than not.
+
+    varies   whether sizes and numbers may be open, which are left out then
+    """
+    if isinstance(x, torch.Tensor):
+        marked = marks(x)
+        size = [
+            "open" if n > 1 and (varies or axis in marked) else n for axis, n in enumerate(x.shape)
+        ]
+        return str(x.dtype), size, x.requires_grad, marked
+    if isinstance(x, torch.nn.Module):
+        state = [_sketch(tensor, False) for tensor in (*x.parameters(), *x.buffers())]
+        return known_by(type(x)), x.training, state
+    if type(x) in (list, tuple):
+        return [_sketch(item, varies) for item in x]
+    if type(x) is dict:
+        return [(_sketch(key, False), _sketch(item, varies)) for key, item in x.items()]
+    is_told = is_scalar(x) and not (varies and type(x) in (int, float))
+    return repr(x) if is_told else type(x).__qualname__
+
+
+# ------------------------------------------------------------------------------ all of it
+
+
+def _written(captured: Captured) -> bytes:
+    why = captured.passing
+    if captured.eager or captured.stop is not None or captured.place.at >= 0:
+        why = "the function is not one graph"
+    if why:
+        raise NotKept(why)
+    graph = captured.graph
+
+    def reduced(x: Any) -> Any:
+        return (Resolved.waiting, ()) if x is graph and graph is not None else _reduced(x)
+
+    names = Names(captured.facts, captured.place.function, captured.taken, reduced)
+    found = {name: getattr(captured, name) for name in _FIELDS}
+    found["symbols"] = captured.symbols and captured.symbols.written()
+    parts = None if graph is None else (*_written_graph(graph.graph), reached(graph))
+    return names.written((found, parts))
+
+
+_FIELDS = (
+    "facts",
+    "inputs",
+    "source",
+    "names",
+    "grad",
+    "inference",
+    "taken",
+    "answers",
+    "is_plain",
+)
+
+
+def _reduced(x: Any) -> Any:
+    """How an object of ours is made again, for pickle; NotImplemented for others."""
+    if type(x) is Facts:
+        rows = [(type(row), row.origin, row.value, sys.intern(row.where)) for row in x.rows]
+        return _facts, (list(zip(*rows)), x.kinds)
+    if type(x) is State:
+        return State, tuple(x)
+    if type(x) is Failing:
+        return Failing, (x.eagerly, x.state, x.changes)
+    if type(x) is Relation:
+        return Relation, (x.a, x.op, x.b, dict(x.origins))
+    if type(x) is Comparison:
+        return Comparison, tuple(x)
+    return x.__reduce__() if type(x) in (Symbol, Call, Expr) else NotImplemented
+
+
+def _facts(columns: list[tuple[Any, ...]], kinds: dict[Origin, type]) -> Facts:
+    return Facts([kind(at, value, where) for kind, at, value, where in zip(*columns)], kinds)
+
+
+class _Kept(Captured):
+    """One that was found.
+
+    Its check is compiled when a second call asks for it, since of the first one it is known. Its
+    graph waits for a backend that has not kept what it made of it, or cannot serve a call with it.
+    """
+
+    waiting: Waiting | None = None
+    sidecar: Sidecar
+
+    @property
+    def graph(self) -> fx.GraphModule | None:
+        return None if self.waiting is None else self.waiting.module
+
+    @graph.setter
+    def graph(self, graph: fx.GraphModule | None) -> None:
+        assert graph is None, "a kept capture's graph is read when it is asked for"
+
+    def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:
+        if (
+            self.waiting is None
+            or self.symbols is not None
+            or not isinstance(compile_graph, GraphCompiler)
+            or not all(map(is_torchs, self.waiting.named))
+        ):
+            return super().compiled(compile_graph)
+
+        def anew(inputs: Sequence[Any]) -> Any:
+            with self.modes():
+                return compile_graph(self.graph, list(inputs))
+
+        with self.modes():
+            found = compile_graph.resume(self.sidecar, self.examples, anew)
+        if found is None:
+            found = anew(self.examples)
+            _keep_compiled(self.sidecar, found)
+        return found
+
+    def check(self, values: Values) -> tuple[Callable[..., bool], Callable[[], str]]:
+        compiled: list[tuple[Callable[..., bool], Callable[[], str]]] = []
+
+        def check(*given: Any, **named: Any) -> bool:
+            if not compiled:
+                now = {**dict(zip(self.place.parameters, given)), **named}
+                if self.facts.unlike(looking(now)) is not None:
+                    return False
+                compiled.append(super(_Kept, self).check(now))
+            return compiled[0][0](*given, **named)
+
+        return check, lambda: compiled[0][1]() if compiled else "# compiled by the second call"
+
+
+def _keep_compiled(sidecar: Sidecar, compiled: Any) -> None:
+    """Keep what a backend made, if it can be used again: `kept`, a name and the content."""
+    if isinstance(compiled, KeptGraph) and compiled.kept is not None:
+        sidecar.put(*compiled.kept)
+
+
+def _read(data: bytes, place: Place, values: Values) -> _Kept:
+    waiting = Waiting()
+    found = Resolved(data, place.function, values, waiting)
+    fields, graph = found.content
+    captured = _Kept(place, conditions=state_conditions(), **fields)
+    if captured.symbols is not None:
+        captured.symbols = Symbols.read(*captured.symbols)
+        waiting.env = captured.symbols.env
+    if graph is not None:
+        waiting.data, waiting.named, calls = graph
+        captured.waiting = waiting
+        if (other := replaced(calls)) is not None:
+            raise NotKept(f"{other}, which torch's functions call, is another")
+    for (module, name), value in captured.taken.items():
+        now = taken_now(module, name)
+        if now is not value and not (is_scalar(value) and known_by(now) == known_by(value)):
+            raise NotKept(f"{module}.{name} is another")
+    for function, args, kwargs, result in captured.answers:
+        if not is_scalar(result) or known_by(function(*args, **kwargs)) != known_by(result):
+            raise NotKept(f"{function.__qualname__}() gives another result")
+    if (fact := captured.facts.unlike(found.look)) is not None:
+        raise NotKept(f"not so: {fact}")
+    captured.examples = [found.look(origin) for origin in captured.inputs]
+    return captured

@@ -26,7 +26,7 @@ from fusee.capture.guards import Fact
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Part, Source
 from fusee.config import settings
-from fusee.persist.captures import Keeper
+from fusee.persist import Keeper
 from fusee.runtime.cache import ObjectCache
 
 NAME = "kept_program"

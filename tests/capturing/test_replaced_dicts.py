@@ -16,7 +16,7 @@ import fusee
 from fusee.capture import entries
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
-from fusee.persist.captures import Keeper
+from fusee.persist import Keeper
 from fusee.runtime.cache import ObjectCache
 from tests.capturing.differences import backend
 
