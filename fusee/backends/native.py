@@ -47,7 +47,7 @@ from fusee.backends.report import (
     first_line,
     remember,
 )
-from fusee.codegen.host import HostArguments
+from fusee.codegen import HostArguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
 from fusee.loops.check import (

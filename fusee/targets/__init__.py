@@ -20,8 +20,8 @@ from torch._ops import OpOverload
 from fusee import log
 from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen.host import HostArguments, HostCode, Launch, emit_host
-from fusee.codegen.llvm.kernel import KernelCode
+from fusee.codegen import HostArguments, HostCode, Launch, emit_host
+from fusee.codegen.llvm import KernelCode
 from fusee.config import Options
 from fusee.loops.ir import Buffer, Kernel, Profile
 from fusee.loops.lower.graph import ExternSpec

@@ -17,7 +17,7 @@ from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
 from fusee.backends import native
 from fusee.backends.report import live_reports
-from fusee.codegen.host import HostArguments
+from fusee.codegen import HostArguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning
 from fusee.loops.ir import Buffer, Kernel, Profile

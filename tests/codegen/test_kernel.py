@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusee.codegen.llvm.kernel import emit_kernel
+from fusee.codegen.llvm import emit_kernel
 from fusee.loops.ir import (
     REDUCTIONS,
     Acc,

@@ -15,8 +15,8 @@ from torch import Tensor
 from fusee import targets
 from fusee.aten.weights import run_passes
 from fusee.backends import native
-from fusee.codegen.host import emit_host
-from fusee.codegen.llvm.kernel import emit_kernel
+from fusee.codegen import emit_host
+from fusee.codegen.llvm import emit_kernel
 from fusee.loops.fusion import fuse
 from fusee.targets import cpu
 from tests.aten.harness import one_node

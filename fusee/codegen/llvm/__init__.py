@@ -1,1 +1,739 @@
-"""Kernels as LLVM IR with explicit vectors, and machine code from it."""
+"""A Kernel as one LLVM function: loop nest, vectors along the lanes axis, tails, reductions.
+
+    define void @k_<hash>(ptr bufs, ptr params, i64 begin, i64 end, i64 thread)
+
+`bufs` is an array of data pointers, one per buffer, then that of the status (a code and the index
+that was refused); `params` the sizes that the text leaves open; [begin, end) a range of the
+parallel iterations: points of the outer axes, times blocks of the lanes axis. The text names
+nothing but positions, so kernels that differ in sizes alone are one function.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fusee.codegen.llvm.body import (
+    Body,
+    Carried,
+    Parts,
+    Stage,
+    Tile,
+    across,
+    carried,
+    choose_stages,
+    choose_vectors,
+    into_first_lane,
+    is_short,
+    merge_all,
+    outlined,
+    phase_cost,
+    result,
+    settle,
+    two_sum,
+)
+from fusee.codegen.llvm.ops import STATIC_SIZE, Context
+from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
+from fusee.loops.schedule import scans_along
+from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, vector
+from fusee.sym.expr import Size, Symbol, count_points, hint, maximum, minimum, product
+
+# ---------------------------------------------------------------------------- loops
+# The inner loops of a phase, with the accumulators that they carry round.
+#
+# Lanes run either across the reductions, every lane one of its own, or along the last inner axis:
+# then all lanes become one number at the end.
+
+
+# Additions into one accumulator before its sum goes to the second level. Along lanes, many
+# accumulators share the error; across them, each is on its own.
+SUM_ALONG, SUM_ACROSS = 128, 16
+
+
+def accumulators(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
+    """How each accumulator of a phase is kept; sums in two levels if so asked."""
+    return {s.acc: carried(s, two_level) for s in phase.body if isinstance(s, Accumulate)}
+
+
+class _Nest:
+    """The loops of one phase with what they carry."""
+
+    is_own = False  # whether `_inside` writes the last loop itself
+
+    def __init__(self, body: Body, phase: Phase, lanes: int) -> None:
+        self.body, self.phase, self.lanes = body, phase, lanes
+        self.ctx, self.writer = body.ctx, body.writer
+        self.hows = accumulators(phase, not body.is_scan(phase) and not is_short(phase))
+        self.two_level = any(how.two_level for how in self.hows.values())
+        self.outer_kinds = {acc: how.outer_kinds(lanes) for acc, how in self.hows.items()}
+
+    def _nest(self, position: int, parts: Parts) -> Parts:
+        inner = self.phase.inner
+        if position == len(inner) - self.is_own:
+            return self._inside(parts)
+        size = self.ctx.size_of(inner[position])
+        with self.body.carry("0", size, 1, parts, self.outer_kinds) as (i, now, found):
+            self.ctx.open_axis(inner[position], i, self.ctx.base_rank + 1 + position)
+            found |= self._nest(position + 1, now)
+        return found
+
+    def _inside(self, parts: Parts) -> Parts:
+        raise NotImplementedError
+
+    def _loop(
+        self, start: str, stop: str, step: int, lanes: int, parts: Parts, open_: Open
+    ) -> Parts:
+        """The innermost loop: `open_(i, rank)` makes its body the top level."""
+        rank = self.ctx.base_rank + len(self.phase.inner)
+        kinds = {acc: how.kinds(lanes) for acc, how in self.hows.items()}
+        with self.body.carry(start, stop, step, parts, kinds) as (i, now, found):
+            open_(i, rank)
+            found |= self.body.statements(self.phase, now, self.hows, rank)
+        return found
+
+
+Open = Callable[[str, int], None]
+
+
+class Across(_Nest):
+    """Inner loops are scalar; each lane and copy accumulates on its own."""
+
+    def __init__(self, body: Body, phase: Phase) -> None:
+        super().__init__(body, phase, body.ctx.lanes)
+        self.is_own = self.two_level
+
+    def emit(self) -> None:
+        ctx = self.ctx
+        start = {a: [how.outer_start(self.lanes)] * ctx.copies for a, how in self.hows.items()}
+        final = self._nest(0, start)
+        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
+        for acc, how in self.hows.items():
+            ctx.acc_facts[acc] = (ctx.base_rank, self.lanes > 1)
+            self.body.publish(how, [settle(t, how, part) for part in final[acc]])
+
+    def _inside(self, parts: Parts) -> Parts:
+        inner = self.phase.inner
+        if not self.two_level:
+            rank = self.ctx.base_rank + len(inner)
+            return self.body.statements(self.phase, parts, self.hows, rank)
+        size = self.ctx.size_of(inner[-1])
+        blocks = self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds)
+        with blocks as (first, last, now, found):
+            found |= self._segment(first, last, now)
+        return found
+
+    def _segment(self, first: str, last: str, outer: Parts) -> Parts:
+        t = InsertPoint(self.writer.top, self.ctx.machine, self.lanes)
+        local = {
+            acc: [how.start(self.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
+            for acc, how in self.hows.items()
+        }
+        open_ = functools.partial(self.ctx.open_axis, self.phase.inner[-1])
+        local = self._loop(first, last, 1, self.lanes, local, open_)
+        return {
+            acc: [two_sum(t, how, o, x[0]) for o, x in zip(outer[acc], local[acc], strict=True)]
+            if how.two_level
+            else local[acc]
+            for acc, how in self.hows.items()
+        }
+
+
+class Along(_Nest):
+    """Vectors run along the last inner axis; all lanes and copies become one at the end.
+
+    Outside the innermost loop a two-level sum is one vector of sums and one of errors; other
+    accumulators keep all their copies.
+    """
+
+    is_own = True
+
+    def __init__(self, body: Body, phase: Phase) -> None:
+        self.lane = phase.inner[-1]
+        self.stages = choose_stages([phase], [body.order(phase)], self.lane, body.ctx.machine)
+        super().__init__(body, phase, self.stages[0].lanes)
+
+    def emit(self) -> None:
+        ctx = self.ctx
+        start = {
+            acc: [how.outer_start(self.lanes)] * (1 if how.two_level else self.stages[0].copies)
+            for acc, how in self.hows.items()
+        }
+        final = self._nest(0, start)
+        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
+        for acc, how in self.hows.items():
+            whole = merge_all(t, how, final[acc])
+            ctx.acc_facts[acc] = (ctx.base_rank, False)
+            ctx.acc_names[acc] = result(how, across(ctx, t, how, settle(t, how, whole)))
+
+    def _inside(self, parts: Parts) -> Parts:
+        size, start = self.ctx.size_of(self.lane), "0"
+        for stage in self.stages:
+            stop = size if stage.masked or stage.lanes == 1 else self._whole(size, stage.width)
+            if stop == start:
+                continue
+            if self.two_level and stage is self.stages[0]:
+                length = SUM_ALONG * stage.width
+                blocks = self.body.blocks(stop, length, parts, self.outer_kinds)
+                with blocks as (first, last, now, parts):
+                    parts |= self._segment(stage, first, last, now)
+            else:
+                parts = self._segment(stage, start, stop, parts, size)
+            start = stop
+        return parts
+
+    def _whole(self, size: str, width: int) -> str:
+        """The part of the axis that whole vectors cover."""
+        if size.isdigit():
+            return str(int(size) & -width)
+        entry = self.ctx.ranked[0]
+        return entry.once(("whole", size, width), lambda: entry.op(f"and i64 {size}, {-width}"))
+
+    def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
+        """One loop along the lanes; two-level sums start from zero, then join the outer ones.
+
+        end   of the axis, if that is not `stop`
+        """
+        machine = self.ctx.machine
+        fresh = stage.lanes != self.lanes  # scalars can't continue vectors
+        local = {
+            acc: [how.start(stage.lanes) for _ in range(stage.copies)]
+            if how.two_level or fresh
+            else outer[acc][: stage.copies]
+            for acc, how in self.hows.items()
+        }
+        open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
+        local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
+        small = InsertPoint(self.writer.top, machine, stage.lanes)
+        wide = InsertPoint(self.writer.top, machine, self.lanes)
+        merged: Parts = {}
+        for acc, how in self.hows.items():
+            if not how.two_level and not fresh:
+                merged[acc] = local[acc] + outer[acc][stage.copies :]
+                continue
+            whole = merge_all(small, how, local[acc])
+            if fresh:
+                whole = into_first_lane(wide, how, whole)
+            if how.two_level:
+                merged[acc] = [two_sum(wide, how, outer[acc][0], whole[0])]
+            else:
+                merged[acc] = [how.merge(wide, outer[acc][0], whole), *outer[acc][1:]]
+        return merged
+
+
+class Scan(Along):
+    """Vectors run along a scanned axis; what is carried round is one number, in all lanes."""
+
+    def __init__(self, body: Body, phase: Phase) -> None:
+        super().__init__(body, phase)
+        if isinstance(self.lane.hi, int) and self.lane.hi <= STATIC_SIZE:  # each step costs
+            self.lanes = min(self.lanes, 1 << (self.lane.hi - 1).bit_length())
+        stages = (replace(s, copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
+        self.stages = list(dict.fromkeys(stages))
+        self.outer_kinds = {acc: how.outer_kinds(self.lanes) for acc, how in self.hows.items()}
+
+    def emit(self) -> None:
+        self._nest(0, {acc: [how.start(self.lanes)] for acc, how in self.hows.items()})
+
+    def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
+        open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
+        is_narrow = stage.lanes != self.lanes
+        local = dict(outer)
+        for acc, how in self.hows.items() if is_narrow else ():
+            wide = zip(how.kinds(self.lanes), outer[acc][0], strict=True)
+            op = self.writer.top.op
+            local[acc] = [[op(f"extractelement {kind} {total}, i64 0") for kind, total in wide]]
+        local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
+        for acc, how in self.hows.items() if is_narrow else ():
+            narrow = zip(how.kinds(1), local[acc][0], strict=True)
+            splat = self.writer.top.splat
+            local[acc] = [[splat(kind, total, self.lanes) for kind, total in narrow]]
+        return local
+
+
+# ---------------------------------------------------------------------------- strip
+# Reductions down the columns of a block: rows outside, vectors inside.
+#
+# Vectors along the columns, each walking down all rows, would touch one line of the cache per row
+# and a new page every few. So a few rows of the whole block are read before the next ones, and what
+# the columns have accumulated waits in small arrays meanwhile.
+
+
+class Strip:
+    """All phases over the columns [low, high), at most `width` of them."""
+
+    def __init__(
+        self,
+        body: Body,
+        phases: Sequence[Phase],
+        lane: Symbol,
+        stages: Sequence[tuple[Stage, str, str]],
+        bounds: tuple[str, str],
+        width: int,
+    ) -> None:
+        self.body, self.phases, self.lane, self.stages = body, phases, lane, stages
+        self.ctx, self.writer = body.ctx, body.writer
+        (self.low, self.high), self.width = bounds, width
+        self.first_rank = len(self.ctx.ranked)
+        self.hows: dict[Acc, Carried] = {}
+        # arrays per accumulator: its value, or sum, error and the sum of the present rows
+        self.arrays: dict[Acc, list[str]] = {}
+
+    def emit(self) -> None:
+        for phase in self.phases:
+            self._phase(phase)
+
+    def _phase(self, phase: Phase) -> None:
+        hows = accumulators(phase, two_level=True)
+        self.hows |= hows
+        for acc, how in hows.items():
+            places = range(len(self._starts(how, 1)))
+            self.arrays[acc] = [self.ctx.array(self.width * self._size(acc, k)) for k in places]
+        two_level = {acc: how for acc, how in hows.items() if how.two_level}
+
+        def start(t: InsertPoint, i: str) -> None:
+            for acc, how in hows.items():
+                self._store(t, i, acc, [self._starts(how, t.lanes)] * self.ctx.copies)
+
+        def finish(t: InsertPoint, i: str) -> None:
+            for acc, how in two_level.items():
+                sums = self._load(t, i, acc, range(2))
+                self._store(t, i, acc, [settle(t, how, part) for part in sums])
+
+        if hows:
+            self._columns(self.first_rank, start)
+        self._rows(phase, hows, 0)
+        if two_level:
+            self._columns(self.first_rank, finish)
+
+    # -------------------------------------------------------------------------- loops
+
+    def _columns(self, rank: int, write: Callable[[InsertPoint, str], None]) -> None:
+        """A loop over the block's vectors, for each stage."""
+        for stage, start, stop in self.stages:
+            with self.writer.each(start, stop, stage.width) as i:
+                self.body.open_lanes(self.lane, stage, self.high, i, rank)
+                self.ctx.base_rank = rank
+                write(InsertPoint(self.writer.top, self.ctx.machine, stage.lanes), i)
+
+    def _rows(self, phase: Phase, hows: dict[Acc, Carried], position: int) -> None:
+        """The phase's inner axes; the last one a few rows at a time."""
+        inner, rank = phase.inner, self.first_rank + position
+        if not inner:
+            self._columns(rank, lambda t, i: self._element(phase, hows, t, i))
+            return
+        size = self.ctx.size_of(inner[position])
+        if position < len(inner) - 1:
+            with self.writer.each("0", size) as i:
+                self.ctx.open_axis(inner[position], i, rank)
+                self._rows(phase, hows, position + 1)
+        else:
+            with self.body.blocks(size, SUM_ACROSS, {}, {}) as (first, last, *_):
+                del self.ctx.ranked[rank:]
+                self.ctx.ranked.append(self.writer.top)
+                self._block(phase, hows, (first, last), rank + 1)
+
+    def _block(
+        self, phase: Phase, hows: dict[Acc, Carried], rows: tuple[str, str], rank: int
+    ) -> None:
+        axis, two_level = phase.inner[-1], {a: h for a, h in hows.items() if h.two_level}
+        picks = any(v.op == "load" and payloads(index_of(v)) for v in self.body.order(phase))
+        if not picks and not any(isinstance(s, Store) for s in phase.body):
+            self._columns(rank, lambda t, i: self._walk(phase, hows, t, i, rows))
+            return
+
+        def add(t: InsertPoint, i: str) -> None:
+            for acc, how in two_level.items():
+                found = self._load(t, i, acc, range(3))
+                parts = [[*two_sum(t, how, p[:2], p[2]), how.start(t.lanes)[0]] for p in found]
+                self._store(t, i, acc, parts)
+
+        # A load waits for stores whose address has the same last 12 bits, and rows often lie a
+        # multiple of 4096 bytes apart. So whoever stores goes along the rows; so does who picks
+        # rows, whose lines no prefetcher foresees.
+        with self.writer.each(*rows) as r:
+            self.ctx.open_axis(axis, r, rank)
+            self._columns(rank + 1, lambda t, i: self._element(phase, hows, t, i))
+        if two_level:
+            self._columns(rank, add)
+
+    def _walk(
+        self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str, rows: tuple[str, str]
+    ) -> None:
+        """One vector of columns down some rows, in registers."""
+        ctx, rank = self.ctx, self.ctx.base_rank + 1
+        self._publish(phase, hows, t, i)
+        outer = {
+            acc: self._load(t, i, acc, range(len(h.outer_kinds(1)))) for acc, h in hows.items()
+        }
+        local = {
+            acc: [how.start(t.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
+            for acc, how in hows.items()
+        }
+        kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
+        with self.body.carry(*rows, 1, local, kinds) as (r, now, local):
+            ctx.open_axis(phase.inner[-1], r, rank)
+            local |= self.body.statements(phase, now, hows, rank)
+        for acc, how in hows.items():
+            pairs = zip(outer[acc], local[acc], strict=True)
+            parts = [two_sum(t, how, x, y[0]) if how.two_level else y for x, y in pairs]
+            self._store(t, i, acc, parts)
+
+    def _element(self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str) -> None:
+        """One vector of one row."""
+        self._publish(phase, hows, t, i)
+        parts: Parts = {}
+        for acc, how in hows.items():
+            places = range(2, 3) if how.two_level else range(len(how.kinds(1)))
+            parts[acc] = self._load(t, i, acc, places)
+        parts = self.body.statements(phase, parts, hows, self.ctx.base_rank)
+        for acc, how in hows.items():
+            self._store(t, i, acc, parts[acc], 2 if how.two_level else 0)
+
+    # -------------------------------------------------------------------------- arrays
+
+    @staticmethod
+    def _starts(how: Carried, lanes: int) -> list[str]:
+        return how.start(lanes) * 3 if how.two_level else how.start(lanes)
+
+    def _publish(self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str) -> None:
+        """What earlier phases accumulated, for this phase to read."""
+        ctx = self.ctx
+        for value in self.body.order(phase):
+            if value.op == "acc" and value.attr not in hows:
+                acc, how = value.attr, self.hows[value.attr]
+                # a sum that was settled is in the first array, the index of a maximum in the last
+                place = 0 if how.two_level else len(how.dtypes) - 1
+                names = [part for (part,) in self._load(t, i, acc, range(place, place + 1))]
+                ctx.acc_facts[acc] = (ctx.base_rank, ctx.lanes > 1)
+                ctx.acc_names[acc] = names if ctx.lanes > 1 else names[0]
+
+    def _size(self, acc: Acc, place: int) -> int:
+        """Bytes of an element."""
+        dtypes = self.hows[acc].dtypes
+        return max(BITS[HELD[dtypes[place % len(dtypes)]]] // 8, 1)
+
+    def _kind(self, acc: Acc, place: int, lanes: int) -> str:
+        dtypes = self.hows[acc].dtypes
+        return vector(HELD[dtypes[place % len(dtypes)]], lanes)
+
+    def _address(self, t: InsertPoint, i: str, acc: Acc, copy: int, place: int) -> str:
+        """Of the column i in an array, `copy` vectors further on."""
+        here = t.level.op(f"sub i64 {i}, {self.low}")
+        if copy:
+            here = t.level.op(f"add i64 {here}, {copy * t.lanes}")
+        size, array = self._size(acc, place), self.arrays[acc][place]
+        return t.level.op(f"getelementptr [{size} x i8], ptr {array}, i64 {here}")
+
+    def _load(self, t: InsertPoint, i: str, acc: Acc, places: range) -> list[list[str]]:
+        """Per copy, parts of an accumulator."""
+        found = []
+        for copy in range(self.ctx.copies):
+            addresses = [self._address(t, i, acc, copy, place) for place in places]
+            kinds = [self._kind(acc, place, t.lanes) for place in places]
+            loads = zip(kinds, addresses, strict=True)
+            found.append([t.level.op(f"load {kind}, ptr {at}, align 1") for kind, at in loads])
+        return found
+
+    def _store(
+        self, t: InsertPoint, i: str, acc: Acc, copies: Sequence[Sequence[str]], first: int = 0
+    ) -> None:
+        """Parts of an accumulator for every copy, from the array number `first` on."""
+        # the loops inside have closed: what follows them goes to the same level
+        for copy, parts in enumerate(copies):
+            for place, name in enumerate(parts, first):
+                address = self._address(t, i, acc, copy, place)
+                kind = self._kind(acc, place, t.lanes)
+                t.level.do(f"store {kind} {name}, ptr {address}, align 1")
+
+
+# ---------------------------------------------------------------------------- kernel
+
+
+# A thread gets at least this much work, in elements times the cost of one; less is not worth
+# waking it.
+GRAIN_WORK = 1 << 15
+# Lanes per parallel iteration: of plain kernels, of those that reduce within, and so on.
+BLOCK, BLOCK_REDUCING, BLOCK_ORDERED, BLOCK_TILED = 1024, 64, 256, 256
+# Strips of columns that a reduction down the rows should have at least; how wide they may be.
+STRIPS, WIDEST_STRIP = 16, 1024
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A kernel's function and what the host must give it.
+
+    `declares` are lines and whole functions that the module needs once. `params` are expressions
+    over sizes; so are `total`, `units` and `align`, which are what a LaunchSpec says. `shared` are
+    bytes that its blocks share: 0 before it runs and after it where they count each other.
+    """
+
+    name: str
+    text: str
+    declares: frozenset[str]
+    buffers: tuple[Buffer, ...]
+    params: tuple[Size, ...]
+    total: Size
+    units: Size
+    align: int = 1
+    shared: Size = 0
+
+    @property
+    def module(self) -> str:
+        """A module of this one function, under the name @kernel."""
+        lines = "\n".join(sorted(self.declares))
+        return f"{lines}\n{self.text.replace(self.name, 'kernel', 1)}"
+
+
+def emit_kernel(kernel: Kernel, machine: Machine) -> KernelCode:
+    """The function of one kernel for a machine."""
+    return _Emitter(kernel, machine).emit()
+
+
+class _Emitter:
+    def __init__(self, kernel: Kernel, machine: Machine) -> None:
+        self.kernel = kernel
+        self.ctx = Context(kernel, machine)
+        self.writer = self.ctx.writer
+        self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
+        lane, orders = self._outer_lane(), list(self.orders.values())
+        self.lane, self.stages, self.tile = choose_vectors(kernel, orders, lane, machine)
+        self.writer.outlined = outlined(self.orders.values())
+        self.body = Body(self.ctx, self.orders, masks_sums=self.lane is None)
+        self.parallel = [a for a in kernel.outer if a not in kernel.ordered and a != self.lane]
+        self.ordered = [a for a in kernel.outer if a in kernel.ordered]
+        self.ctx.base_rank = 1 + len(self.ordered) + bool(self.lane) + bool(self.tile)
+        self.block = BLOCK
+        reduces = not all(is_short(phase) for phase in kernel.phases)
+        scans = any(map(self.body.is_scan, kernel.phases))
+        self.is_strip = self.lane is not None and reduces and not self.ordered and not scans
+        if self.tile is not None:
+            self.block = BLOCK_TILED if self.tile.is_square else BLOCK
+        elif self.ordered:
+            self.block = BLOCK_ORDERED
+        elif reduces:
+            self.block = self._strip_width()
+
+    def _outer_lane(self) -> Symbol | None:
+        """The outer axis for vectors. Ordered kernels come without: their last axis may serve."""
+        kernel = self.kernel
+        if kernel.lanes is not None:
+            return None if kernel.lanes in kernel.ordered else kernel.lanes
+        last = kernel.outer[-1] if kernel.outer else None
+        if last is None or last in kernel.ordered or any(p.inner for p in kernel.phases):
+            return None
+        return last
+
+    def _strip_width(self) -> int:
+        """Columns that are read row by row: long runs of them, but enough strips for threads."""
+        if self.lane is None or self.lane.hi is None:
+            return BLOCK_REDUCING
+        others = hint(count_points(self.parallel))
+        fair = hint(self.lane.hi) * max(others, 1) // STRIPS
+        return min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
+
+    # -------------------------------------------------------------------------- function
+
+    def emit(self) -> KernelCode:
+        ctx = self.ctx
+        if self.lane is not None and not self.parallel and not self.is_strip:
+            self._one_range()
+        else:
+            self._points()
+        status = len(ctx.buffers)
+        lines = ["entry:"]
+        if ctx.uses_spare:
+            lines.append("  %spare = alloca [2048 x i8], align 64")
+        lines += [f"  {line}" for line in ctx.arrays]
+        if ctx.uses_status:
+            lines.append(f"  %status_at = getelementptr ptr, ptr %bufs, i64 {status}")
+            lines.append("  %status = load ptr, ptr %status_at")
+            lines.append("  %found = getelementptr i64, ptr %status, i64 1")
+        lines += [
+            "  %some = icmp slt i64 %begin, %end",
+            "  br i1 %some, label %start, label %done",
+            "start:",
+            *ctx.ranked[0].lines,
+            "  br label %done",
+            "done:",
+            "  ret void",
+        ]
+        total = self._total()
+        grain = (GRAIN_WORK - 1) // maximum(self._work(), 1) + 1
+        body = "\n".join(lines)
+        name = "k_" + hashlib.sha256(body.encode()).hexdigest()[:20]
+        signature = "ptr %bufs, ptr %params, i64 %begin, i64 %end, i64 %thread"
+        return KernelCode(
+            name,
+            f"define void @{name}({signature}) nounwind {{\n{body}\n}}\n",
+            frozenset(self.writer.declares.values()),
+            tuple(ctx.buffers),
+            tuple(size for _, size in ctx.params),
+            total,
+            (total + grain - 1) // grain,
+        )
+
+    def _total(self) -> Size:
+        total = product(self._count(axis) for axis in self.parallel)
+        if self.lane is None:
+            return total
+        assert self.lane.hi is not None
+        return total * ((self.lane.hi + self.block - 1) // self.block)
+
+    def _count(self, axis: Symbol) -> Size:
+        """Parallel iterations along an axis that is not the lanes'."""
+        assert axis.hi is not None
+        if self.tile is None or axis != self.tile.axis:
+            return axis.hi
+        return (axis.hi + self.tile.strip - 1) // self.tile.strip
+
+    def _work(self) -> Size:
+        """About how many additions one parallel iteration takes."""
+        work: Size = 0
+        for phase in self.kernel.phases:
+            work = work + phase_cost(phase, self.orders[id(phase)])
+        work = work * count_points(self.ordered)
+        work = work * (self.tile.strip if self.tile else 1)
+        if self.lane is None or self.lane.hi is None:
+            return work
+        return work * minimum(self.lane.hi, self.block)
+
+    # -------------------------------------------------------------------------- outer loops
+
+    def _one_range(self) -> None:
+        """Only the lanes axis is parallel: all blocks are one range of it."""
+        assert self.lane is not None
+        top = self.writer.top
+        self.ctx.ranked.append(top)
+        low, high = self._block_range("%begin", "%end")
+        self._ordered(0, low, high)
+
+    def _block_range(self, first: str, last: str) -> tuple[str, str]:
+        assert self.lane is not None
+        ctx, top = self.ctx, self.writer.top
+        low = top.op(f"mul nsw i64 {first}, {self.block}")
+        high = top.op(f"mul nsw i64 {last}, {self.block}")
+        size = ctx.size_of(self.lane)
+        return low, InsertPoint(top, ctx.machine, 1).intrinsic("smin", "i64", high, size)
+
+    def _points(self) -> None:
+        """One loop over the linear range; coordinates count along like an odometer."""
+        ctx, top = self.ctx, self.writer.top
+        sizes = [self._count_name(axis) for axis in self.parallel]
+        if self.lane is not None:
+            more = top.op(f"add i64 {ctx.size_of(self.lane)}, {self.block - 1}")
+            sizes.append(top.op(f"udiv i64 {more}, {self.block}"))
+        rest, starts = "%begin", []
+        for size in reversed(sizes[1:]):
+            starts.append(top.op(f"urem i64 {rest}, {size}"))
+            rest = top.op(f"udiv i64 {rest}, {size}")
+        if sizes:
+            starts.append(rest)
+        counted = [("i64", start) for start in reversed(starts)]
+        with self.writer.loop("%begin", "%end", 1, counted) as (_, at, following):
+            ctx.ranked.append(self.writer.top)
+            for axis, name in zip(self.parallel, at, strict=False):
+                ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+            low = high = ""
+            if self.lane is not None:
+                after = self.writer.top.op(f"add nsw i64 {at[-1]}, 1")
+                low, high = self._block_range(at[-1], after)
+            if self.tile is not None:
+                self._tiled(self.tile, ctx.axis_name[self.tile.axis], low, high)
+            else:
+                self._ordered(0, low, high)
+            following += self._advance(at, sizes)
+
+    def _advance(self, at: list[str], sizes: list[str]) -> list[str]:
+        op = self.writer.top.op
+        carry = "1"
+        following: list[str] = []
+        for name, size in zip(reversed(at), reversed(sizes), strict=True):
+            plus = op(f"add nsw i64 {name}, {carry}")
+            if len(following) == len(at) - 1:
+                following.append(plus)
+                break
+            wraps = op(f"icmp eq i64 {plus}, {size}")
+            following.append(op(f"select i1 {wraps}, i64 0, i64 {plus}"))
+            carry = op(f"zext i1 {wraps} to i64")
+        return following[::-1]
+
+    def _count_name(self, axis: Symbol) -> str:
+        top, size = self.writer.top, self.ctx.size_of(axis)
+        if self.tile is None or axis != self.tile.axis:
+            return size
+        more = top.op(f"add i64 {size}, {self.tile.strip - 1}")
+        return top.op(f"udiv i64 {more}, {self.tile.strip}")
+
+    def _tiled(self, tile: Tile, strip: str, low: str, high: str) -> None:
+        """A strip of the tile's axis: tiles as far as they go, then the rest row by row."""
+        ctx, writer, lane, axis = self.ctx, self.writer, self.lane, tile.axis
+        assert lane is not None
+        op = writer.top.op
+        first = op(f"mul nsw i64 {strip}, {tile.strip}")
+        after = op(f"add nsw i64 {first}, {tile.strip}")
+        scalar = InsertPoint(writer.top, ctx.machine, 1)
+        last = scalar.intrinsic("smin", "i64", after, ctx.size_of(axis))
+        is_full = op(f"icmp eq i64 {last}, {after}")
+        whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-tile.lanes}")
+        whole = op(f"select i1 {is_full}, i64 {whole}, i64 0")
+        middle = op(f"add i64 {low}, {whole}")
+
+        with writer.each(low, middle, tile.lanes) as j:
+            ctx.open_axis(lane, j, 2)
+            with writer.each(first, last, tile.copies) as i:
+                ctx.open_axis(axis, i, 3)
+                self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
+                ctx.copy_axis = axis
+                for phase in self.kernel.phases:
+                    Across(self.body, phase).emit()
+        with writer.each(first, last) as i:
+            ctx.open_axis(axis, i, 2)
+            self._outer_lanes(lane, middle, high)
+
+    def _ordered(self, position: int, low: str, high: str) -> None:
+        if position < len(self.ordered):
+            axis = self.ordered[position]
+            with self.writer.each("0", self.ctx.size_of(axis)) as i:
+                self.ctx.open_axis(axis, i, 2 + position)
+                self._ordered(position + 1, low, high)
+        elif self.lane is not None:
+            self._outer_lanes(self.lane, low, high)
+        else:
+            for phase in self.kernel.phases:
+                if phase.inner and not self.body.is_scan(phase):
+                    Along(self.body, phase).emit()
+                elif phase.inner and scans_along(phase):
+                    Scan(self.body, phase).emit()
+                else:
+                    self.body.set_stage(None, Stage(1, 1), None)
+                    Across(self.body, phase).emit()
+
+    # -------------------------------------------------------------------------- lanes
+
+    def _outer_lanes(self, lane: Symbol, low: str, high: str) -> None:
+        phases = self.kernel.phases
+        parts = self._stage_parts(low, high)
+        if self.is_strip:
+            Strip(self.body, phases, lane, parts, (low, high), self.block).emit()
+            return
+        for stage, start, stop in parts:
+            with self.writer.each(start, stop, stage.width) as i:
+                self.body.open_lanes(lane, stage, high, i, self.ctx.base_rank)
+                for phase in phases:
+                    Across(self.body, phase).emit()
+
+    def _stage_parts(self, low: str, high: str) -> list[tuple[Stage, str, str]]:
+        """Each stage with the part of [low, high) that it covers."""
+        found = []
+        start = low
+        for stage in self.stages:
+            stop = high
+            if not stage.masked and stage.lanes > 1:
+                op = self.writer.top.op
+                whole = op(f"and i64 {op(f'sub i64 {high}, {start}')}, {-stage.width}")
+                stop = op(f"add i64 {start}, {whole}")
+            found.append((stage, start, stop))
+            start = stop
+        return found

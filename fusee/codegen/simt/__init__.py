@@ -1,1 +1,700 @@
-"""Loops as LLVM IR for machines of many threads."""
+"""A Kernel as one function for a GPU.
+
+    define ptx_kernel void @k_<hash>(ptr %b0, .., ptr %status, i64 %p0, ..)
+
+Arguments are the data pointers, one per buffer, the memory that SPARE_BYTES speaks of, and the
+sizes that the text leaves open. Threads are mapped to points in one of four ways:
+
+    points   a thread for `vec` neighbours along the last axis: reductions, if any, are its own
+    rows     a team of threads for one point of the outer axes: it walks the reduced axes in steps
+             of the whole team, `vec` neighbours each. Rows that fit stay in registers from the
+             first phase to the last; longer ones are read again
+    columns  a team for `vec` neighbours along the last outer axis: each thread reduces some rows
+    tiles    a block for a tile of two axes: what lies along the one and is stored along the other
+             (see tile.py)
+
+`vec` is what one access of 16 bytes holds, fewer where sizes or strides are no multiples of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fusee.codegen.llvm import Across, KernelCode
+from fusee.codegen.llvm.body import Carried, Parts, Stage, across, is_short, merge_all, result
+from fusee.codegen.llvm.ops import STATIC_SIZE
+from fusee.codegen.simt.thread import (
+    COUNTER_BYTES,
+    MOST_BLOCKS,
+    WARP,
+    Exchange,
+    Meeting,
+    OnlineCarried,
+    Stretch,
+    ThreadBody,
+    ThreadContext,
+    accumulators,
+    barrier,
+    woven_stores,
+)
+from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
+from fusee.loops.ir import Acc, Kernel, Phase, Store, walk
+from fusee.loops.schedule import in_one_pass, is_scan, reads_back
+from fusee.runtime.llvm_text import BITS, InsertPoint, Machine
+from fusee.sym.expr import (
+    Size,
+    Symbol,
+    coefficient,
+    count_points,
+    divides,
+    floordiv,
+    hint,
+    maximum,
+    minimum,
+    product,
+    symbols,
+)
+
+SIMT = Machine(frozenset(), 128, is_simt=True)
+
+# Threads of a block that need not be a team; of one that shares columns; of the largest.
+BLOCK, COLUMNS, LARGEST = 128, 256, 1024
+# Threads that give a GPU enough to do: with as many points, reductions are not shared.
+ENOUGH = 1 << 16
+# Points of an axis that a thread takes for what it loads but once.
+ROWS = 4
+# Elements of a row that a thread takes one by one, and a block of them.
+PIECES = 8
+STRIP = PIECES * BLOCK
+# Elements that one of so many threads reduces by itself.
+ALONE = 64
+# Blocks that are few enough for several to share what each of them does, and how many steps a
+# thread has to take at least.
+FEW_GROUPS, LEAST = 264, 4
+# Accesses that a row has at most if several blocks are to run on a processor, one of which reduces
+# while another stores: longer rows under way would not be in the cache when they are read again.
+CACHED = 1 << 13
+# Elements of a row that a thread keeps in registers; values in a body up to which it has several.
+KEPT, MANY_VALUES = 32, 96
+ACCESS_BYTES, MOST_LANES = 16, 8
+
+
+_WIDE = re.compile(r"(<\d+ x (\w+)>.*, ptr .*), align \d+")
+
+
+def with_any_pointers(module: str) -> str:
+    """The same kernel where pointers are multiples of one element only."""
+    return _WIDE.sub(lambda m: f"{m[1]}, align {max(BITS[m[2]] // 8, 1)}", module)
+
+
+def emit_kernel(kernel: Kernel, machine: Machine = SIMT, first: int = 1) -> KernelCode:
+    """The function of one kernel: `total` blocks of `units` threads.
+
+    `align` are the bytes of its arguments, and above them the bits that pointers must not have.
+    `first` is the number of the graph's first message.
+    """
+    mapping = _Mapping(kernel, machine)
+    mapping.ctx.first = first
+    return mapping.emit()
+
+
+@dataclass(frozen=True)
+class Team:
+    """Who works on one point.
+
+    threads   of a team, a power of two; teams: of a block
+    along     the axes that are shared are the inner ones, and so are vectors: rows
+    """
+
+    threads: int
+    teams: int
+    along: bool
+
+    @property
+    def block(self) -> int:
+        return self.threads * self.teams
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How many blocks share what a team would do, and the steps that each of them takes.
+
+    Each leaves what it found in memory; the one that comes last merges that of all, and goes on.
+    """
+
+    blocks: Size
+    steps: Size
+
+
+def lanes_along(kernel: Kernel, phases: Sequence[Phase], axis: Symbol, machine: Machine) -> int:
+    """Neighbours along an axis that a thread takes: all accesses in one piece are aligned."""
+    places = []
+    order = walk(v for phase in phases for v in phase.operands)
+    for value in order:
+        if value.op == "load":
+            places.append((value.attr[0].dtype, value.attr[1]))
+    narrow, rests = ACCESS_BYTES, list[Size]()
+    for phase in phases:
+        stores = [s for s in phase.body if isinstance(s, Store)]
+        places += [(s.buffer.dtype, s.index) for s in stores]
+        for first, *_ in woven_stores(stores, axis).values():
+            narrow = min(narrow, first.buffer.dtype.itemsize)
+            rests += [parts[1] for parts in [coefficient(first.index, axis)] if parts is not None]
+    for dtype, index in places:
+        parts = coefficient(index, axis)
+        if parts is not None and parts[0] in (1, -1):
+            narrow = min(narrow, dtype.itemsize)
+            rests.append(parts[1] if parts[0] == 1 else parts[1] + 1)
+    lanes = min(ACCESS_BYTES // narrow, MOST_LANES)
+    if len(order) > MANY_VALUES:
+        lanes = min(lanes, 2)
+    while lanes > 1 and not all(divides(lanes, rest) for rest in rests):
+        lanes //= 2
+    return lanes
+
+
+def rough_quotients(phases: Sequence[Phase]) -> set[int]:
+    """Ids of quotients of which only products are made before they are rounded to 16 bits."""
+    order = walk(v for phase in phases for v in phase.operands)
+    exact = {id(v) for phase in phases for v in phase.operands}
+    for value in reversed(order):
+        is_rounded = value.op == "cast" and value.dtype in (torch.bfloat16, torch.float16)
+        is_product = value.op in ("mul", "div", "neg") and id(value) not in exact
+        if not (is_rounded or is_product):
+            exact.update(map(id, value.args))
+    quotients = (v for v in order if v.op == "div" and v.dtype is torch.float32)
+    return {id(v) for v in quotients if id(v) not in exact}
+
+
+def _power(n: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class _Mapping:
+    def __init__(self, kernel: Kernel, machine: Machine) -> None:
+        self.kernel = kernel
+        self.ctx = ThreadContext(kernel, machine)
+        self.level = self.ctx.writer.top
+        self.ctx.ranked.append(self.level)
+        self.phases = kernel.phases
+        self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
+        self.inner = [phase for phase in kernel.phases if phase.inner]
+        scans = any(is_scan(p, self.orders[id(p)]) for p in kernel.phases)
+        short = self._is_short()
+        self.lane = kernel.lanes
+        if self.lane is None and kernel.outer and (short or scans):
+            self.lane = kernel.outer[-1]
+        self.parallel = [axis for axis in kernel.outer if axis != self.lane]
+        self.team: Team | None = None
+        self.vec = 1
+        if self.lane is not None:
+            self.vec = lanes_along(kernel, kernel.phases, self.lane, machine)
+        self.reloads = reads_back(kernel.phases, list(self.orders.values()))
+        self.split: Sharing | None = None
+        self.row: Symbol | None = None
+        if not short and not scans:
+            self.team = self._team()
+        self.tile: SharedTile | None = None
+        if self.team is None and not self.reloads:
+            self.tile = choose_tile(kernel, list(self.orders.values()))
+            self.vec = 1 if self.tile is not None else self.vec
+        if self.team is None and self.tile is None:
+            self.row = self._row()
+        if self.team is not None and not self._is_kept(self.team):
+            self.phases = in_one_pass(kernel.phases)
+            self.orders = {id(phase): walk(phase.operands) for phase in self.phases}
+            self._divide(self.team)
+        self.ctx.rough = rough_quotients(self.phases)
+        self.body = ThreadBody(self.ctx, self.orders, masks_sums=False)
+        self.stretches: dict[tuple[Symbol, ...], list[Stretch]] = {}
+
+    # -------------------------------------------------------------------------- who does what
+
+    def _points(self) -> int:
+        return hint(count_points(self.parallel))
+
+    def _is_short(self) -> bool:
+        """Whether a thread reduces by itself: some elements, or more if there are many to do so."""
+        most = max((hint(count_points(phase.inner)) for phase in self.inner), default=1)
+        threads = hint(count_points(self.kernel.outer))
+        alone = ALONE if threads >= ENOUGH else STATIC_SIZE
+        return most <= alone and all(map(is_short, self.inner))
+
+    def _team(self) -> Team | None:
+        machine, points = self.ctx.machine, self._points()
+        counts = [hint(count_points(phase.inner)) for phase in self.inner]
+        if self.lane is None:
+            last = {phase.inner[-1] for phase in self.inner}
+            lanes = [lanes_along(self.kernel, self.inner, axis, machine) for axis in last]
+            self.vec = min(lanes)
+            while any(not divides(self.vec, axis.hi) for axis in last if axis.hi is not None):
+                self.vec //= 2
+            chunks = max(max(counts) // self.vec, 1)
+            few = max(KEPT // self.vec // 2, 1)
+            threads = min(_power(chunks), WARP)
+            if chunks > few * WARP:
+                threads = min(max(_power(-(-chunks // few)), 2 * WARP), LARGEST)
+            is_read_again = chunks * self.vec > threads * max(KEPT, self.vec)
+            if is_read_again and points > FEW_GROUPS and chunks < CACHED:
+                threads = LARGEST // 2
+            return Team(threads, BLOCK // threads if threads <= WARP else 1, True)
+        assert self.lane.hi is not None
+        while not divides(self.vec, self.lane.hi):
+            self.vec //= 2
+        columns = max(hint(self.lane.hi) // self.vec, 1)
+        if columns * points >= ENOUGH:
+            return None
+        # lines of 128 bytes; of wider ones more would be left to the block that comes last
+        teams = min(_power(columns), max(WARP // self.vec, MOST_LANES))
+        threads = max(_power(max(counts)), WARP // teams)
+        return Team(min(COLUMNS // teams, threads), teams, False)
+
+    def _is_kept(self, team: Team) -> bool:
+        """Whether all that a team reduces stays in registers from the first phase to the last."""
+        totals = [count_points(phase.inner) for phase in self.inner]
+        most = team.threads * max(KEPT, self.vec)
+        return (
+            team.along
+            and not self.reloads
+            and all(isinstance(total, int) and total <= most for total in totals)
+        )
+
+    def _divide(self, team: Team) -> None:
+        """Blocks share points if there are few, and one pass over many elements is all."""
+        inner = [phase for phase in self.phases if phase.inner]
+        rest = [phase for phase in self.phases if not phase.inner]
+        if len(inner) != 1 or self.reloads:
+            return
+        along = Team(min(team.threads, COLUMNS), 1, True) if team.along else team
+        total = self._space()
+        groups, count = (total + (along.teams - 1)) // along.teams, count_points(inner[0].inner)
+        if along.along:
+            count = floordiv(count, self.vec)
+        most = floordiv(count, along.threads * (LEAST if team.along else 2 * LEAST))
+        if hint(groups) > FEW_GROUPS or hint(most) < 2:
+            return
+        share = maximum(groups, 1 if team.along else 2)
+        blocks = maximum(minimum(most, floordiv(MOST_BLOCKS, share)), 1)
+        step = along.threads
+        share = floordiv(count + (blocks * step - 1), blocks * step) * step
+        self.team, self.phases = along, [*inner, *rest]
+        self.split = Sharing(blocks, share)
+
+    # -------------------------------------------------------------------------- function
+
+    def emit(self) -> KernelCode:
+        shared: list[str] = []
+        size = 0
+        if self.tile is not None:
+            threads, total, size = THREADS, self._by_tiles(self.tile), self.tile.starts()[-1]
+        elif self.team is None:
+            threads, total = BLOCK, self._by_points()
+        else:
+            threads = self.team.block
+            total, size = self._by_teams(self.team)
+        if size:
+            shared = [f"@shared = internal addrspace(3) global [{size} x i8] undef, align 16"]
+        ctx = self.ctx
+        self.level.do("ret void")
+        lines = "\n".join(["start:", *self.level.lines])
+        # what the kernel writes may be the caller's, and be seen through another input
+        fixed = all(buffer.role != "input" for buffer in ctx.stored)
+        arguments = [
+            f"ptr{' noalias readonly' if fixed and b not in ctx.stored else ''} {name}"
+            for b, name in ctx.buffers.items()
+        ]
+        shared_bytes: Size = 0
+        if ctx.uses_shared and self.split is not None:
+            arguments.append("ptr %shared")
+            records = self._space() * self.split.blocks * self.meeting.record_bytes
+            shared_bytes = COUNTER_BYTES + records
+        arguments += ["ptr %status", *(f"i64 {name}" for name in ctx.params.values())]
+        head = f'({", ".join(arguments)}) "nvvm.maxntid"="{threads}" nounwind'
+        digest = hashlib.sha256("\n".join([head, lines, *shared]).encode()).hexdigest()
+        name = f"k_{digest[:20]}"
+        return KernelCode(
+            name,
+            f"define ptx_kernel void @{name}{head} {{\n{lines}\n}}\n",
+            frozenset([*ctx.writer.declares.values(), *shared]),
+            tuple(ctx.buffers),
+            tuple(size for _, size in ctx.params),
+            total,
+            threads,
+            8 * len(arguments) + ((ACCESS_BYTES - 1 if self.vec > 1 else 0) << 32),
+            shared_bytes,
+        )
+
+    def _special(self, name: str) -> str:
+        """A special register: tid or ctaid."""
+        return self.level.call("i32", f"llvm.nvvm.read.ptx.sreg.{name}.x")
+
+    def _number(self, block: str, count: int, own: str) -> str:
+        """The number of a thread or team in the whole grid."""
+        op = self.level.op
+        first = op(f"mul i64 {op(f'zext i32 {block} to i64')}, {count}")
+        return op(f"add i64 {first}, {op(f'zext i32 {own} to i64')}")
+
+    def _digits(self, number: str, sizes: Sequence[str], wide: bool) -> list[str]:
+        """A number as coordinates; the first is the rest, and may be too large."""
+        op, kind = self.ctx.writer.top.op, "i64" if wide else "i32"
+        if len(sizes) < 2:
+            return [number] * len(sizes)
+        rest, found = number if wide else op(f"trunc i64 {number} to i32"), []
+        for size in reversed(sizes[1:]):
+            by = size if wide or size.isdigit() else op(f"trunc i64 {size} to i32")
+            found.append(op(f"urem {kind} {rest}, {by}"))
+            rest = op(f"udiv {kind} {rest}, {by}")
+        found = [*reversed([*found, rest])]
+        return found if wide else [op(f"zext i32 {x} to i64") for x in found]
+
+    def _row(self) -> Symbol | None:
+        """The axis of which a thread takes several points: what it loads for its lanes alone, as a
+        channel's mean, it has then for all of them."""
+        lane = self.lane
+        if lane is None or lane.hi is None or not self.parallel or self.kernel.ordered:
+            return None
+        axis, enough = self.parallel[-1], 2 * ENOUGH * ROWS
+        if axis.hi is None or hint(axis.hi) < ROWS or hint(self._space()) < enough:
+            return None
+        loads = (symbols(v.attr[1]) for x in self.orders.values() for v in x if v.op == "load")
+        shares = any(lane in place and axis not in place for place in loads)
+        return axis if shares and divides(self.vec, lane.hi) else None
+
+    def _space(self) -> Size:
+        """How many threads or teams there are."""
+        sizes = ((axis, axis.hi) for axis in self.parallel if axis.hi is not None)
+        total = product((n + (ROWS - 1)) // ROWS if axis is self.row else n for axis, n in sizes)
+        if self.lane is None or self.lane.hi is None:
+            return total
+        return total * ((self.lane.hi + self.vec - 1) // self.vec)
+
+    def _chunks(self) -> list[str]:
+        """Names of the sizes of the space that they are numbered in."""
+        sizes = [self.ctx.size_of(axis) for axis in self.parallel]
+        if self.row is not None and self.row.hi is not None:
+            sizes[-1] = self.ctx.param("rows", (self.row.hi + (ROWS - 1)) // ROWS)
+        if self.lane is None:
+            return sizes
+        size = self.ctx.size_of(self.lane)
+        if self.vec > 1:
+            more = self.level.op(f"add i64 {size}, {self.vec - 1}")
+            size = self.level.op(f"lshr i64 {more}, {self.vec.bit_length() - 1}")
+        return [*sizes, size]
+
+    def _place(self, digits: Sequence[str]) -> None:
+        """Names of the outer axes' coordinates, and vectors along the last."""
+        ctx = self.ctx
+        for axis, name in zip(self.parallel, digits, strict=False):
+            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        if self.lane is not None:
+            low = digits[-1]
+            if self.vec > 1:
+                low = self.level.op(f"mul nsw i64 {low}, {self.vec}")
+            ctx.axis_rank[self.lane], ctx.axis_name[self.lane] = 1, low
+            self.body.set_stage(self.lane, Stage(1, self.vec), None)
+        else:
+            self.body.set_stage(None, Stage(1, 1), None)
+
+    # -------------------------------------------------------------------------- tiles
+
+    def _by_tiles(self, tile: SharedTile) -> Size:
+        """A block for each tile at each point of other axes."""
+        ctx, level = self.ctx, self.level
+        others = [axis for axis in self.kernel.outer if axis not in tile.sizes]
+        sizes, total = [*map(ctx.size_of, others)], count_points(others)
+        for axis, side in tile.sizes.items():
+            assert axis.hi is not None
+            count = (axis.hi + (side - 1)) // side
+            sizes.append(ctx.param(("tiles", len(sizes)), count))
+            total = total * count
+        block = level.op(f"zext i32 {self._special('ctaid')} to i64")
+        digits = self._digits(block, sizes, _is_wide(total))
+        for axis, name in zip(others, digits, strict=False):
+            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        ends = zip(tile.sizes.items(), digits[-2:], strict=True)
+        first = {axis: level.op(f"mul nsw i64 {name}, {side}") for (axis, side), name in ends}
+        tid = level.op(f"zext i32 {self._special('tid')} to i64")
+        Crossing(ctx, self.body, tile, tid, first).emit(self.phases)
+        return total
+
+    # -------------------------------------------------------------------------- points
+
+    def _by_points(self) -> Size:
+        """A thread for each point, or each `vec` of them; blocks that it takes."""
+        ctx, level = self.ctx, self.level
+        if self._takes_strips():
+            return self._by_strips()
+        number = self._number(self._special("ctaid"), BLOCK, self._special("tid"))
+        sizes, total = self._chunks(), self._space()
+        digits = self._digits(number, sizes, _is_wide(total))
+        last = level.op(f"icmp uge i64 {(digits or [number])[0]}, {(sizes or ['1'])[0]}")
+        level.leave(last, lambda: "void")
+        self._place(digits)
+        if self.row is not None:
+            low = level.op(f"mul nsw i64 {ctx.axis_name[self.row]}, {ROWS}")
+            self._along(self.row, low, self._end(self.row, low, ROWS), 1, self.vec)
+        elif self.lane is None or self.lane.hi is None or divides(self.vec, self.lane.hi):
+            self._all_phases()
+        else:
+            low = ctx.axis_name[self.lane]
+            high = level.op(f"add nsw i64 {low}, {self.vec}")
+            whole = level.op(f"icmp sle i64 {high}, {ctx.size_of(self.lane)}")
+            self._last_elements(whole, low)
+        return (total + (BLOCK - 1)) // BLOCK
+
+    def _takes_strips(self) -> bool:
+        """Whether rows are long, and their elements are loaded one by one: where each lies in its
+        row would be a division for each."""
+        lane = self.lane
+        if self.vec > 1 or lane is None or lane.hi is None or not self.parallel:
+            return False
+        return hint(lane.hi) >= 2 * STRIP and self._points() * hint(lane.hi) >= ENOUGH * PIECES
+
+    def _by_strips(self) -> Size:
+        """A block for a piece of a row, of which each thread takes some elements."""
+        ctx, level, lane = self.ctx, self.level, self.lane
+        assert lane is not None and lane.hi is not None
+        pieces = (lane.hi + (STRIP - 1)) // STRIP
+        rows = count_points(self.parallel)
+        sizes = [*map(ctx.size_of, self.parallel), ctx.param("pieces", pieces)]
+        block = level.op(f"zext i32 {self._special('ctaid')} to i64")
+        *digits, piece = self._digits(block, sizes, _is_wide(rows * pieces))
+        for axis, name in zip(self.parallel, digits, strict=True):
+            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        first, own = level.op(f"mul nsw i64 {piece}, {STRIP}"), self._special("tid")
+        low = level.op(f"add nsw i64 {first}, {level.op(f'zext i32 {own} to i64')}")
+        self._along(lane, low, self._end(lane, first, STRIP), BLOCK, 1)
+        return rows * pieces
+
+    def _end(self, axis: Symbol, first: str, count: int) -> str:
+        """Where `count` points of an axis end, or the axis."""
+        t, size = InsertPoint(self.level, self.ctx.machine, 1), self.ctx.size_of(axis)
+        return t.intrinsic("smin", "i64", self.level.op(f"add nsw i64 {first}, {count}"), size)
+
+    def _along(self, axis: Symbol, low: str, end: str, step: int, lanes: int) -> None:
+        """Points of an axis one after the other."""
+        ctx = self.ctx
+        ctx.base_rank = 2
+        with ctx.writer.each(low, end, step) as i:
+            ctx.open_axis(axis, i, 2)
+            self.body.set_stage(self.lane, Stage(1, lanes), None)
+            self._all_phases()
+
+    def _all_phases(self) -> None:
+        for phase in self.kernel.phases:
+            Across(self.body, phase).emit()
+
+    def _last_elements(self, whole: str, low: str) -> None:
+        """As vectors where `whole`; at the end of the axis one by one."""
+        ctx, lane = self.ctx, self.lane
+        assert lane is not None
+        stop = self.level.op(f"select i1 {whole}, i64 1, i64 0")
+        end = self.level.op(f"select i1 {whole}, i64 {low}, i64 {ctx.size_of(lane)}")
+        ctx.base_rank = 2
+        with ctx.writer.each("0", stop):
+            ctx.ranked[2:] = [ctx.writer.top]
+            ctx.axis_rank[lane], ctx.axis_name[lane] = 2, low
+            self.body.set_stage(lane, Stage(1, self.vec), None)
+            self._all_phases()
+        self._along(lane, low, end, 1, 1)
+
+    # -------------------------------------------------------------------------- teams
+
+    def _by_teams(self, team: Team) -> tuple[Size, int]:
+        """Blocks that it takes, and bytes of shared memory."""
+        level = self.level
+        tid, block = self._special("tid"), self._special("ctaid")
+        if self.split is not None:
+            self.meeting = Meeting(self.ctx, self.split.blocks, block)
+            block = self.meeting.group
+        shift = (team.threads if team.along else team.teams).bit_length() - 1
+        high = level.op(f"lshr i32 {tid}, {shift}")
+        low = level.op(f"and i32 {tid}, {(1 << shift) - 1}")
+        own, member = (high, low) if team.along else (low, high)
+        number = self._number(block, team.teams, own)
+        sizes, total = self._chunks(), self._space()
+        outside = None
+        if team.teams > 1:  # who has nothing to do works along with the others, and stores nothing
+            end = sizes[0] if sizes else "1"
+            for size in sizes[1:]:
+                end = level.op(f"mul i64 {end}, {size}")
+            outside = level.op(f"icmp sge i64 {number}, {end}")
+            number = level.op(f"select i1 {outside}, i64 0, i64 {number}")
+        self.number = number
+        self._place(self._digits(number, sizes, _is_wide(total)))
+        member = level.op(f"zext i32 {member} to i64")
+        leads = level.op(f"icmp ne i64 {member}, 0")
+        if outside is not None:
+            leads = level.op(f"or i1 {leads}, {outside}")
+        apart = 1 if team.along else team.teams
+        exchange = Exchange(self.ctx, team.block, team.threads, apart, tid)
+        for phase in self.phases:
+            if phase.inner:
+                self.body.skips = outside
+                self._shared(phase, team, member, exchange, leads)
+            else:
+                self._at_points(phase, team, leads if team.threads > 1 else outside)
+            stores = any(isinstance(s, Store) for s in phase.body)
+            if self.reloads and stores and team.threads > 1:
+                barrier(level, team.threads if team.along else team.block)
+        blocks = (total + (team.teams - 1)) // team.teams if team.teams > 1 else total
+        if self.split is not None:
+            blocks = blocks * self.split.blocks
+        return blocks, exchange.shared_bytes
+
+    def _at_points(self, phase: Phase, team: Team, others: str | None) -> None:
+        """A phase of outer points alone: `others` compute along, and store nothing. At the end
+        they don't, since a point may read there what it overwrites."""
+        body = self.body
+        if team.along:
+            body.set_stage(None, Stage(1, 1), None)
+        is_last = phase is self.phases[-1]
+        body.skips = None if is_last else others
+        with self.level.unless(others if is_last else None):
+            body.statements(phase, {}, {}, 1)
+
+    def _shared(
+        self, phase: Phase, team: Team, member: str, exchange: Exchange, leads: str
+    ) -> None:
+        """A phase whose inner points the threads of a team share."""
+        ctx, body, vec = self.ctx, self.body, self.vec if team.along else 1
+        if team.along:
+            body.set_stage(phase.inner[-1], Stage(1, vec), None)
+        lanes, hows = ctx.lanes, accumulators(phase, team.along)
+        if self.split is None and self._is_kept(team):
+            parts = self._kept(phase, team, member, hows)
+        else:
+            parts = self._looped(phase, team, member, hows)
+        t = InsertPoint(self.level, ctx.machine, lanes)
+        wide = InsertPoint(self.level, ctx.machine, 1 if team.along else lanes)
+        found: dict[Acc, list[str]] = {}
+        for acc, how in hows.items():
+            whole = merge_all(t, how, parts[acc])
+            if isinstance(how, OnlineCarried):
+                whole = how.finished(wide, whole)
+            elif team.along:
+                whole = across(ctx, t, how, whole)
+            found[acc] = exchange.merged(wide, how, whole)
+        if self.split is not None:
+            found = self._met(hows, found, wide, team, member, exchange, leads)
+        for acc, how in hows.items():
+            names = {acc: result(how, found[acc])}
+            if isinstance(how, OnlineCarried):
+                names = {acc: found[acc][0], how.raw: found[acc][1]}
+            for one, name in names.items():
+                ctx.acc_facts[one] = 1, wide.lanes > 1
+                ctx.acc_names[one] = [name] if wide.lanes > 1 else name
+
+    def _met(
+        self,
+        hows: Mapping[Acc, Carried],
+        found: Mapping[Acc, list[str]],
+        t: InsertPoint,
+        team: Team,
+        member: str,
+        exchange: Exchange,
+        leads: str,
+    ) -> dict[Acc, list[str]]:
+        """What all blocks have found, in the one that goes on."""
+        meeting, level, machine = self.meeting, self.level, self.ctx.machine
+        meeting.lay_out(hows, t.lanes)
+        with level.unless(leads):
+            meeting.leave(t, self.number, found)
+        meeting.stay_if_last(exchange)
+        start = {acc: [how.start(t.lanes)] for acc, how in hows.items()}
+        kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
+        stop = meeting.blocks
+        if self.body.skips is not None:  # no record is theirs
+            stop = level.op(f"select i1 {self.body.skips}, i64 0, i64 {stop}")
+        with self.body.carry(member, stop, team.threads, start, kinds) as (part, now, every):
+            inner = InsertPoint(self.ctx.writer.top, machine, t.lanes)
+            other = meeting.of(inner, self.number, part)
+            every |= {a: [how.merge(inner, now[a][0], other[a])] for a, how in hows.items()}
+        return {acc: exchange.merged(t, how, every[acc][0]) for acc, how in hows.items()}
+
+    def _open(self, phase: Phase, flat: str, along: bool, wide: bool) -> None:
+        """The inner axes' coordinates at one point of a phase, or `vec` of them."""
+        ctx, level = self.ctx, self.ctx.writer.top
+        sizes = [ctx.size_of(axis) for axis in phase.inner]
+        shift = self.vec.bit_length() - 1 if along else 0
+        if shift and len(sizes) > 1:
+            last = sizes[-1]
+            sizes[-1] = (
+                str(int(last) >> shift) if last.isdigit() else level.op(f"lshr i64 {last}, {shift}")
+            )
+        digits = self._digits(flat, sizes, wide)
+        if shift:
+            digits[-1] = level.op(f"shl i64 {digits[-1]}, {shift}")
+        for axis, name in zip(phase.inner, digits, strict=True):
+            ctx.axis_rank[axis], ctx.axis_name[axis] = 2, name
+
+    def _kept(self, phase: Phase, team: Team, member: str, hows: dict[Acc, Carried]) -> Parts:
+        """All points one after the other: what is known of them stays known in later phases."""
+        ctx, body = self.ctx, self.body
+        parts: Parts = {acc: [how.start(ctx.lanes)] for acc, how in hows.items()}
+        total = count_points(phase.inner)
+        assert isinstance(total, int)
+        stretches, count = self.stretches.setdefault(phase.inner, []), total // self.vec
+        for first in range(0, count, team.threads):
+            if first == len(stretches) * team.threads:
+                stretches.append(self._stretch(phase, team, member, first, count))
+            part = stretches[first // team.threads]
+            ctx.ranked[2:] = [part]
+            ctx.axis_rank.update(dict.fromkeys(phase.inner, 2))
+            ctx.axis_name.update(part.axes)
+            body.idle = part.idle
+            parts = body.statements(phase, parts, hows, 2)
+        body.idle = None
+        ctx.ranked[2:] = []
+        return parts
+
+    def _stretch(self, phase: Phase, team: Team, member: str, first: int, count: int) -> Stretch:
+        """The points from number `first` on, one or `vec` for each thread of a team."""
+        part, level = Stretch(self.level), self.level
+        flat = level.op(f"add i64 {member}, {first}") if first else member
+        if first + team.threads > count:
+            part.idle = level.op(f"icmp sge i64 {flat}, {count}")
+            flat = level.op(f"select i1 {part.idle}, i64 0, i64 {flat}")
+        self._open(phase, flat, True, False)
+        part.axes = {axis: self.ctx.axis_name[axis] for axis in phase.inner}
+        return part
+
+    def _looped(self, phase: Phase, team: Team, member: str, hows: dict[Acc, Carried]) -> Parts:
+        ctx, level, body = self.ctx, self.level, self.body
+        parts: Parts = {}
+        kinds: dict[Acc, list[str]] = {}
+        for acc, how in hows.items():
+            kinds[acc], start = how.kinds(ctx.lanes), how.start(ctx.lanes)
+            if isinstance(how, OnlineCarried):
+                kinds[acc], start = how.round(ctx.lanes)
+            parts[acc] = [start]
+        total = count_points(phase.inner)
+        count = ctx.size_of(phase.inner[0])
+        for axis in phase.inner[1:]:
+            count = level.op(f"mul i64 {count}, {ctx.size_of(axis)}")
+        if team.along and self.vec > 1:
+            count = level.op(f"lshr i64 {count}, {self.vec.bit_length() - 1}")
+        first = member
+        if self.split is not None:
+            steps = ctx.param("steps", self.split.steps)
+            low = level.op(f"mul i64 {self.meeting.part}, {steps}")
+            first = level.op(f"add i64 {low}, {member}")
+            high = level.op(f"add i64 {low}, {steps}")
+            count = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, count)
+        with body.carry(first, count, team.threads, parts, kinds) as (flat, now, found):
+            ctx.ranked[2:] = [ctx.writer.top]
+            self._open(phase, flat, team.along, _is_wide(total))
+            found |= body.statements(phase, now, hows, 2)
+        ctx.ranked[2:] = []
+        return found
+
+
+def _is_wide(total: Size) -> bool:
+    """Whether numbers of points may not fit 32 bits."""
+    return not isinstance(total, int) or total >= 1 << 31

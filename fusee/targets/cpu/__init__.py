@@ -28,8 +28,8 @@ from fusee.aten.torch_api import recurrent_layer
 from fusee.aten.weights import fold_norm
 from fusee.autodiff.joint import REDRAWN
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen.host import HostArguments
-from fusee.codegen.llvm.kernel import emit_kernel
+from fusee.codegen import HostArguments
+from fusee.codegen.llvm import emit_kernel
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
 from fusee.loops.ir import Profile

@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 
 from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen.host import HostArguments, HostCode
-from fusee.codegen.simt.kernel import emit_kernel, with_any_pointers
+from fusee.codegen import HostArguments, HostCode
+from fusee.codegen.simt import emit_kernel, with_any_pointers
 from fusee.config import Options
 from fusee.errors import TraceError
 from fusee.loops.ir import Message, Profile

@@ -40,8 +40,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fusee.codegen.host import Launch
-from fusee.codegen.llvm.kernel import KernelCode
+from fusee.codegen import Launch
+from fusee.codegen.llvm import KernelCode
 from fusee.codegen.llvm.math import DEVICE
 from fusee.errors import CompileError, LateError, MissingPackage
 from fusee.loops.ir import Buffer, Extern, Message

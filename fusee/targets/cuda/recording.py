@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from fusee.aten.torch_api import borrowed
-from fusee.codegen.host import HostArguments
-from fusee.codegen.llvm.kernel import KernelCode
-from fusee.codegen.simt.kernel import emit_kernel
+from fusee.codegen import HostArguments
+from fusee.codegen.llvm import KernelCode
+from fusee.codegen.simt import emit_kernel
 from fusee.fake.layouts import extent, is_dense
 from fusee.loops.ir import Buffer, Extern, Kernel, Phase, Store, Values
 from fusee.loops.memory import Plan

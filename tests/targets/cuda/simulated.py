@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen.host import HostArguments
-from fusee.codegen.llvm.kernel import KernelCode
-from fusee.codegen.simt.kernel import emit_kernel
+from fusee.codegen import HostArguments
+from fusee.codegen.llvm import KernelCode
+from fusee.codegen.simt import emit_kernel
 from fusee.codegen.simt.thread import COUNTER_BYTES
 from fusee.config import Options
 from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile, View

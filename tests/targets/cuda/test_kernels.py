@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 import fusee
 from fusee.backends import native
-from fusee.codegen.simt import kernel, tile
+from fusee.codegen import simt
+from fusee.codegen.simt import tile
 from fusee.loops.ir import Buffer, Values
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import BITS, HELD
@@ -258,7 +259,7 @@ def test_threads_that_take_several_points(
     gpu: Simulated, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they do where there are enough."""
-    monkeypatch.setattr(kernel, "ENOUGH", 1)
+    monkeypatch.setattr(simt, "ENOUGH", 1)
     fn, *args = OTHERS[program]()
     agree(fn, *args)
     if program in ("rows with a bias", "batch norm of channels-last"):
