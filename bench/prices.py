@@ -30,7 +30,7 @@ from fusee.aten.graph import WHOLE
 from fusee.aten.trace import trace
 from fusee.autodiff.bill import Charge, bill
 from fusee.errors import FuseeError
-from fusee.loops.lower.graph import supported
+from fusee.loops.lower import supported
 from fusee.targets import cpu
 
 RESULTS = Path(__file__).parent / "results"

@@ -30,7 +30,7 @@ from fusee.aten.torch_api import (
     modified,
     without_autocast,
 )
-from fusee.autodiff.joint import Gradient, Joint, Split
+from fusee.autodiff import Gradient, Joint, Split
 from fusee.errors import DoubleBackwardError, InputError
 from fusee.source import HostFunction, HostSource, listed, picker
 

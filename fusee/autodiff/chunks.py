@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 
 from fusee.aten.graph import arguments, closure, dependents, is_pure, must_run
 from fusee.aten.subgraph import new_call
-from fusee.autodiff.joint import HALVES, Joint
+from fusee.autodiff import HALVES, Joint
 from fusee.autodiff.min_cut import name_of
 from fusee.loops.operators import is_pointwise
 from fusee.source import overloads

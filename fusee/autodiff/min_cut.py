@@ -38,7 +38,7 @@ from fusee.aten.graph import (
     memory_root,
     must_run,
 )
-from fusee.autodiff.joint import Joint
+from fusee.autodiff import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS, is_pointwise
 from fusee.sym.expr import hint

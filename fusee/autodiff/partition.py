@@ -1,6 +1,6 @@
 """A joint graph becomes a forward and a backward: what is saved, and what is computed once more.
 
-prepare         values take fewer bytes, constants depend on no tensor    joint.py
+prepare         values take fewer bytes, constants depend on no tensor    __init__.py
 choose          a minimum cut                                             min_cut.py
 split           the two graphs                                            partition.py
 differentiate   all of it, from the captured graph on                     partition.py
@@ -39,8 +39,7 @@ from fusee.aten.graph import (
 )
 from fusee.aten.subgraph import Copier
 from fusee.aten.torch_api import is_opaque
-from fusee.autodiff.chunks import chunk_losses
-from fusee.autodiff.joint import (
+from fusee.autodiff import (
     REDRAWN,
     SPARSE,
     Gradient,
@@ -51,6 +50,7 @@ from fusee.autodiff.joint import (
     prepare,
     sparse_nodes,
 )
+from fusee.autodiff.chunks import chunk_losses
 from fusee.autodiff.min_cut import Choice, Costs, JointFacts, Kind, Prices, choose, kind
 from fusee.sym.expr import Size, hint, product
 from fusee.sym.symint import same_ints

@@ -47,7 +47,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
 from fusee.aten.tracer import TracedTensor, Tracer
-from fusee.autodiff.joint import Joint, sparse_embedding, why_not
+from fusee.autodiff import Joint, sparse_embedding, why_not
 from fusee.fake.gradients import checked, leaf_gradients
 from fusee.fake.layouts import suggested_layout
 from fusee.fake.mode import FakeTensor, unseen_by_hooks

@@ -36,8 +36,8 @@ from fusee.aten.graph import (
 from fusee.aten.subgraph import GraphPart, body_lines, computing_sizes, cut
 from fusee.aten.torch_api import begins_gradients, laid_out
 from fusee.aten.trace import trace
+from fusee.autodiff import Joint, Split
 from fusee.autodiff.autograd_function import Run, differentiable
-from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import Report, first_line
 from fusee.errors import FuseeWarning, TraceError, warn

@@ -33,9 +33,9 @@ from fusee.aten.rewriter import edited
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import COMPILERS, trace
 from fusee.aten.weights import Derived, run_passes
+from fusee.autodiff import Split
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.bill import bill
-from fusee.autodiff.joint import Split
 from fusee.autodiff.partition import describe, differentiate, partition
 from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated
 from fusee.backends.report import (
@@ -60,7 +60,7 @@ from fusee.loops.check import (
 )
 from fusee.loops.fusion import fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, contiguous
-from fusee.loops.lower.graph import GraphLowering, supported
+from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, process
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable

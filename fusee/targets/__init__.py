@@ -24,7 +24,7 @@ from fusee.codegen import HostArguments, HostCode, Launch, emit_host
 from fusee.codegen.llvm import KernelCode
 from fusee.config import Options
 from fusee.loops.ir import Buffer, Kernel, Profile
-from fusee.loops.lower.graph import ExternSpec
+from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import form
 from fusee.runtime.change_detection import DerivedSet, Fixed

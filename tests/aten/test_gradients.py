@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusee.aten.graph import WHOLE
-from fusee.loops.lower.graph import supported
+from fusee.loops.lower import supported
 from tests.aten.harness import assert_functional, assert_same_call, assert_vals, run, traced
 
 aten = torch.ops.aten

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from fusee.aten.graph import WHOLE
-from fusee.autodiff.joint import Joint
+from fusee.autodiff import Joint
 from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint
-from fusee.loops.lower.graph import supported
+from fusee.loops.lower import supported
 from tests.autodiff.joints import operators, run_split
 from tests.autodiff.steps import BACKENDS, compiled
 from tests.models.zoo import load

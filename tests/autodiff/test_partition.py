@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusee.autodiff.joint import Joint
+from fusee.autodiff import Joint
 from fusee.autodiff.min_cut import Costs, JointFacts, choose
 from fusee.autodiff.partition import partition, saved_bytes
 from tests.autodiff.joints import check, joint, operators, saved_names

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusee.autodiff.joint import prepare
+from fusee.autodiff import prepare
 from tests.autodiff.joints import check, joint, operators, saved_names
 from tests.autodiff.steps import compare
 from tests.autodiff.test_memory import joints

@@ -21,7 +21,7 @@ from fusee.codegen import HostArguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning
 from fusee.loops.ir import Buffer, Kernel, Profile
-from fusee.loops.lower.graph import ExternSpec
+from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.sym.expr import Symbol, symbols
 from fusee.targets import Built, Kept, Target

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map
 
 import fusee
 from fusee import config, log, targets
-from fusee.autodiff.joint import Split
+from fusee.autodiff import Split
 from fusee.backends import native
 from fusee.targets import cpu
 from tests.models import zoo

@@ -1,1 +1,718 @@
-"""A functional ATen graph becomes a LoopGraph."""
+"""A functional ATen fx graph becomes a LoopGraph.
+
+Nodes are lowered in order; each result is lazy until something needs it in memory: an output, an
+Extern, a reduction, or many uses of a costly value (tensor.py). What has no lowering is known from
+the tables (tensor.py, and below) before any node is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from fusee.loops.ir import Buffer, LoopGraph, Profile, Role, View, contiguous, origin
+from fusee.loops.lower import index, norm, pointwise, reduce, views, window
+from fusee.loops.lower.pointwise import make_checks
+from fusee.loops.lower.tensor import (
+    DTYPES,
+    HANDLERS,
+    Lowering,
+    Meta,
+    OpCall,
+    Strided,
+    Tensor,
+    bound,
+    calls,
+    dense,
+    refusal,
+    same_strides,
+    unlowered,
+)
+from fusee.loops.lower.views import growing, narrow
+from fusee.source import Args, Kwargs
+from fusee.sym.expr import Expr, Size, only_symbol
+
+# ---------------------------------------------------------------------------- extern
+# Calls that stay ATen's, and why.
+
+
+@dataclass(frozen=True, slots=True)
+class ExternSpec:
+    """How a target calls an operator on whole tensors, as cheaply as there is a way.
+
+    call      takes the overload's arguments and returns its results
+    out       the same with one more argument `out`, the tensor to fill
+    in_place  the same writing over the argument number `operand`, which it takes first
+    exact     the tensors that it takes must have eager's strides: a kernel may rely on the
+              contiguous copy that the program made for it
+    owns      what it returns shares memory with nothing
+    any_size  what is called instead where the first operand has open sizes
+    """
+
+    call: Callable[..., Any]
+    out: Callable[..., Any] | None = None
+    in_place: Callable[..., Any] | None = None
+    operand: int = 0
+    exact: bool = False
+    owns: bool = False
+    any_size: ExternSpec | None = None
+
+
+CHANNELS_LAST = {3: (0, 2, 1), 4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+
+
+def channels_last(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    return dense(shape, CHANNELS_LAST[len(shape)])
+
+
+def extern(
+    lowering: Lowering,
+    op: OpOverload,
+    metas: tuple[Meta | None, ...],
+    args: Args,
+    kwargs: Kwargs,
+    spec: ExternSpec,
+    layout: str | None,
+    reason: str,
+    writes_inputs: bool = False,
+    apart: bool = False,
+) -> list[Tensor | None]:
+    """Append the call; its results as tensors. Tensors among its arguments are `Laid`.
+
+    writes_inputs   the graph writes to inputs, in an order that knows nothing of views of them
+    apart           as Extern's
+    """
+    images = layout == "channels_last"
+    given = tuple(_argument(lowering, arg, images, spec.exact) for arg in args)
+    named_args = {key: _argument(lowering, arg, images, spec.exact) for key, arg in kwargs.items()}
+    out = spec.out if len(metas) == 1 and metas[0] is not None else None
+    role: Role = "extern" if out is None else "scratch"
+    buffers = [_buffer(lowering, meta, images, role) for meta in metas]
+    call = out or spec.call
+    shares = any(r.alias_info is not None for r in op._schema.returns)
+    if (
+        shares
+        and writes_inputs
+        and any(isinstance(arg, View) and arg.buffer.role == "input" for arg in given)
+    ):
+        call, shares = _copying(call), False
+    returns = op._schema.returns
+    lowering.call(
+        str(op),
+        call,
+        given,
+        tuple(buffers),
+        reason,
+        kwargs=named_args,
+        out=out is not None,
+        many=len(returns) > 1 or any(isinstance(r.type, torch.ListType) for r in returns),
+        in_place=spec.in_place,
+        operand=spec.operand,
+        owns=spec.owns,
+        shares=shares,
+        apart=apart,
+    )
+    return [None if buffer is None else lowering.whole(buffer) for buffer in buffers]
+
+
+def _buffer(lowering: Lowering, meta: Meta | None, images: bool, role: Role) -> Buffer | None:
+    if meta is None:
+        return None
+    strides = meta.strides
+    if images and len(meta.shape) in CHANNELS_LAST:
+        strides = channels_last(meta.shape)
+    return lowering.buffer(meta.shape, meta.dtype, strides, role)
+
+
+def _copying(view: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: view(*args, **kwargs).clone()
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A tensor argument and the strides that eager has it in; None if it is opaque."""
+
+    tensor: Tensor
+    strides: tuple[Size, ...] | None
+
+
+def _argument(lowering: Lowering, arg: Any, images: bool, exact: bool) -> Any:
+    if isinstance(arg, Laid):
+        tensor, strides = arg.tensor, arg.strides
+        # weights come as their pass packed them
+        kept = tensor.storage is not None and tensor.storage.buffer.role == "derived"
+        if images and not kept and len(tensor.shape) in CHANNELS_LAST:
+            return lowering.window(tensor, channels_last(tensor.shape))
+        if not exact or kept or strides is None:
+            return lowering.window(tensor)
+        repeats = any(s == 0 and n != 1 for s, n in zip(strides, tensor.shape, strict=True))
+        if repeats:  # in memory as in eager, or each element as often as it is read
+            at = tensor.storage
+            as_eager = at is not None and same_strides(tensor.shape, at.strides, strides)
+            is_ours = tensor.dtype in DTYPES and not as_eager
+            return lowering.window(tensor, contiguous(tensor.shape) if is_ours else None)
+        return lowering.window(tensor, strides)
+    if isinstance(arg, (list, tuple)):
+        return [_argument(lowering, item, images, exact) for item in arg]
+    return arg
+
+
+# ------------------------------------------------------------------------------ reasons
+
+calls("matrix products are ATen's", "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear")
+calls("convolutions are ATen's", "convolution convolution_backward")
+calls(
+    "attention is ATen's blocked kernel",
+    "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu",
+)
+calls("recurrent layers are ATen's", "lstm.input gru.input rnn_tanh.input rnn_relu.input")
+calls(
+    "random numbers come from ATen's generator, so that the stream is eager's",
+    "rand randn randperm rand_like randn_like bernoulli native_dropout multinomial"
+    " normal_functional uniform exponential geometric cauchy log_normal randint"
+    " randint.low randint_like randint_like.low_dtype rrelu_with_noise_functional",
+)
+calls("sorting is ATen's", "sort sort.stable topk kthvalue msort")
+calls("sorting is ATen's", "mode mode.dim median median.dim nanmedian nanmedian.dim")
+calls("Fourier transforms are ATen's", "_fft_c2c _fft_c2r _fft_r2c")
+calls(
+    "the size of the result depends on data",
+    "nonzero masked_select masked_scatter _local_scalar_dense unique_dim"
+    " unique_consecutive _unique2",
+)
+calls("sums over bags of data-dependent size", "_embedding_bag _embedding_bag_forward_only")
+calls("distances are sums over all pairs: ATen's", "_cdist_forward _pdist_forward")
+calls("a fold adds overlapping blocks", "col2im")
+calls("scatters to places that are data, which ATen checks", "max_unpool2d max_unpool3d")
+calls("interpolates at points that are data", "grid_sampler_2d grid_sampler_3d")
+calls(
+    "powers in double, by the C library's pow",
+    "logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor",
+)
+calls("a scan with logaddexp is not in the vocabulary", "logcumsumexp")
+calls(
+    "gradients that are scattered sums",
+    "embedding_dense_backward max_pool2d_with_indices_backward"
+    " max_pool3d_with_indices_backward adaptive_max_pool2d_backward"
+    " adaptive_max_pool3d_backward _embedding_bag_backward _embedding_bag_dense_backward"
+    " upsample_linear1d_backward upsample_bilinear2d_backward"
+    " upsample_trilinear3d_backward upsample_bicubic2d_backward"
+    " _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward"
+    " _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward"
+    " _upsample_bicubic2d_aa_backward grid_sampler_2d_backward grid_sampler_3d_backward",
+)
+calls("attention is ATen's blocked kernel", "_scaled_dot_product_flash_attention_for_cpu_backward")
+calls("distances are sums over all pairs: ATen's", "_cdist_backward _pdist_backward")
+
+
+# ---------------------------------------------------------------------------- store
+# What a graph leaves behind: fresh outputs with eager's strides, and inputs written in place.
+
+
+# Some of them are on another device.
+_BY_ATEN: Any = {"reason": "tensors that only ATen reads", "apart": True}
+
+
+class Outputs:
+    """Collects outputs in order; `finish` stores into inputs after everything else."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self.owners: dict[Buffer, object] = {}  # buffers that are returned, and for whom
+        self.writes: list[tuple[Tensor, Tensor]] = []
+        self.copies: list[tuple[Tensor, Tensor]] = []
+
+    def plain(self, value: Any) -> None:
+        self.lowering.graph.outputs.append(value)
+
+    def fresh(
+        self, tensor: Tensor, strides: tuple[Size, ...], owner: object, by_aten: bool
+    ) -> None:
+        """Memory that nobody else has, with exactly these strides. One owner may come again.
+
+        by_aten   no loop may read the tensor
+        """
+        copy = self._copied if by_aten else self.lowering.copy
+        storage = tensor.storage
+        if storage is None:
+            storage = self.lowering.realise(tensor, strides)
+        elif not same_strides(tensor.shape, storage.strides, strides):
+            storage = copy(tensor, strides)
+        buffer = storage.buffer
+        is_ours = buffer.role in ("scratch", "extern", "result")
+        if not is_ours or self.owners.setdefault(buffer, owner) is not owner:
+            storage = copy(tensor, strides)
+            buffer = storage.buffer
+            self.owners[buffer] = owner
+        if buffer.role == "scratch":
+            buffer.role = "result"
+        self.plain(View(buffer, tensor.shape, strides, storage.offset))
+
+    def _copied(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
+        """A new tensor, of ATen's, with the elements of one that only ATen reads."""
+        buffer = self.lowering.buffer(tensor.shape, tensor.dtype, strides, "extern")
+        given = self.lowering.window(tensor), tensor.shape, strides
+        self.lowering.call("aten.copy_", _laid_out, given, (buffer,), **_BY_ATEN)
+        return Strided(buffer, strides, 0)
+
+    # -------------------------------------------------------------------------- inputs
+
+    def write(self, tensor: Tensor, target: Tensor, by_aten: bool) -> None:
+        """In the end, `target` (an input) holds the values of `tensor`.
+
+        by_aten   no loop may read or write these tensors
+        """
+        (self.copies if by_aten else self.writes).append((tensor, target))
+        storage = _storage(target)
+        self.plain(View(storage.buffer, target.shape, storage.strides, storage.offset))
+
+    def finish(self) -> None:
+        written = {_storage(target).buffer for _, target in self.writes}
+        ready: list[tuple[Tensor, Tensor]] = []
+        for tensor, target in self.writes:
+            if not self._is_direct(tensor, target, written):
+                tensor = self._detached(tensor, written)
+            ready.append((tensor, target))
+        for tensor, target in ready:
+            for part, place in self.lowering.parts(tensor, _storage(target)):
+                if not self._is_there(part, place):
+                    self.lowering.write_into(part, place)
+        for tensor, target in self.copies:
+            self._copy(tensor, target)
+
+    def _copy(self, tensor: Tensor, target: Tensor) -> None:
+        windows = self.lowering.window(target), self.lowering.window(tensor)
+        written = (windows[0].buffer,)
+        how = {"mutates": written, **_BY_ATEN}
+        self.lowering.call("aten.copy_", torch.Tensor.copy_, windows, (), **how)
+
+    def _is_direct(self, tensor: Tensor, target: Tensor, written: set[Buffer]) -> bool:
+        """True if it reads no input that is written, but for the element that it replaces."""
+        own = _storage(target)
+        if not written.isdisjoint(tensor.reads() - {own.buffer}):
+            return False
+        for part, place in self.lowering.parts(tensor, own):
+            if 0 in part.shape:
+                continue
+            index = self.lowering.axes(part.shape)
+            here = self.lowering.offset(place, index)
+            for load in self.lowering.loads(part.at(index)):
+                if load.attr[0] is own.buffer and load.attr[1] != here:
+                    return False
+        return True
+
+    def _detached(self, tensor: Tensor, written: set[Buffer]) -> Tensor:
+        """The same values in memory that no write changes."""
+        storage = tensor.storage
+        if storage is None:
+            storage = self.lowering.realise(tensor)
+        if storage.buffer in written:
+            storage = self.lowering.copy(tensor, tensor.eager_strides)
+        return self.lowering.stored(storage, tensor.shape)
+
+    def _is_there(self, tensor: Tensor, target: Strided) -> bool:
+        """True if storing would put each element where it already is."""
+        storage = tensor.storage
+        return (
+            storage is not None
+            and storage.buffer is target.buffer
+            and storage.offset == target.offset
+            and same_strides(tensor.shape, storage.strides, target.strides)
+        )
+
+
+def _laid_out(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _storage(target: Tensor) -> Strided:
+    storage = target.storage
+    assert storage is not None
+    return storage
+
+
+# ---------------------------------------------------------------------------- graph
+
+
+# importing these modules fills the tables
+RULES = (pointwise, reduce, index, norm, window, views)
+
+
+def supported() -> frozenset[OpOverload]:
+    """Every ATen overload that has a lowering; these should stay whole in the traced graph."""
+    return frozenset(HANDLERS)
+
+
+@dataclass
+class GraphLowering:
+    """Lowers a functional graph.
+
+    inputs     one per tensor placeholder, in order
+    profile    of the machine that the loops are for
+    size_of    an int or SymInt of the graph as a Size
+    extern_of  how to call an op that has no lowering; None: the overload itself is called
+    must_run   whether a call must be made, its errors included, though nobody uses its results
+    constants  what get_attr nodes name; those in use follow as inputs of role "constant"
+    writes     output position -> placeholder position: the value is stored into that input after
+               all else, and the output is a View of the input
+    home       where the loops run; calls with tensors elsewhere are ATen's
+    """
+
+    graph: fx.Graph
+    inputs: Sequence[Buffer]
+    profile: Profile
+    size_of: Callable[[Any], Size]
+    extern_of: Callable[[OpOverload], ExternSpec | None]
+    must_run: Callable[[fx.Node], bool]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    writes: Mapping[int, int] = field(default_factory=dict)
+    home: torch.device = torch.device("cpu")  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        self.lowering = Lowering(self.profile)
+        self.env: dict[fx.Node, Any] = {}
+        self.readers: dict[Buffer, list[fx.Node]] = {}  # of inputs: what was computed from them
+        self.given = iter(self.inputs)
+        self.uses: dict[fx.Node, int] = {}
+        self.placeholders: list[Tensor | None] = []
+        self.opaque: set[int] = set()  # their positions among the placeholders
+        self.results: list[Any] = []
+
+    def run(self) -> LoopGraph:
+        nodes = list(self.graph.nodes)
+        places = [(node, node.meta.get("device") or self.home) for node in nodes]
+        self.away = {node: device for node, device in places if not is_home(device, self.home)}
+        self.odd = {node: why for node in nodes if (why := _opaque(node.meta.get("val")))}
+        self.growing = {node: x for node, x in growing(nodes).items() if self._opaque(node) is None}
+        self.replaced = self._replaced(nodes)
+        self._count_uses(nodes)
+        for node in nodes:
+            if node.op == "placeholder":
+                if self._opaque(node) is not None:
+                    self.opaque.add(len(self.placeholders))
+                self._placeholder(node)
+        for node in nodes:
+            if node.op == "get_attr":
+                self._constant(node)
+        for node in nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                self._output(node)
+        make_checks(self.lowering)
+        return self.lowering.graph
+
+    def _replaced(self, nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+        """For each value that an input takes in the end: the input's placeholder."""
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        (returned,) = [node.args[0] for node in nodes if node.op == "output"]
+        assert isinstance(returned, (tuple, list))
+        found = {}
+        for position, place in self.writes.items():
+            value = returned[position]
+            if isinstance(value, fx.Node) and value not in found:
+                found[value] = placeholders[place]
+        return found
+
+    # -------------------------------------------------------------------------- uses
+
+    def _count_uses(self, nodes: list[fx.Node]) -> None:
+        """How many times each value is computed if it stays lazy; views pass uses on."""
+        for node in reversed(nodes):
+            total = 0
+            for user in node.users:
+                if user.op == "output":
+                    total += 1
+                elif user.op == "call_function" and (
+                    not isinstance(user.target, OpOverload) or _is_view(user.target)
+                ):
+                    total += self.uses[user]  # to use a view is to use what it is a view of
+                elif self.uses[user] or self.must_run(user):
+                    total += 1
+            self.uses[node] = total
+
+    # -------------------------------------------------------------------------- inputs
+
+    def _placeholder(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, int)):
+            size = self.size_of(value)
+            self.env[node] = size
+            symbol = only_symbol(size)
+            if symbol is not None:
+                self.lowering.graph.inputs.append(symbol)
+            self.placeholders.append(None)
+            return
+        if not isinstance(value, torch.Tensor):
+            self.env[node] = value
+            self.placeholders.append(None)
+            return
+        self.env[node] = self._input(next(self.given))
+        self.placeholders.append(self.env[node])
+
+    def _input(self, buffer: Buffer) -> Tensor:
+        self.lowering.graph.inputs.append(buffer)
+        return self.lowering.whole(buffer)
+
+    def _constant(self, node: fx.Node) -> None:
+        value = self.constants[str(node.target)]
+        if value.dim() == 0 and value.device.type == "cpu" and self._opaque(node) is None:
+            number = self.lowering.values.const(value.item(), value.dtype)
+            self.env[node] = self.lowering.computed((), value.dtype, lambda ix: number)
+            return
+        shape, strides = tuple(value.shape), tuple(value.stride())
+        self.env[node] = self._input(
+            Buffer(str(node.target), value.dtype, shape, strides, "constant")
+        )
+
+    # -------------------------------------------------------------------------- calls
+
+    def _call(self, node: fx.Node) -> None:
+        if not self.uses[node] and not self.must_run(node):
+            return
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+            self.env[node] = self.size_of(value)
+            return
+        if node in self.growing:
+            self.env[node] = self._grow(node)
+            self._note_readers(node)
+            return
+        args = tuple(self._argument(arg) for arg in node.args)
+        kwargs = {key: self._argument(arg) for key, arg in node.kwargs.items()}
+        op: Any = node.target
+        if not isinstance(op, OpOverload):
+            self.env[node] = op(*args, **kwargs)  # getitem of several results, sums of sizes
+            self._note_readers(node)
+            return
+        self.lowering.origin = origin(node)
+        self.lowering.graph.late = node.meta.get("late", self.lowering.graph.late)
+        many = isinstance(value, (tuple, list))
+        metas = [self._meta(v) for v in (value if isinstance(value, (tuple, list)) else (value,))]
+        if not op._schema.returns:
+            metas = []
+        results = self._lower(node, op, metas, args, kwargs)
+        for k, meta in enumerate(metas):
+            result = results[k]
+            if result is not None and meta is not None:
+                results[k] = self._finish(result, meta, self.uses[node])
+                if "stored" in node.meta:
+                    self.lowering.realise(result)
+        self.env[node] = tuple(results) if many else results[0] if results else None
+        self._note_readers(node)
+
+    def _note_readers(self, node: fx.Node) -> None:
+        for tensor in _tensors(self.env[node]):
+            for buffer in tensor.reads():
+                if buffer.role == "input":
+                    self.readers.setdefault(buffer, []).append(node)
+
+    def _grow(self, node: fx.Node) -> Tensor:
+        growth, longest = self.growing[node]
+        if growth.length == 0:
+            meta = self._meta(longest.meta["val"])
+            assert meta is not None
+            growth.length = meta.shape[growth.dim]
+        self.lowering.origin = origin(node)
+        return growth.take(self._argument(node.args[0]))
+
+    def _lower(
+        self, node: fx.Node, op: OpOverload, metas: list[Meta | None], args: Args, kwargs: Kwargs
+    ) -> list[Tensor | None]:
+        opaque = self._opaque(node)
+        reason = opaque or node.meta.get("called")
+        if reason is None and op in HANDLERS:
+            known = tuple(meta for meta in metas if meta is not None)
+            used = self._used(node, len(metas))
+            layout_of = partial(self._layout_of, node)
+            overwrites = self._overwrites(node)
+            call = OpCall(self.lowering, op, known, used, layout_of, self.extern_of, overwrites)
+            reason = refusal(op, call, args, kwargs)
+            if reason is None and not _is_view(op):
+                nothing = bool(known) and all(0 in meta.shape for meta in known)
+                if nothing and not self.must_run(node):
+                    return [
+                        None if meta is None else self.lowering.filled(meta.shape, 0, meta.dtype)
+                        for meta in metas
+                    ]
+                empty = nothing or any(0 in x.shape for x in args if isinstance(x, Tensor))
+                if empty and self.must_run(node):
+                    reason = "ATen may refuse operands without elements"
+                if any(len(x.shape) > 64 for x in args if isinstance(x, Tensor)):
+                    reason = "ATen refuses more than 64 axes"
+            if reason is None:
+                result = bound(HANDLERS[op], call, args, kwargs)
+                return [result] if isinstance(result, Tensor) else list(result)
+        elif reason is None:
+            reason = unlowered(op)
+        spec = self.extern_of(op) or ExternSpec(op, exact=True)
+        if spec.any_size is not None and any(isinstance(n, Expr) for n in args[0].shape):
+            spec = spec.any_size
+        if opaque is not None:
+            spec = replace(spec, call=op, out=None, in_place=None)
+        self.lowering.graph.notes.append(f"{op!s}: {reason}")
+        return extern(
+            self.lowering,
+            op,
+            tuple(metas),
+            tuple(self._laid(arg) for arg in node.args),
+            {key: self._laid(arg) for key, arg in node.kwargs.items()},
+            spec,
+            node.meta.get("layout"),
+            reason or "",
+            writes_inputs=bool(self.writes),
+            apart=self._elsewhere(node) is not None,
+        )
+
+    def _opaque(self, node: fx.Node) -> str | None:
+        """Why no loop may read or write the tensors of a call: only ATen can."""
+        device = self._elsewhere(node)
+        return _first(self.odd, node) if device is None else f"tensors on {device}"
+
+    def _elsewhere(self, node: fx.Node) -> torch.device | None:
+        """Another device than ours that tensors of a call are on."""
+        return _first(self.away, node)
+
+    def _finish(self, result: Tensor, meta: Meta, uses: int) -> Tensor:
+        # a size that had a formula in the operands may have been found to be a number since
+        for dim, (formula, size) in enumerate(zip(result.shape, meta.shape, strict=True)):
+            if isinstance(size, int) and not isinstance(formula, int):
+                result = narrow(result, dim, 0, size)
+        result.origin = result.origin or self.lowering.origin
+        if result.strides is None and result.storage is None and result.shape == meta.shape:
+            result.strides = meta.strides
+        self.lowering.settle(result, uses)
+        return result
+
+    def _used(self, node: fx.Node, count: int) -> tuple[bool, ...]:
+        if count == 1:
+            return (True,)
+        taken = {user.args[1] for user in node.users if self.uses[user]}
+        return tuple(k in taken for k in range(count))
+
+    def _overwrites(self, node: fx.Node) -> bool:
+        """True if `node` makes the new value of the input that is its first argument.
+
+        Storing into the input at once saves two copies of it, and is right if nothing later sees
+        the old value. What was not computed yet but reads it is computed now.
+        """
+        source = self.replaced.get(node)
+        if source is None or not isinstance(node.args[0], fx.Node) or node.args[0] is not source:
+            return False
+        buffer = self.env[source].storage.buffer
+        operands: set[fx.Node] = set()
+        fx.map_arg((node.args[1:], node.kwargs), operands.add)
+        readers: list[Tensor] = []
+        for other in (source, *self.readers.get(buffer, ())):
+            for tensor in _tensors(self.env[other]):
+                if buffer not in tensor.reads():
+                    continue
+                waiting = [user for user in other.users if user not in self.env]
+                if other in operands or any(user is not node for user in waiting):
+                    if tensor.storage is not None:
+                        return False
+                    readers.append(tensor)
+        for tensor in readers:
+            self.lowering.realise(tensor)
+        return True
+
+    def _layout_of(self, node: fx.Node, position: int) -> tuple[tuple[Size, ...], Size]:
+        source = node.args[position]
+        assert isinstance(source, fx.Node)
+        value = source.meta["val"]
+        return self._sizes(value.stride()), self.size_of(value.storage_offset())
+
+    def _meta(self, value: Any) -> Meta | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        strides = value.stride() if value.layout is torch.strided else ()
+        return Meta(self._sizes(value.shape), value.dtype, self._sizes(strides))
+
+    def _sizes(self, values: Iterable[Any]) -> tuple[Size, ...]:
+        return tuple([n if type(n) is int else self.size_of(n) for n in values])
+
+    def _argument(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return [self._argument(item) for item in arg]
+        if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.size_of(arg)  # refuses all but integers
+        return arg
+
+    def _laid(self, arg: Any) -> Any:
+        """An argument of an Extern: tensors with eager's strides."""
+        if isinstance(arg, (list, tuple)):
+            return [self._laid(item) for item in arg]
+        value = self._argument(arg)
+        if not isinstance(value, Tensor):
+            return value
+        meta = self._meta(arg.meta["val"])
+        assert meta is not None
+        return Laid(value, meta.strides if len(meta.strides) == len(value.shape) else None)
+
+    def _output(self, node: fx.Node) -> None:
+        returned = node.args[0]
+        assert isinstance(returned, (tuple, list))
+        self.lowering.origin = "output"
+        outputs = Outputs(self.lowering)
+        for position, arg in enumerate(returned):
+            value = self._argument(arg)
+            if position in self.writes:
+                target = self.writes[position]
+                outputs.write(value, self._written(target), by_aten=target in self.opaque)
+            elif isinstance(value, Tensor):
+                assert isinstance(arg, fx.Node)
+                meta = self._meta(arg.meta["val"])
+                assert meta is not None
+                outputs.fresh(value, meta.strides, arg, self._opaque(arg) is not None)
+            else:
+                outputs.plain(value)
+        outputs.finish()
+
+    def _written(self, position: int) -> Tensor:
+        target = self.placeholders[position]
+        assert isinstance(target, Tensor)
+        return target
+
+
+def _is_view(op: OpOverload) -> bool:
+    handler = HANDLERS.get(op)
+    return handler is not None and handler.__module__ == views.__name__
+
+
+def is_home(device: torch.device, home: torch.device) -> bool:
+    """Whether a device as a program names it is one with a number."""
+    return device.type == home.type and device.index in (None, home.index)
+
+
+_T = TypeVar("_T")
+
+
+def _first(known: Mapping[fx.Node, _T], node: fx.Node) -> _T | None:
+    """What is known of the first of a node and its operands."""
+    if not known:
+        return None
+    return next((known[x] for x in (node, *node.all_input_nodes) if x in known), None)
+
+
+def _opaque(own: Any) -> str | None:
+    """The same of a result, for its dtype: only ATen knows what is in it."""
+    for val in own if isinstance(own, (tuple, list)) else (own,):
+        if isinstance(val, torch.Tensor):
+            if val.dtype not in DTYPES:
+                return f"tensors of {str(val.dtype).removeprefix('torch.')}"
+            if val.is_neg():
+                return "tensors that are negated when they are read"
+    return None
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    return [x for x in several if isinstance(x, Tensor)]

@@ -26,14 +26,14 @@ from torch._ops import OpOverload
 from fusee.aten.rewriter import Pass, fuse_attention
 from fusee.aten.torch_api import recurrent_layer
 from fusee.aten.weights import fold_norm
-from fusee.autodiff.joint import REDRAWN
+from fusee.autodiff import REDRAWN
 from fusee.autodiff.min_cut import Prices
 from fusee.codegen import HostArguments
 from fusee.codegen.llvm import emit_kernel
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
 from fusee.loops.ir import Profile
-from fusee.loops.lower.graph import ExternSpec
+from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime import jit
 from fusee.runtime.jit import Build, compile_one, prepare

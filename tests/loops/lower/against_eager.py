@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from fusee.aten.graph import must_run
 from fusee.loops.ir import Buffer, Extern, LoopGraph
-from fusee.loops.lower.graph import GraphLowering
+from fusee.loops.lower import GraphLowering
 from fusee.sym.expr import Symbol
 from fusee.sym.symint import TorchSymbols
 from fusee.targets.cpu import CPU

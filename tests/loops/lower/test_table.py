@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch._ops import OpOverload
 
-from fusee.loops.lower.graph import supported
+from fusee.loops.lower import supported
 from fusee.loops.lower.tensor import HANDLERS, REASONS
 from fusee.loops.operators import named
 

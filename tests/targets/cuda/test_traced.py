@@ -27,7 +27,7 @@ from fusee.config import Options
 from fusee.fake.mode import Twins, fake_mode
 from fusee.loops.fusion import fuse
 from fusee.loops.ir import Buffer, Extern, LoopGraph
-from fusee.loops.lower.graph import GraphLowering, supported
+from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.schedule import reads
 from fusee.targets.cuda import CUDA, PROFILE
 from fusee.targets.cuda.passes import numbers_home
