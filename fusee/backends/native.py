@@ -50,6 +50,7 @@ from fusee.backends.report import (
 from fusee.codegen import HostArguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
+from fusee.loops import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.check import (
     check_graph,
     check_plan,
@@ -59,7 +60,6 @@ from fusee.loops.check import (
     show_step,
 )
 from fusee.loops.fusion import fuse
-from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, process

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusee.codegen.llvm import KernelCode
-from fusee.loops.ir import Buffer, Extern, Kernel, View
+from fusee.loops import Buffer, Extern, Kernel, View
 from fusee.loops.lower.tensor import same_strides
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import checks, first_write, reads, views, writes

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from fusee.errors import CheckError
-from fusee.loops.fusion import Schedule
-from fusee.loops.ir import (
+from fusee.loops import (
     REDUCTIONS,
     SCALAR_OPS,
     SPECIAL_OPS,
@@ -43,6 +42,7 @@ from fusee.loops.ir import (
     payloads,
     walk,
 )
+from fusee.loops.fusion import Schedule
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
 from fusee.loops.schedule import reads, views, writes
 from fusee.sym.expr import (

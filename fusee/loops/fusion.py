@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from fusee.loops.ir import (
+from fusee.loops import (
     Accumulate,
     Buffer,
     Extern,

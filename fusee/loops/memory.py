@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from fusee.loops import Buffer, Extern
 from fusee.loops.fusion import Schedule
-from fusee.loops.ir import Buffer, Extern
 from fusee.loops.schedule import reads, views, writes
 from fusee.sym.expr import Size, Symbol, hint, maximum
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch._ops import OpOverload
 
-from fusee.loops.ir import Operand, Value, const, op, where
+from fusee.loops import Operand, Value, const, op, where
 
 Formula = Callable[..., Value]
 Unless = Callable[..., "str | None"]

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fusee.loops.ir import (
+from fusee.loops import (
     Acc,
     Accumulate,
     Buffer,

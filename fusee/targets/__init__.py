@@ -23,7 +23,7 @@ from fusee.autodiff.min_cut import Prices
 from fusee.codegen import HostArguments, HostCode, Launch, emit_host
 from fusee.codegen.llvm import KernelCode
 from fusee.config import Options
-from fusee.loops.ir import Buffer, Kernel, Profile
+from fusee.loops import Buffer, Kernel, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import form

@@ -20,7 +20,7 @@ from fusee.backends.report import live_reports
 from fusee.codegen import HostArguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning
-from fusee.loops.ir import Buffer, Kernel, Profile
+from fusee.loops import Buffer, Kernel, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.sym.expr import Symbol, symbols

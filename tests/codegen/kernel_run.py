@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fusee.codegen.llvm import KernelCode, emit_kernel
-from fusee.loops.ir import Buffer, Kernel
+from fusee.loops import Buffer, Kernel
 from fusee.runtime import jit
 from fusee.runtime.jit import Function, compile_one
 from fusee.runtime.llvm_text import Machine

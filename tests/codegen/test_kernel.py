@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusee.codegen.llvm import emit_kernel
-from fusee.loops.ir import (
+from fusee.loops import (
     REDUCTIONS,
     Acc,
     Accumulate,

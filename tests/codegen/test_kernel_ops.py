@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusee.loops.ir import Kernel, Phase, Store, Value, Values, cast, op, where
+from fusee.loops import Kernel, Phase, Store, Value, Values, cast, op, where
 from fusee.runtime.llvm_text import Machine
 from tests.codegen.kernel_run import axes, buffer, machines, run
 from tests.loops.interpret import SCALAR

@@ -15,7 +15,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fusee.loops.ir import SCALAR_OPS, SPECIAL_OPS, Kernel, Phase, Store, Value, Values, op
+from fusee.loops import SCALAR_OPS, SPECIAL_OPS, Kernel, Phase, Store, Value, Values, op
 from fusee.runtime.llvm_text import Machine
 from tests.codegen.kernel_run import axes, buffer, machines, run
 from tests.loops.interpret import SCALAR

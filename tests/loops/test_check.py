@@ -12,9 +12,7 @@ from torch import Tensor
 
 from fusee.backends import lookup, native
 from fusee.errors import CheckError
-from fusee.loops.check import check_graph, check_plan, check_schedule
-from fusee.loops.fusion import Schedule, fuse
-from fusee.loops.ir import (
+from fusee.loops import (
     Acc,
     Accumulate,
     Buffer,
@@ -30,6 +28,8 @@ from fusee.loops.ir import (
     View,
     op,
 )
+from fusee.loops.check import check_graph, check_plan, check_schedule
+from fusee.loops.fusion import Schedule, fuse
 from fusee.loops.memory import Plan, plan_memory
 from fusee.sym.expr import Symbol
 from tests.aten.harness import one_node

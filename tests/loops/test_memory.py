@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fusee.loops import memory
+from fusee.loops import Buffer, Kernel, LoopGraph, Phase, Store, Values, memory
 from fusee.loops.fusion import Schedule
-from fusee.loops.ir import Buffer, Kernel, LoopGraph, Phase, Store, Values
 from fusee.loops.memory import plan_memory, size_bytes
 from fusee.sym.expr import Size, Symbol, hint, substitute
 

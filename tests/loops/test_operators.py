@@ -8,7 +8,7 @@ import sys
 # Run in a process of its own: the tables are read when they are imported.
 PROGRAM = """
 import torch
-from fusee.loops.ir import op, where
+from fusee.loops import op, where
 from fusee.loops.operators import exp, row
 
 library = torch.library.Library("mine", "DEF")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fusee.loops import Buffer, Kernel, Phase, Store, Values, op
 from fusee.loops.check import show_kernel
-from fusee.loops.ir import Buffer, Kernel, Phase, Store, Values, op
 from fusee.sym.expr import Symbol
 
 

@@ -21,8 +21,8 @@ from torch import fx, nn
 import fusee
 from fusee.aten.graph import AtenGraph
 from fusee.backends import native
+from fusee.loops import LoopGraph
 from fusee.loops.fusion import Schedule
-from fusee.loops.ir import LoopGraph
 from fusee.loops.memory import Plan
 
 FORMS = (fx.GraphModule, fx.Graph, AtenGraph, LoopGraph, Schedule, Plan)

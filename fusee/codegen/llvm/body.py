@@ -25,7 +25,7 @@ from fusee.codegen.llvm.memory import (
     vector_sum,
 )
 from fusee.codegen.llvm.ops import STATIC_SIZE, Context, compare, emit, emit_bitcast, emit_cast
-from fusee.loops.ir import (
+from fusee.loops import (
     REDUCTIONS,
     SCALAR_OPS,
     Acc,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fusee.codegen.llvm.ops import Context, Group, emit, from_memory, round_to, to_memory
-from fusee.loops.ir import Buffer, Mode, Store, Value
+from fusee.loops import Buffer, Mode, Store, Value
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,

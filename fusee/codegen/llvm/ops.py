@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from fusee.codegen.llvm.math import math_function
-from fusee.loops.ir import Acc, Buffer, Kernel, Store, Value, index_of
+from fusee.loops import Acc, Buffer, Kernel, Store, Value, index_of
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,

@@ -25,7 +25,7 @@ from fusee.codegen.llvm.memory import (
     store_vector,
 )
 from fusee.codegen.llvm.ops import Context, compare, emit, from_memory, to_memory
-from fusee.loops.ir import Acc, Accumulate, Buffer, Phase, Store, identity
+from fusee.loops import Acc, Accumulate, Buffer, Phase, Store, identity
 from fusee.loops.schedule import Online
 from fusee.runtime.llvm_text import (
     BITS,

@@ -16,7 +16,7 @@ from functools import partial
 from fusee.codegen.llvm.body import Stage, emit_value
 from fusee.codegen.llvm.ops import from_memory, to_memory
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext, barrier
-from fusee.loops.ir import Kernel, Phase, Store, Value, walk
+from fusee.loops import Kernel, Phase, Store, Value, walk
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Level
 from fusee.sym.expr import Size, Symbol, coefficient, count_points, divides, hint, symbols
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.loops.ir import Buffer, LoopGraph, Profile, Role, View, contiguous, origin
+from fusee.loops import Buffer, LoopGraph, Profile, Role, View, contiguous, origin
 from fusee.loops.lower import index, norm, pointwise, reduce, views, window
 from fusee.loops.lower.pointwise import make_checks
 from fusee.loops.lower.tensor import (

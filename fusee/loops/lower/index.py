@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import Loop, Mode, Value, cast, check, identity
+from fusee.loops import Loop, Mode, Value, cast, check, identity
 from fusee.loops.lower.pointwise import Operand, choose, demand
 from fusee.loops.lower.tensor import (
     Index,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import Value, cast, const, op, where
+from fusee.loops import Value, cast, const, op, where
 from fusee.loops.lower.index import Refused
 from fusee.loops.lower.pointwise import demand, elementwise, result, unless
 from fusee.loops.lower.reduce import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import (
+from fusee.loops import (
     Buffer,
     Extern,
     Loop,

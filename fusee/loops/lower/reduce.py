@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import Loop, Value, cast, const, identity, op, rewrite, where
+from fusee.loops import Loop, Value, cast, const, identity, op, rewrite, where
 from fusee.loops.lower.pointwise import elementwise
 from fusee.loops.lower.tensor import (
     Index,

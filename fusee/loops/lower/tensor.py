@@ -20,7 +20,7 @@ from typing import Any, TypeVar, Union
 import torch
 from torch._ops import OpOverload
 
-from fusee.loops.ir import (
+from fusee.loops import (
     Acc,
     Buffer,
     Extern,

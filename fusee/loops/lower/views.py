@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.loops.ir import Value, cast, contiguous, rewrite, where
+from fusee.loops import Value, cast, contiguous, rewrite, where
 from fusee.loops.lower.tensor import (
     Index,
     Lowering,

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import REDUCTIONS, Loop, Value, cast, const, identity, op
+from fusee.loops import REDUCTIONS, Loop, Value, cast, const, identity, op
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
 from fusee.loops.lower.tensor import Index, Lowering, OpCall, Tensor, lowers, opmath
 from fusee.loops.lower.views import inside, masked, reshape

@@ -32,7 +32,7 @@ from fusee.codegen import HostArguments
 from fusee.codegen.llvm import emit_kernel
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
-from fusee.loops.ir import Profile
+from fusee.loops import Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime import jit

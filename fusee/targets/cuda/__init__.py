@@ -20,7 +20,7 @@ from fusee.codegen import HostArguments, HostCode
 from fusee.codegen.simt import emit_kernel, with_any_pointers
 from fusee.config import Options
 from fusee.errors import TraceError
-from fusee.loops.ir import Message, Profile
+from fusee.loops import Message, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime.jit import prepare

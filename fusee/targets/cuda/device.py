@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fusee.aten.torch_api import storage_holders
 from fusee.errors import CompileError, MissingPackage
-from fusee.loops.ir import Message
+from fusee.loops import Message
 from fusee.runtime import process
 from fusee.targets.cuda.launch import MOST, late_error, refused
 from fusee.targets.cuda.recording import Copies

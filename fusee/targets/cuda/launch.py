@@ -44,7 +44,7 @@ from fusee.codegen import Launch
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.llvm.math import DEVICE
 from fusee.errors import CompileError, LateError, MissingPackage
-from fusee.loops.ir import Buffer, Extern, Message
+from fusee.loops import Buffer, Extern, Message
 from fusee.loops.memory import Plan, size_bytes
 from fusee.loops.schedule import reads, writes
 from fusee.runtime.cache import ObjectCache, content_key

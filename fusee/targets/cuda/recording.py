@@ -38,7 +38,7 @@ from fusee.codegen import HostArguments
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.simt import emit_kernel
 from fusee.fake.layouts import extent, is_dense
-from fusee.loops.ir import Buffer, Extern, Kernel, Phase, Store, Values
+from fusee.loops import Buffer, Extern, Kernel, Phase, Store, Values
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import writes
 from fusee.runtime.launch import Frames, FrameSpec, LaunchSpec, Program

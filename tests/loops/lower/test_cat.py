@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusee.loops import Loop
 from fusee.loops.check import show_step
-from fusee.loops.ir import Loop
 from tests.loops.lower.against_eager import check
 
 

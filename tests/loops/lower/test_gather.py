@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusee.loops.ir import Loop
+from fusee.loops import Loop
 from tests.loops.interpret import IndexOutOfRange
 from tests.loops.lower.against_eager import check
 

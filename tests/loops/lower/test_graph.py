@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusee.loops.ir import Extern, Loop, View
+from fusee.loops import Extern, Loop, View
 from tests.loops.interpret import interpret
 from tests.loops.lower.against_eager import (
     aten_graph,

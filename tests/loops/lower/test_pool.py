@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusee.loops.ir import Loop, walk
+from fusee.loops import Loop, walk
 from tests.loops.lower.against_eager import check, check_op
 
 aten = torch.ops.aten

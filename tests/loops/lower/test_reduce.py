@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusee.loops.ir import Loop
+from fusee.loops import Loop
 from tests.loops.lower.against_eager import check, check_op, lowered
 
 aten = torch.ops.aten

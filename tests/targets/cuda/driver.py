@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusee.aten.torch_api import storage_holders, storage_id
-from fusee.loops.ir import Message
+from fusee.loops import Message
 from fusee.targets.cuda import launch
 from fusee.targets.cuda.recording import Copies
 from tests.targets.cuda.machine import Machine

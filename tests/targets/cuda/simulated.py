@@ -15,7 +15,7 @@ from fusee.codegen.llvm import KernelCode
 from fusee.codegen.simt import emit_kernel
 from fusee.codegen.simt.thread import COUNTER_BYTES
 from fusee.config import Options
-from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile, View
+from fusee.loops import Buffer, Kernel, LoopGraph, Profile, View
 from fusee.loops.memory import Plan
 from fusee.sym.expr import Size, Symbol, substitute, symbols
 from fusee.targets import Built, Kept

@@ -18,7 +18,7 @@ import fusee
 from fusee.backends import native
 from fusee.codegen import simt
 from fusee.codegen.simt import tile
-from fusee.loops.ir import Buffer, Values
+from fusee.loops import Buffer, Values
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import BITS, HELD
 from fusee.sym.expr import Symbol

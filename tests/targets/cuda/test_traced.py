@@ -25,8 +25,8 @@ from fusee.backends import native
 from fusee.backends.report import Report
 from fusee.config import Options
 from fusee.fake.mode import Twins, fake_mode
+from fusee.loops import Buffer, Extern, LoopGraph
 from fusee.loops.fusion import fuse
-from fusee.loops.ir import Buffer, Extern, LoopGraph
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.schedule import reads
 from fusee.targets.cuda import CUDA, PROFILE
