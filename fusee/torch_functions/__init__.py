@@ -8,6 +8,5 @@ from fusee.torch_functions import (  # noqa: F401
     arrays,
     higher_order,
     training,
-    transforms,
     triton_kernels,
 )

@@ -58,7 +58,7 @@ from fusee.capture.torch_api import (
     run_for_real,
     saves,
 )
-from fusee.torch_functions.transforms import run_body
+from fusee.torch_functions.higher_order import run_body
 
 # ---------------------------------------------------------------------------- passes
 
