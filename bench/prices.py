@@ -26,7 +26,7 @@ import torch
 import fusee
 from bench.ops import turns
 from bench.ops_cases import Case, Family
-from fusee.aten.graph import WHOLE
+from fusee.aten import WHOLE
 from fusee.aten.trace import trace
 from fusee.autodiff.bill import Charge, bill
 from fusee.errors import FuseeError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from fusee.aten.graph import (
+from fusee.aten import (
     AtenGraph,
     Constant,
     Fresh,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import arguments
+from fusee.aten import arguments
 from fusee.aten.rewriter import Editor, val
 from fusee.aten.torch_api import OpOverload
 from fusee.fake.layouts import like

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from fusee.aten import inverse
 from fusee.aten.canonicalize import bound, convert
-from fusee.aten.graph import inverse
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusee.aten import AtenGraph, is_deterministic
 from fusee.aten.boundary import DERIVATIONS
-from fusee.aten.graph import AtenGraph, is_deterministic
 from fusee.aten.subgraph import new_call
 from fusee.config import Options
 from fusee.fake.mode import on_metas

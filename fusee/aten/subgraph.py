@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import (
+from fusee.aten import (
     AtenGraph,
     InputSpec,
     Mutation,

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from fusee.aten import AtenGraph
 from fusee.aten.boundary import Inputs, Prepare, Results
 from fusee.aten.canonicalize import ALWAYS, CANONICAL, FOREACH, Table, decomposition, keep_core
-from fusee.aten.graph import AtenGraph
 from fusee.aten.mutation import write_rule
 from fusee.aten.scalars import Scalar, holds_scalar, is_read, of_sizes, on_tensors, read, returned
 from fusee.aten.torch_api import (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.aten.graph import inverse
+from fusee.aten import inverse
 from fusee.aten.scalars import on_tensors, with_scalars
 from fusee.aten.torch_api import (
     CASTS,

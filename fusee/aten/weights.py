@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.boundary import folded_bias, folded_weight, norm_scale, norm_shift
-from fusee.aten.graph import (
+from fusee.aten import (
     AtenGraph,
     arguments,
     closure,
@@ -30,6 +29,7 @@ from fusee.aten.graph import (
     last_reads,
     tensor_input,
 )
+from fusee.aten.boundary import folded_bias, folded_weight, norm_scale, norm_shift
 from fusee.aten.masks import known_masks
 from fusee.aten.rewriter import Editor, Pass, only_user, val
 from fusee.aten.torch_api import laid_out

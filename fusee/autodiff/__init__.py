@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import AtenGraph, arguments, dependents
+from fusee.aten import AtenGraph, arguments, dependents
 from fusee.aten.subgraph import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from fusee.aten import Fresh, InputSpec, ViewOfOutput, closure, dependents
 from fusee.aten.boundary import flatten
-from fusee.aten.graph import Fresh, InputSpec, ViewOfOutput, closure, dependents
 from fusee.aten.torch_api import (
     as_if_not_written,
     below_autograd,

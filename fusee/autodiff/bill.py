@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import AtenGraph, is_view, key_of, memory_root
+from fusee.aten import AtenGraph, is_view, key_of, memory_root
 from fusee.autodiff.min_cut import (
     REDUCTIONS,
     Costs,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import arguments, closure, dependents, is_pure, must_run
+from fusee.aten import arguments, closure, dependents, is_pure, must_run
 from fusee.aten.subgraph import new_call
 from fusee.autodiff import HALVES, Joint
 from fusee.autodiff.min_cut import name_of

@@ -29,7 +29,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import (
+from fusee.aten import (
     AtenGraph,
     closure,
     is_creation,

@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.boundary import Inputs, Results
-from fusee.aten.canonicalize import Table, keep_core
-from fusee.aten.graph import (
+from fusee.aten import (
     Mutation,
     OutputSpec,
     ViewOfInput,
@@ -30,6 +28,8 @@ from fusee.aten.graph import (
     inverse,
     memory_root,
 )
+from fusee.aten.boundary import Inputs, Results
+from fusee.aten.canonicalize import Table, keep_core
 from fusee.aten.masks import as_causal
 from fusee.aten.torch_api import (
     CASTS,

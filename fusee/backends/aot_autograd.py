@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.graph import (
+from fusee.aten import (
     AtenGraph,
     InputSpec,
     OtherSizes,

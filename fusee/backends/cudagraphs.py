@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import WHOLE, executable_anywhere
+from fusee.aten import WHOLE, executable_anywhere
 from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends.regions import CompiledRegion, Engine, Region
 

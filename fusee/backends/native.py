@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
+from fusee.aten import WHOLE, AtenGraph, InputSpec, inverse, must_run, returning
 from fusee.aten.canonicalize import Table
-from fusee.aten.graph import WHOLE, AtenGraph, InputSpec, inverse, must_run, returning
 from fusee.aten.rewriter import edited
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import COMPILERS, trace

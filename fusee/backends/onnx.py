@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusee.aten import WHOLE, AtenGraph, Fresh, arguments, is_view, refuses
 from fusee.aten.canonicalize import keep_core
-from fusee.aten.graph import WHOLE, AtenGraph, Fresh, arguments, is_view, refuses
 from fusee.aten.subgraph import explicit, single
 from fusee.aten.torch_api import OpOverload, op_name
 from fusee.backends.regions import (

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten.graph import AtenGraph, arguments, is_pure, is_view
+from fusee.aten import AtenGraph, arguments, is_pure, is_view
 from fusee.aten.torch_api import OpOverload
 from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions

@@ -23,7 +23,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, fx, nn
 
-from fusee.aten.graph import constant_source
+from fusee.aten import constant_source
 from fusee.aten.torch_api import is_state, symbolic_mode
 from fusee.backends.buckets import Bucketed, in_buckets
 from fusee.config import settings

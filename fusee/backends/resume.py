@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fusee import log
-from fusee.aten.graph import PartSource
+from fusee.aten import PartSource
 from fusee.aten.torch_api import laid_out
 from fusee.backends.regions import CompiledRegion, RegionCall
 from fusee.backends.report import (

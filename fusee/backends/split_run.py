@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.graph import AtenGraph, PartSource, is_pure, part_source, returning
+from fusee.aten import AtenGraph, PartSource, is_pure, part_source, returning
 from fusee.aten.subgraph import GraphPart, body_lines, cut, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride

@@ -24,7 +24,7 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
-from fusee.aten.graph import is_view
+from fusee.aten import is_view
 from fusee.aten.subgraph import explicit
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.regions import CompiledRegion, Engine, Region

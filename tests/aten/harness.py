@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from fusee.aten import AtenGraph, executable
 from fusee.aten.canonicalize import keep_core
-from fusee.aten.graph import AtenGraph, executable
 from fusee.aten.trace import trace
 
 Fn = Callable[..., Any]

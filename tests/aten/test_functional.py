@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from fusee.aten import Fresh, InputItself, OutputItself, ViewOfInput, ViewOfOutput
 from fusee.aten.canonicalize import keep_core
-from fusee.aten.graph import Fresh, InputItself, OutputItself, ViewOfInput, ViewOfOutput
 from fusee.aten.trace import trace
 from fusee.backends import aot
 from fusee.errors import FuseeWarning, TraceError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusee.aten.graph import WHOLE
+from fusee.aten import WHOLE
 from fusee.loops.lower import supported
 from tests.aten.harness import assert_functional, assert_same_call, assert_vals, run, traced
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusee.aten.graph import AtenGraph, SymbolSource
+from fusee.aten import AtenGraph, SymbolSource
 from fusee.aten.torch_api import autocast_kind, below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
 from fusee.errors import MissingFake, TraceError

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fusee.aten.graph import AtenGraph, Fresh, closure, executable
+from fusee.aten import AtenGraph, Fresh, closure, executable
 from fusee.autodiff import Joint, Split
 from fusee.autodiff.min_cut import Kind, kind
 from fusee.autodiff.partition import partition

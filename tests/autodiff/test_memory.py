@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from fusee.aten.graph import WHOLE
+from fusee.aten import WHOLE
 from fusee.autodiff import Joint
 from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint

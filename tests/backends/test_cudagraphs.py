@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fusee
-from fusee.aten.graph import executable_anywhere
+from fusee.aten import executable_anywhere
 from fusee.aten.trace import trace
 from fusee.backends import cudagraphs
 from fusee.backends.regions import CompiledRegion, Region

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from fusee.aten.graph import executable, returning
+from fusee.aten import executable, returning
 from fusee.aten.trace import trace
 from fusee.backends.regions import (
     CompiledRegion,

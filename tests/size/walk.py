@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 
 import fusee
-from fusee.aten.graph import AtenGraph
+from fusee.aten import AtenGraph
 from fusee.backends import native
 from fusee.loops import LoopGraph
 from fusee.loops.fusion import Schedule

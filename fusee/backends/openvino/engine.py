@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusee.aten import WHOLE, AtenGraph, python_source
 from fusee.aten.canonicalize import Table, taken_apart
-from fusee.aten.graph import WHOLE, AtenGraph, python_source
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import api, graph
 from fusee.backends.openvino.api import Executable

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import AtenGraph, is_pure
+from fusee.aten import AtenGraph, is_pure
 from fusee.aten.subgraph import Sized
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino.api import bindings, element_of, last_line, wrap

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import arguments, is_view, memory_root
+from fusee.aten import arguments, is_view, memory_root
 from fusee.aten.rewriter import Editor, only_user, same_shape, val
 from fusee.fake.mode import on_metas
 

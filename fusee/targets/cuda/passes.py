@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import arguments, is_deterministic
+from fusee.aten import arguments, is_deterministic
 from fusee.aten.rewriter import Editor, val
 from fusee.fake.mode import on_metas
 from fusee.loops.lower import is_home

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import AtenGraph, Fresh, InputSpec, Mutation
+from fusee.aten import AtenGraph, Fresh, InputSpec, Mutation
 from fusee.aten.weights import Derived, run_passes
 from fusee.config import Options
 from fusee.targets import cpu

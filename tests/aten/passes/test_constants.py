@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusee.aten.graph import Mutation
+from fusee.aten import Mutation
 from fusee.aten.weights import run_passes
 from fusee.config import Options
 from fusee.targets.cpu import CPU

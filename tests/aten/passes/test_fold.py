@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from fusee.aten.graph import AtenGraph
+from fusee.aten import AtenGraph
 from fusee.aten.weights import fold
 from fusee.config import Options
 from tests.aten.passes.graphs import Build, in_layout, run

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fusee.aten.graph import WHOLE
+from fusee.aten import WHOLE
 from fusee.aten.trace import trace
 from fusee.aten.weights import run_passes
 from fusee.config import Options

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fusee.aten.graph import must_run
+from fusee.aten import must_run
 from fusee.loops import Buffer, Extern, LoopGraph
 from fusee.loops.lower import GraphLowering
 from fusee.sym.expr import Symbol

@@ -17,7 +17,7 @@ from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from fusee.aten.graph import WHOLE, AtenGraph, must_run
+from fusee.aten import WHOLE, AtenGraph, must_run
 from fusee.aten.rewriter import Editor
 from fusee.aten.trace import trace
 from fusee.aten.weights import run_passes
