@@ -2,7 +2,7 @@
 
 Adapter to nvJitLink and NVRTC, both of which torch's CUDA wheels bring (tested with CUDA 13.0, the
 names are those of 12.3 and later). Neither holds Python's lock, and neither needs a GPU. Where
-there is no nvJitLink, the driver links (device.py). What a kernel calls by a name that begins with
+there is no nvJitLink, the driver links (`Device`). What a kernel calls by a name that begins with
 math.DEVICE is a function of CUDA's library: NVRTC gives it as PTX, once.
 
 A frame is laid out as on the CPU (fusee/runtime/launch.py). What it says of a launch:

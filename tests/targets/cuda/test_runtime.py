@@ -20,7 +20,8 @@ import fusee
 from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
-from fusee.targets.cuda import CUDA, device, launch
+from fusee.targets import cuda
+from fusee.targets.cuda import CUDA, launch
 from fusee.targets.cuda.launch import Beside
 from fusee.targets.cuda.recording import Replayer
 from fusee.torch_functions import training
@@ -276,9 +277,9 @@ def test_the_driver_links_where_nvjitlink_is_missing(monkeypatch: pytest.MonkeyP
     def missing() -> None:
         raise MissingPackage("CUDA's libnvJitLink cannot be loaded")
 
-    driver, gpu = Driver(), device.Device.__new__(device.Device)
+    driver, gpu = Driver(), cuda.Device.__new__(cuda.Device)
     gpu._context = ctypes.c_void_p()
-    monkeypatch.setattr(device, "_driver", lambda: driver)
+    monkeypatch.setattr(cuda, "_driver", lambda: driver)
     monkeypatch.setattr(launch, "linker", missing)
     monkeypatch.setattr(launch, "version", missing)
     monkeypatch.setattr(gpu, "linker", lambda: "driver 13000", raising=False)
