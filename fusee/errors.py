@@ -38,7 +38,6 @@ import functools
 import linecache
 import re
 import sys
-import types
 import warnings
 from collections.abc import Iterable
 
@@ -227,14 +226,12 @@ _GENERATED = ("<fusee ", "<entrance of ")
 def warn(kind: type[FuseeWarning], what: str, **more: str | None) -> None:
     """Warn at the program's line that called torch or Fusee; `more` as FuseeWarning takes it."""
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and _is_inner(frame):
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in _INNER and not frame.f_code.co_filename.startswith(_GENERATED):
+            break
         frame, level = frame.f_back, level + 1
     warnings.warn(kind(what, **more), stacklevel=level)
-
-
-def _is_inner(frame: types.FrameType) -> bool:
-    package = frame.f_globals.get("__name__", "").partition(".")[0]
-    return package in _INNER or frame.f_code.co_filename.startswith(_GENERATED)
 
 
 def anchor(kind: type[BaseException]) -> str:

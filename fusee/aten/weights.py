@@ -364,24 +364,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _folded(
-    edit: Editor, norm: Norm, weight: fx.Node, bias: fx.Node | None, transposed_groups: int
-) -> tuple[fx.Node, fx.Node]:
-    """New weight and bias nodes for the layer before `norm`, in the layer's dtype."""
-    dtype = val(norm.input).dtype
-    wide = _wide(dtype)
-    with edit.before(norm.node):
-        new_weight = edit.call(
-            folded_weight, weight, norm.weight, norm.variance, norm.eps, transposed_groups, wide,
-            like=norm.node, val=_typed(weight, wide),
-        )  # fmt: skip
-        new_bias = edit.call(
-            folded_bias, bias, norm.weight, norm.bias, norm.mean, norm.variance, norm.eps, wide,
-            like=norm.node, val=_typed(norm.mean, wide),
-        )  # fmt: skip
-        return edit.cast(new_weight, dtype, norm.node), edit.cast(new_bias, dtype, norm.node)
-
-
 def _typed(node: fx.Node, dtype: torch.dtype) -> torch.Tensor:
     """The meta of `node` converted to `dtype`."""
     meta = val(node)
@@ -404,7 +386,18 @@ def _into_layer(edit: Editor, norm: Norm) -> bool:
         return False
     if weight is None or not (edit.is_static(weight) and edit.is_static(bias)):
         return False
-    new = _folded(edit, norm, weight, bias, groups)
+    dtype = val(layer).dtype
+    wide = _wide(dtype)
+    with edit.before(norm.node):
+        new_weight = edit.call(
+            folded_weight, weight, norm.weight, norm.variance, norm.eps, groups, wide,
+            like=norm.node, val=_typed(weight, wide),
+        )  # fmt: skip
+        new_bias = edit.call(
+            folded_bias, bias, norm.weight, norm.bias, norm.mean, norm.variance, norm.eps, wide,
+            like=norm.node, val=_typed(norm.mean, wide),
+        )  # fmt: skip
+        new = [edit.cast(made, dtype, norm.node) for made in (new_weight, new_bias)]
     edit.notes.append(f"folded {norm.node} into {layer}")
     edit.become(norm.result, target, x, *new, *rest)
     return True
