@@ -17,7 +17,7 @@ from fusee.capture.torch_api import STATE_SWITCHES, OpOverload, OpOverloadPacket
 from fusee.fake.mode import is_symbolic, name_may_raise, raises
 from fusee.fake.torch_python import overloads_of
 
-# The attribute of a target that has the calls of a function under a transform: transforms.py.
+# The attribute of a target that has the calls of a function under a transform: higher_order.py.
 BODY = "_fusee_body"
 HOOKS = "_fusee_hooks"
 # Of a node's meta: its effects, once it is known what it gives.
