@@ -28,7 +28,7 @@ from fusee.capture.dynamic import LOADERS
 from fusee.capture.effects import effects
 from fusee.capture.frame import ABSENT, CONTAINERS, is_named, is_scalar
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import TypeMatch
+from fusee.capture.guards import IdMatch, TypeMatch
 from fusee.capture.mirrors import (
     Called,
     Indexed,
@@ -40,7 +40,17 @@ from fusee.capture.mirrors import (
     is_finite_iterator,
     is_key,
 )
-from fusee.capture.sources import IN_C, Held, Origin, ResultOf, Several, SizeOf
+from fusee.capture.sources import (
+    IN_C,
+    FoundBy,
+    Held,
+    KeyedItem,
+    Origin,
+    ResultOf,
+    Several,
+    SizeOf,
+    at_key,
+)
 from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, run_for_real
 from fusee.source import Args
 
@@ -363,11 +373,22 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
         if real is not None and real in mirror.obj:
             if origin is None or mirror.is_changed():
                 raise GraphBreak("a dict from outside is asked for a tensor that it does not have")
-            place = m.world.entry(mirror, real, str(origin))
+            place = m.world.entry(mirror, real, _keyed(m, mirror.origin, real, origin))
             return m.world.load(dict.__getitem__(mirror.obj, real), place)
     if not is_key(key) and mirror.copy is None:
         m.world.whole(container)
+    if isinstance(key, torch.nn.Module):
+        m.world.origin(key)  # which module it is is a fact now
     return m.world.get(mirror, key)
+
+
+def _keyed(m: Capturing, whole: Origin, key: torch.Tensor, origin: Origin) -> Origin:
+    """Where an item of a dict is whose key is a tensor, found at `origin`."""
+    if isinstance(origin.root, Held):
+        m.world.fact(IdMatch, origin, key)
+        return KeyedItem(whole, key, str(origin))
+    # another tensor at each call, or in each turn of a loop
+    return FoundBy(Several((whole, origin)), at_key, "")
 
 
 def _made(m: Capturing, container: Any, key: Any) -> Any:

@@ -72,7 +72,6 @@ from fusee.capture.sources import (
     Dict,
     Held,
     Item,
-    KeyedItem,
     Local,
     Origin,
     ResultOf,
@@ -573,9 +572,8 @@ class World:
         """The origin of an element of what is at `origin`."""
         return self._parts.setdefault(("element", origin, k), Item(origin, k))
 
-    def entry(self, mirror: Mirror, key: Any, words: str) -> Origin:
+    def entry(self, mirror: Mirror, key: Any, place: Origin) -> Origin:
         """The origin of an item of a dict whose key is an object."""
-        place = KeyedItem(mirror.origin, key, words)
         return self._parts.setdefault(("entry", id(mirror.obj), id(key)), place)
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:

@@ -369,9 +369,9 @@ class Interpreter(Capturing):
             return container[key]  # Optional[int]
         if (found := ask(self, container, "__getitem__", key)) is not ABSENT:
             return found
-        if isinstance(container, type):
+        if isinstance(container, (type, types.GenericAlias)):
             generic: Any = container
-            return generic[key]  # list[int]
+            return generic[key]  # list[int], list[T][int]
         if isinstance(container, dict):
             return containers.item(self, container, key)
         key = self._place(key)

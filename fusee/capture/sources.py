@@ -275,6 +275,19 @@ class Several(Origin):
         return ", ".join(map(str, self.parts))
 
 
+def at_key(both: tuple[dict[Any, Any], Any]) -> Any:
+    """What a dict has at a key that is told apart by identity."""
+    return dict.get(*both, _NOTHING)
+
+
+@dataclass(frozen=True, eq=False)
+class FoundBy(ResultOf):
+    """An element of a dict whose key is what lies at another origin: `of` are both."""
+
+    def words_after(self, parent: str) -> str:
+        return "{}[{}]".format(*parent.split(", ", 1))
+
+
 @functools.cache
 def given_by(function: Callable[[], Any], words: str = "") -> ResultOf:
     """What a function of the process gives."""

@@ -33,12 +33,30 @@ from fusee.capture.graph_break import (
     generator_states,
     storages,
 )
-from fusee.capture.guards import GONE, EqualsMatch, Facts, IdMatch, NoOverlap, Values, overlap
+from fusee.capture.guards import (
+    GONE,
+    EqualsMatch,
+    Fact,
+    Facts,
+    IdMatch,
+    NoOverlap,
+    Values,
+    overlap,
+)
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error
-from fusee.capture.sources import Held, Local, Origin, ResultOf, Source, is_buffer, looking
+from fusee.capture.sources import (
+    Held,
+    Local,
+    Origin,
+    ResultOf,
+    Several,
+    Source,
+    is_buffer,
+    looking,
+)
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
     State,
@@ -472,6 +490,9 @@ def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
             if isinstance(part, Held):
                 held = instead.get(id(part.value), part.value)
                 origins[part] = part if held is part.value else Held(held, part.words)
+            elif isinstance(part, Several):
+                parts = tuple(map(at, part.parts))
+                origins[part] = part if parts == part.parts else Several(parts)
             elif part.parent is None or origins[part.parent] is part.parent:
                 origins[part] = part
             else:
@@ -493,6 +514,9 @@ def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
     facts.kinds = {at(origin): kind for origin, kind in captured.facts.kinds.items()}
     if len({*map(id, instead.values())}) < len(instead):  # two modules would be one
         return None
+    others = {k for k, module in instead.items() if id(module) != k}
+    if any(_has_keys(fact, others) for fact in captured.facts.rows):
+        return None  # the other's are there under other keys, or not at all
     inputs = [at(origin) for origin in captured.inputs]
     names = {name: instead.get(id(x), x) for name, x in captured.names.items()}
     with torch._C.DisableTorchFunction():
@@ -502,3 +526,11 @@ def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
         captured, place=place, facts=facts, names=names, inputs=inputs, examples=examples,
         symbols=symbols,
     )  # fmt: skip
+
+
+def _has_keys(fact: Fact, modules: set[int]) -> bool:
+    """Whether a fact is about a container with one of these modules as a key."""
+    keys = [getattr(part, "key", None) for part in fact.origin.path()]
+    if not isinstance(fact, IdMatch):
+        keys += fact.value if type(fact.value) in (tuple, set, frozenset) else (fact.value,)
+    return not modules.isdisjoint(map(id, keys))

@@ -14,7 +14,7 @@ import types
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -1217,3 +1217,11 @@ def test_iterators_that_hint_at_more_than_memory_has() -> None:
     for make in (list, tuple, lambda items: [*items]):
         with pytest.raises(MemoryError):
             fusee.compile(fn)(torch.ones(2), make)
+
+
+_T = TypeVar("_T")
+_ROWS = list[_T]
+
+
+def test_an_alias_of_a_class_is_given_arguments() -> None:
+    same(lambda x: (cast(_ROWS[float], [x + 1]), _ROWS[int].__args__), torch.ones(1))

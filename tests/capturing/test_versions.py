@@ -512,3 +512,39 @@ def test_a_version_without_gradients_is_none_for_what_was_computed_with_some() -
         w = torch.ones(3, requires_grad=True)
         x = of(w)
         assert compiled(x).requires_grad == x.requires_grad
+
+
+def _with_break(x: Tensor, keys: list[Any], of: dict[Any, dict[str, Tensor]]) -> Tensor:
+    for key in keys:
+        if x.sum() < 0:
+            x = x + 1
+        x = x * of[key]["a"]
+    return x
+
+
+@pytest.mark.parametrize("make", [lambda: torch.zeros(2), lambda: nn.Linear(2, 2)])
+@pytest.mark.parametrize("fn", [
+    lambda x, key, of: x.relu() * of[key]["a"],
+    lambda x, key, of: x.relu() + (key in of),
+    lambda x, key, of: x.relu() + len(of.get(key, ())),
+    lambda x, key, of: _with_break(x, [key, *of], of),
+])  # fmt: skip
+def test_a_dict_is_asked_for_the_key_of_this_call(
+    fn: Callable[..., Any], make: Callable[[], Any]
+) -> None:
+    """Optimizers keep their state so, and a loop over parameters that breaks asks by turns."""
+    keys = [make() for _ in range(3)]
+    of = {key: {"a": torch.full((2,), k + 2.0)} for k, key in enumerate(keys[:2])}
+    traced, native = Traced(lambda x, key: fn(x, key, of)), fusee.compile(fn)
+    x = torch.tensor([1.0, 2.0])
+    for key in (*keys[:2], keys[0], keys[2], keys[1]):
+        try:
+            want = fn(x, key, of)
+        except KeyError:
+            with pytest.raises(KeyError):
+                traced(x, key)
+            with pytest.raises(KeyError):
+                native(x, key, of)
+            continue
+        assert torch.equal(traced(x, key), want)
+        assert torch.equal(native(x, key, of), want)
