@@ -14,7 +14,7 @@ import types
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 import pytest
@@ -1224,4 +1224,4 @@ _ROWS = list[_T]
 
 
 def test_an_alias_of_a_class_is_given_arguments() -> None:
-    same(lambda x: (cast(_ROWS[float], [x + 1]), _ROWS[int].__args__), torch.ones(1))
+    same(lambda x: (cast(_ROWS[float], [x + 1]), get_args(_ROWS[int])), torch.ones(1))
