@@ -96,9 +96,13 @@ _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
     torch.finfo, torch.iinfo, *_DATES,
 )  # fmt: skip
+_of: Any
+_VIEWS: tuple[type, ...] = ()
+for _of in ({}, collections.OrderedDict()):
+    _VIEWS += type(_of.keys()), type(_of.values()), type(_of.items())
 _METHOD_OWNERS = (
     str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, types.MappingProxyType,
-    re.Pattern, re.Match, BaseException, *_DATES, *CONTAINERS,
+    re.Pattern, re.Match, BaseException, *_DATES, *CONTAINERS, *_VIEWS,
 )  # fmt: skip
 _OF_NOW = ("now", "utcnow", "today")
 
@@ -200,13 +204,14 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return x.number() if isinstance(x, Computed) else m.deep(x)
 
     given, named = tuple(map(shown, args)), {key: shown(x) for key, x in kwargs.items()}
-    m.look((*given, *named.values()), AS_NUMBERS)
-    if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
-        return with_numbers(m, function, given, named)
     leaves = list(flat(*given, *named.values()))
     # torch would ask an object that is no tensor what becomes of a call with it
     others = (x for x in leaves if not isinstance(x, (FakeTensor, type, TorchFunctionMode)))
     own = next((x for x in others if hasattr(type(x), "__torch_function__")), None)
+    if own is None:
+        m.look((*given, *named.values()), AS_NUMBERS)
+    if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
+        return with_numbers(m, function, given, named)
     if own is not None:
         if m.world.seen:
             raise GraphBreak(f"a {type(own).__qualname__} beside subclasses of torch.Tensor")
@@ -315,8 +320,9 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         args, kwargs = symbols.value(tuple(m.deep(x) for x in args)), symbols.value(kwargs)
     if name not in _MOVE:
         owner: Any = function.__self__
-        compares = isinstance(owner, (*CONTAINERS, tuple, frozenset))
-        looked = (*args, *kwargs.values(), owner)
+        compares = isinstance(owner, (*CONTAINERS, tuple, frozenset, *_VIEWS))
+        shown = tuple(owner) if isinstance(owner, _VIEWS) else owner
+        looked = (*args, *kwargs.values(), shown)
         if isinstance(owner, dict) and (name[:2] != "__" or name in ("__contains__", "__ior__")):
             more = args[:1]
             if name in ("update", "__ior__") and isinstance(args[:1] and args[0], dict):

@@ -1225,3 +1225,36 @@ _ROWS = list[_T]
 
 def test_an_alias_of_a_class_is_given_arguments() -> None:
     same(lambda x: (cast(_ROWS[float], [x + 1]), get_args(_ROWS[int])), torch.ones(1))
+
+
+class _Asked:
+    """No tensor: torch asks it what becomes of calls with it, in lists too."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __bool__(self) -> bool:
+        raise ValueError("neither")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _Asked(func([one.x for one in args[0]], **(kwargs or {})))
+
+
+def test_objects_in_a_list_that_answer_for_torch() -> None:
+    stack: Any = torch.stack
+    same(lambda x: stack([_Asked(x), _Asked(x + 1)]).x, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
+def test_methods_of_the_views_of_dicts(kind: Any) -> None:
+    outside = kind(a=1, b=2)
+
+    def fn(x: torch.Tensor) -> Any:
+        made = kind(a=x, b=x + 1)
+        told = [made.keys().__contains__(key) for key in ("a", "c", 1, ())]
+        told += [outside.keys().__contains__("b"), outside.values().__len__()]
+        told += [outside.keys().isdisjoint(iter("xyz")), list(made.items().__iter__())]
+        return x * 2, told, [*outside.items().__reversed__()]
+
+    same(fn, torch.ones(2))
