@@ -97,7 +97,7 @@ _PURE_CLASSES = (
     torch.finfo, torch.iinfo, *_DATES,
 )  # fmt: skip
 _of: Any
-_VIEWS: tuple[type, ...] = ()
+_VIEWS: tuple[Any, ...] = ()
 for _of in ({}, collections.OrderedDict()):
     _VIEWS += type(_of.keys()), type(_of.values()), type(_of.items())
 _METHOD_OWNERS = (
@@ -321,8 +321,7 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
     if name not in _MOVE:
         owner: Any = function.__self__
         compares = isinstance(owner, (*CONTAINERS, tuple, frozenset, *_VIEWS))
-        shown = tuple(owner) if isinstance(owner, _VIEWS) else owner
-        looked = (*args, *kwargs.values(), shown)
+        looked = (*args, *kwargs.values(), (*owner,) if isinstance(owner, _VIEWS) else owner)
         if isinstance(owner, dict) and (name[:2] != "__" or name in ("__contains__", "__ior__")):
             more = args[:1]
             if name in ("update", "__ior__") and isinstance(args[:1] and args[0], dict):
