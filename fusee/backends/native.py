@@ -51,7 +51,7 @@ from fusee.codegen import HostArguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
 from fusee.loops import Buffer, Extern, Kernel, LoopGraph, contiguous
-from fusee.loops.check import (
+from fusee.loops.checker import (
     check_graph,
     check_plan,
     check_schedule,

@@ -28,7 +28,7 @@ from fusee.loops import (
     View,
     op,
 )
-from fusee.loops.check import check_graph, check_plan, check_schedule
+from fusee.loops.checker import check_graph, check_plan, check_schedule
 from fusee.loops.fusion import Schedule, fuse
 from fusee.loops.memory import Plan, plan_memory
 from fusee.sym.expr import Symbol

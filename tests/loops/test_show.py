@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fusee.loops import Buffer, Kernel, Phase, Store, Values, op
-from fusee.loops.check import show_kernel
+from fusee.loops.checker import show_kernel
 from fusee.sym.expr import Symbol
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusee.loops import Loop
-from fusee.loops.check import show_step
+from fusee.loops.checker import show_step
 from tests.loops.lower.against_eager import check
 
 

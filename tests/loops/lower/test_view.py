@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusee.loops import Buffer, Loop, Profile
-from fusee.loops.check import show_step
+from fusee.loops.checker import show_step
 from fusee.loops.lower.tensor import Lowering, Strided
 from fusee.loops.lower.views import reshape
 from fusee.sym.expr import Symbol
