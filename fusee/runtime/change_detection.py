@@ -196,7 +196,7 @@ def _version(x: dict[Any, Any]) -> int:
 
 def _row(tensor: torch.Tensor) -> list[int]:
     places = _places()
-    assert places is not None, "can_watch() says so before"
+    assert places is not None, "available() says so before"
     impl = word(id(tensor) + places.impl)
     autograd = word(impl + places.autograd)
     requires = _requires(places, impl)
@@ -296,7 +296,7 @@ def differs() -> Callable[[int, list[Any]], int]:
 def compare(writer: Writer, table: str, items: str) -> None:
     """The body of `differs`: a table of these words, and where the objects are listed."""
     places = _places()
-    assert places is not None, "can_watch() says so before"
+    assert places is not None, "available() says so before"
     top = writer.top
     first, count = top.at(table, 8), top.load("i64", table)
     with writer.each("0", count) as k:
@@ -408,7 +408,10 @@ def _field(level: Level, kind: str, base: str, at: int) -> str:
 
 @functools.cache
 def available() -> bool:
-    """Whether this Python's dicts have versions: tried out, since a build may differ."""
+    """Whether dicts have versions, and all else lies where it is looked for.
+
+    Tried out, since a build may differ.
+    """
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 13):
         return False
     probe: dict[str, Any] = {"a": 1}
@@ -425,7 +428,7 @@ def available() -> bool:
         return False
     if word(word(id(filled) + _LIST_ITEMS) + 8) != id(first):
         return False
-    return len({first, second, third, _version(probe)}) == 4
+    return len({first, second, third, _version(probe)}) == 4 and _places() is not None
 
 
 def pointer(owner: Any) -> int | None:
@@ -439,8 +442,8 @@ def pointer(owner: Any) -> int | None:
 
 
 def can_watch(tensor: torch.Tensor) -> bool:
-    """Whether all that matters of a tensor lies where it is looked for."""
-    return tensor.dim() <= _MOST_DIMENSIONS and _places() is not None
+    """Whether there is room for all that matters of a tensor, where things are `available`."""
+    return tensor.dim() <= _MOST_DIMENSIONS
 
 
 @functools.cache
@@ -490,10 +493,10 @@ def _tells_apart(places: _Places) -> bool:
         found[_FLAGS] &= _DTYPE_AND_DEVICE
         return found
 
-    x = torch.zeros(2, 3)
+    x = torch.zeros(2, 3, dtype=torch.float32)  # whatever a program has as its default
     others = [torch.zeros(3, 2), x.t(), x.double(), x.unsqueeze(0), x[:, :2], x.to("meta")]
     others += [torch.zeros(2, 3, dtype=torch.int32), x.as_strided((2, 3), (1, 2))]
-    same = facts(x) == facts(torch.ones(2, 3)) == facts(torch.ones(9)[3:].view(2, 3))
+    same = facts(x) == facts(torch.ones_like(x)) == facts(x.new_ones(9)[3:].view(2, 3))
     sizes = [word(x._cdata + at) for at in places.words[:3]] == [2, 2, 3]
     return same and sizes and all(facts(x) != facts(other) for other in others)
 

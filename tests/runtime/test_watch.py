@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusee.runtime import change_detection
 from fusee.runtime.change_detection import (
     CheckTable,
     Open,
@@ -216,3 +217,15 @@ def test_lists(name: str) -> None:
     assert changed()(watch.address) == -1
     LIST_CHANGES[name](lists[1])
     assert changed()(watch.address) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_where_things_lie_is_found_whatever_a_program_has_as_its_default(
+    dtype: torch.dtype,
+) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert change_detection._places.__wrapped__() is not None
+    finally:
+        torch.set_default_dtype(before)
