@@ -115,8 +115,10 @@ def tells_of_its_end(x: Any) -> bool:
         elif isinstance(x, BaseException):
             known.add(id(x))
             row += (y for _, kept in kept_by(x) for part in kept for y in part.values())
-        elif isinstance(x, types.BuiltinFunctionType):
-            continue  # torch.sin, which others watch and nobody lets go of
+        elif isinstance(x, types.BuiltinFunctionType | type):
+            # torch.sin, which others watch and nobody lets go of; a class, which is watched once it
+            # was asked for as an abstract one's, and is within a ring that only gc ends
+            continue
         elif hasattr(type(x), "__del__") or any(_calls_back(r, x) for r in weakref.getweakrefs(x)):
             return True
     return False

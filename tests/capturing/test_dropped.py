@@ -11,7 +11,7 @@ import gc
 import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -650,3 +650,23 @@ def test_what_no_version_fits_is_not_kept() -> None:
     seen = weakref.ref(given)
     del given
     assert seen() is None
+
+
+def _said(k: int) -> str:
+    brk()
+    return str(k)
+
+
+class _Whole(int):
+    pass
+
+
+def _a_class_at_a_break(x: Any) -> Any:
+    return _Whole(_said(3)) * x
+
+
+def test_a_class_that_was_asked_for_as_an_abstract_ones_is_let_go_of() -> None:
+    assert not isinstance(_Whole(), Sequence)  # from now on a weak reference of abc's watches it
+    traced = Traced(_a_class_at_a_break)
+    assert torch.equal(traced(torch.ones(2)), torch.full((2,), 3.0))
+    assert not any("let go" in stop for stop in traced.stops), traced.stops
