@@ -554,7 +554,7 @@ def refuse_scalars(
         named = dict(zip((x.name for x in op._schema.arguments), args)) | kwargs
         value = 0 if packet_name(op) in _BY_PLACES else 1
         small = {key: _two_at_most(part, value) for key, part in named.items() if key != name}
-        key = op, name, kind, str(small)
+        key = op, name, kind, _kind((*small.items(),), set())  # printing asks about transforms
         if key not in _FITTING:
             large = 1e300 if kind is float else 2**63 - 1
             _FITTING[key] = _fitting(op, kind, {**small, name: large})

@@ -140,6 +140,8 @@ ROWS = [
     (lambda a: jacrev(torch.sin)(a), x(3)),
     (lambda a: jacfwd(lambda a, b: a * b, argnums=1)(a, a + 1), x(3)),
     (lambda a: hessian(lambda a: (a.sin() * a * a).sum())(a), x(3)),
+    # numbers of the backward of tanh, looked at within two transforms
+    (lambda a: hessian(lambda a: (a @ WEIGHT).tanh().sum())(a[0]), x(3, 4)),
     (lambda a: jvp(lambda a, b: (a * b.cos(), b), (a, a + 1), (a, a)), x(3)),
     (pulled, x(3)),
     (per_sample, x(3, 4), torch.tensor([0, 1, 1])),
