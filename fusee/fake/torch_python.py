@@ -169,13 +169,18 @@ class Space(dict[str, Any]):
         found = self.home[name]
         if name == "op_implementations_checks":
             return [(is_for, moved(run)) for is_for, run in found]
-        if name == "traceback":
-            return _NO_STACK
+        if name in _SHORT:
+            return _SHORT[name]
         return _Quiet(found, {}) if name == "log" else moved(found)
 
 
-# A mode of FakeTensors keeps one for an error of two modes: it takes 0.1 to 2 ms, by its depth.
-_NO_STACK = types.SimpleNamespace(extract_stack=list, format_list=list)
+_SHORT = {
+    # A mode of FakeTensors keeps one for an error of two modes: it takes 0.1 to 2 ms, by its depth.
+    "traceback": types.SimpleNamespace(extract_stack=list, format_list=list),
+    # What an error says of a call. Operands are not printed: within transforms of torch.func that
+    # may raise, and leaves torch's dispatch broken.
+    "render_call": lambda op, args, kwargs: str(op),
+}
 
 # By a function in C++ that takes known sizes alone: what functions of torch's call in its place.
 FORMS: dict[Any, Callable[..., Any]] = {}

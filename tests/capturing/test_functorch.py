@@ -272,6 +272,17 @@ def test_compiled_functions_under_transforms() -> None:
     assert len(fusee.report(compiled)) == 1
 
 
+def test_what_functorch_refuses_within_several_transforms_breaks_nothing() -> None:
+    def fn(a: Tensor) -> Any:
+        return torch.vmap(hessian(lambda a: a.pow(2).sum()))(a)
+
+    a, before = torch.rand(3, 4), torch._C._dispatch_tls_local_exclude_set().raw_repr()
+    with pytest.warns(FuseeWarning):
+        torch.testing.assert_close(fusee.compile(fn)(a), fn(a))
+    assert torch._C._dispatch_tls_local_exclude_set().raw_repr() == before
+    assert torch.is_grad_enabled()
+
+
 def test_autocast_is_left_to_python() -> None:
     def call(a: Tensor) -> Tensor:
         with torch.autocast("cpu"):
