@@ -202,11 +202,17 @@ def contents(x: Any) -> list[Any] | None:
 # A program that goes through one is given a stand-in over the elements that are left. Afterwards
 # the real one is advanced by as many. Only what is copied without being moved is read like this.
 
-_EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
+_EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "", b"")
 OF_SETS: type = type(iter(set()))
 _PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
+# Those that are not made again: they know of what dict they are, and do not say it. A deque's are
+# not read either: they do not say that it has changed.
+_BACKWARDS: tuple[Any, ...] = ({}, {}.items(), {}.values())
+_ONCE = type(iter(collections.OrderedDict())), *(type(reversed(x)) for x in _BACKWARDS)
+_READ = (*_PLAIN, *_ONCE)
 
-ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip, map, filter, reversed)
+_OTHERS: tuple[Any, ...] = (enumerate, zip, map, filter, reversed)
+ITERATORS: tuple[Any, ...] = (*_READ, *_OTHERS)
 
 
 class Called:
@@ -267,7 +273,7 @@ class Indexed:
 
 # What says by `__reduce__` where it stands, up to Python 3.13.
 LAZY: tuple[Any, ...] = (
-    *ITERATORS, type(iter(Indexed(None, ()))), itertools.accumulate, itertools.starmap,
+    *_PLAIN, *_OTHERS, type(iter(Indexed(None, ()))), itertools.accumulate, itertools.starmap,
     itertools.takewhile, itertools.dropwhile,
     itertools.filterfalse, itertools.compress, itertools.islice, itertools.count, itertools.repeat,
     itertools.cycle, itertools.product, itertools.permutations, itertools.combinations,
@@ -300,7 +306,7 @@ def is_finite_iterator(x: Any) -> bool:
     if type(x) in (enumerate, zip):
         _, parts, *_ = reduced(x)
         return all(map(is_finite_iterator, parts[:1] if type(x) is enumerate else parts))
-    return type(x) in _PLAIN
+    return type(x) in _READ
 
 
 def remaining(iterator: Any) -> list[Any]:
@@ -317,7 +323,7 @@ def coming(iterator: Any) -> list[Any]:
 
 
 def _copied(x: Any) -> Any:
-    if type(x) in _PLAIN:
+    if type(x) in _READ:
         return copy.copy(x)
     made, args, *_ = reduced(x)
     return made(*(_copied(part) if is_finite_iterator(part) else part for part in args))

@@ -1258,3 +1258,23 @@ def test_methods_of_the_views_of_dicts(kind: Any) -> None:
         return x * 2, told, [*outside.items().__reversed__()]
 
     same(fn, torch.ones(2))
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("turned", [iter, reversed])
+def test_a_loop_through_an_ordered_dict_around_a_break(turned: Any, is_written: bool) -> None:
+    held: Any = collections.OrderedDict(a=1, b=2, c=3)
+
+    def fn(x: torch.Tensor) -> Any:
+        mine, told = held.copy(), []
+        try:
+            for key in turned(mine):
+                x = x + mine[key] * opaque(2)
+                if is_written:
+                    mine["z"] = 4
+        except RuntimeError as error:
+            told.append(str(error))
+        return x, told
+
+    traced = alike(fn, torch.ones(2))
+    assert not any("advancing" in stop for stop in traced.stops), traced.stops
