@@ -652,21 +652,12 @@ def test_what_no_version_fits_is_not_kept() -> None:
     assert seen() is None
 
 
-def _said(k: int) -> str:
-    brk()
-    return str(k)
-
-
 class _Whole(int):
     pass
 
 
-def _a_class_at_a_break(x: Any) -> Any:
-    return _Whole(_said(3)) * x
-
-
 def test_a_class_that_was_asked_for_as_an_abstract_ones_is_let_go_of() -> None:
     assert not isinstance(_Whole(), Sequence)  # from now on a weak reference of abc's watches it
-    traced = Traced(_a_class_at_a_break)
+    traced = Traced(lambda x: _Whole(brk() or 3) * x)
     assert torch.equal(traced(torch.ones(2)), torch.full((2,), 3.0))
     assert not any("let go" in stop for stop in traced.stops), traced.stops
