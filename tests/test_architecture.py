@@ -177,6 +177,26 @@ def is_module(name: str) -> bool:
     return base.with_suffix(".py").exists() or (base / "__init__.py").exists()
 
 
+def test_no_name_of_a_package_is_one_of_its_modules() -> None:
+    """Importing the module would hide the name: `check` and `check.py` of one folder."""
+    for path in sources():
+        if path.name != "__init__.py":
+            continue
+        package, names = module_of(path), set[str]()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.ImportFrom) and node.module != package:
+                names |= {alias.asname or alias.name for alias in node.names}
+            else:
+                names |= {
+                    x.id
+                    for x in ast.walk(node)
+                    if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
+                }
+        assert names.isdisjoint(x.stem for x in path.parent.glob("*.py")), path
+
+
 def test_no_import_circles() -> None:
     edges: dict[str, set[str]] = {}
     for path in sources():
