@@ -34,7 +34,7 @@ from fusee.aten import (
 from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
 from fusee.aten.tracer import Builder, Storage, TracedTensor
 from fusee.errors import TraceError
-from fusee.fake.layouts import extent
+from fusee.fake.layouts import extent, may_repeat
 from fusee.fake.mode import with_bits
 from fusee.sym.expr import Expr, Size, hint, known_ge, only_symbol, product
 from fusee.sym.shape_env import wrapped
@@ -244,17 +244,6 @@ class Inputs:
 aten = torch.ops.aten
 
 
-def _repeats(x: torch.Tensor) -> bool:
-    """Whether elements of a tensor share memory, as far as its sizes and strides are known."""
-    reach = 0
-    known = [(s, n) for s, n in zip(x.stride(), x.shape) if type(s) is type(n) is int and n > 1]
-    for step, n in sorted(known):
-        if step <= reach:
-            return True
-        reach += step * (n - 1)
-    return False
-
-
 class Results:
     """The flat tuple that the graph returns, in the making; first what the traced program gave.
 
@@ -283,7 +272,7 @@ class Results:
         for mutation in self.mutations:
             value = self.inputs[mutation.index]
             assert value is not None
-            if _repeats(value.tensor):  # whose other elements nothing here would change
+            if may_repeat(value.tensor):  # whose other elements nothing here would change
                 raise self.b.unsupported("a write to an input whose elements share memory")
         self._choose_carriers([self.b.values[id(x)] for x in self.leaves if id(x) in self.b.values])
         self.outputs = tuple(self._output(i, x) for i, x in enumerate(self.leaves))

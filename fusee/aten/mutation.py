@@ -80,7 +80,8 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 # ---------------------------------------------------------------------------- overlap
 # Whether a write reads what it has written: eager refuses it, or its order would show.
 #
-# The rules are those of ATen's TensorIterator. What they call "too hard" to tell passes, as there.
+# The rules are those of ATen's TensorIterator. Elements of one tensor that they call "too hard" to
+# tell apart pass, as there; a target that meets an operand does not, which ATen reads as it writes.
 
 
 def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any) -> None:

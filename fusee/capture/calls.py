@@ -96,10 +96,8 @@ _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
     torch.finfo, torch.iinfo, *_DATES,
 )  # fmt: skip
-_of: Any
-_VIEWS: tuple[Any, ...] = ()
-for _of in ({}, collections.OrderedDict()):
-    _VIEWS += type(_of.keys()), type(_of.values()), type(_of.items())
+_DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
+_VIEWS = tuple(type(view) for x in _DICTS for view in (x.keys(), x.values(), x.items()))
 _METHOD_OWNERS = (
     str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, types.MappingProxyType,
     re.Pattern, re.Match, BaseException, *_DATES, *CONTAINERS, *_VIEWS,

@@ -285,7 +285,8 @@ class FoundBy(ResultOf):
     """An element of a dict whose key is what lies at another origin: `of` are both."""
 
     def words_after(self, parent: str) -> str:
-        return "{}[{}]".format(*parent.split(", ", 1))
+        both: Any = self.of
+        return "{}[{}]".format(*both.parts)
 
 
 @functools.cache

@@ -157,6 +157,10 @@ def meet(x: Tensor, y: Tensor, distance: int) -> bool:
         for n, step in zip(tensor.shape, tensor.stride()):
             spans.setdefault(step, [0, 0])[side] += sign * (n - 1)
     steps = sorted(spans, reverse=True)
+    ends = [
+        [sum(s * spans[s][side] for s in steps[k:]) for side in (0, 1)]
+        for k in range(len(steps) + 1)
+    ]
     left = [(0, distance)] if x.numel() and y.numel() else []
     while left:
         k, rest = left.pop()
@@ -165,7 +169,7 @@ def meet(x: Tensor, y: Tensor, distance: int) -> bool:
                 return True
             continue
         step, (low, high) = steps[k], spans[steps[k]]
-        least, most = (sum(s * spans[s][side] for s in steps[k + 1 :]) for side in (0, 1))
+        least, most = ends[k + 1]
         turns = range(max(low, -((most - rest) // step)), min(high, (rest - least) // step) + 1)
         if len(turns) > _MOST_TURNS:
             return True  # steps that have as little to do with each other
@@ -174,6 +178,17 @@ def meet(x: Tensor, y: Tensor, distance: int) -> bool:
 
 
 _MOST_TURNS = 1000
+
+
+def may_repeat(x: Tensor) -> bool:
+    """Whether elements of a tensor may share memory, by the sizes and strides that are known."""
+    reach = 0
+    known = [(s, n) for s, n in zip(x.stride(), x.shape) if type(s) is type(n) is int and n > 1]
+    for step, n in sorted(known):
+        if step <= reach:
+            return True
+        reach += step * (n - 1)
+    return False
 
 
 def _is(a: Any, b: Any) -> bool:

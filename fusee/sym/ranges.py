@@ -520,16 +520,14 @@ def fits(env: Any, a: Size) -> bool:
     """
     if isinstance(a, int) or env.data.of(a):
         return True
-    ints = [s for s in symbols(a) if env.limits(s.expr)[1] is not None]
-    for bits in (48, 31, 15, 5):
-        end = 2**bits
-        for integer in ints:
-            if abs(hint(integer.expr)) < end:
-                env.holds(integer.expr, "<", end)
-                env.holds(integer.expr, ">", -end)
+    for end in (2**31, 2**15, 2**5):
         if _magnitude(env, a) <= _WORD:
             return True
-    return False
+        for integer in (s.expr for s in symbols(a) if env.limits(s.expr)[1] is not None):
+            if abs(hint(integer)) < end:
+                env.holds(integer, "<", end)
+                env.holds(integer, ">", -end)
+    return _magnitude(env, a) <= _WORD
 
 
 def _magnitude(env: Any, a: Expr) -> int:
