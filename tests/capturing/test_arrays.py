@@ -423,6 +423,7 @@ _LEFT_OUT = set(
     tensorinv put_along_axis row_stack fix
 """.split()
 )
+_BASES = {"numpy.linalg." + name for name in ("qr", "svd", "eig", "eigh")}
 _MOST = 12  # calls of each function
 
 
@@ -442,6 +443,11 @@ def test_function(name: str) -> None:
                 with np.errstate(all="ignore"):
                     function(*copy.deepcopy(args), **kwargs)
             except Exception:  # noqa: BLE001, S112  # not what this function takes
+                continue
+            # without full rank bases are any: LAPACKs of different processors choose others
+            if name in _BASES and np.any(
+                np.linalg.matrix_rank(args[0]) < min(np.shape(args[0])[-2:])
+            ):
                 continue
             taken.append((args, kwargs))
     assert taken
