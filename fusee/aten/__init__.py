@@ -39,7 +39,7 @@ from fusee.errors import user_line
 from fusee.fake.mode import may_raise, raises
 from fusee.fake.torch_python import packet_name
 from fusee.source import HostSource, define, listed, overloads
-from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
+from fusee.sym import Expr, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 
 # ---------------------------------------------------------------------------- source

@@ -36,7 +36,7 @@ from fusee.aten.tracer import Builder, Storage, TracedTensor
 from fusee.errors import TraceError
 from fusee.fake.layouts import extent, may_repeat
 from fusee.fake.mode import with_bits
-from fusee.sym.expr import Expr, Size, hint, known_ge, only_symbol, product
+from fusee.sym import Expr, Size, hint, known_ge, only_symbol, product
 from fusee.sym.shape_env import wrapped
 from fusee.sym.symint import TorchSymbols
 

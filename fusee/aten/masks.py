@@ -22,7 +22,7 @@ from fusee.aten.rewriter import Editor, val
 from fusee.aten.torch_api import OpOverload
 from fusee.fake.layouts import like
 from fusee.source import OpRules
-from fusee.sym.expr import Expr, Size, Symbol, known_ge, known_lt, substitute
+from fusee.sym import Expr, Size, Symbol, known_ge, known_lt, substitute
 
 aten = torch.ops.aten
 

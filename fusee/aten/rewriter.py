@@ -29,7 +29,7 @@ from fusee.aten.subgraph import new_call
 from fusee.config import Options
 from fusee.fake.mode import on_metas
 from fusee.source import Args, Kwargs, overloads
-from fusee.sym.expr import Expr, Size, hint
+from fusee.sym import Expr, Size, hint
 from fusee.sym.symint import same_ints
 
 

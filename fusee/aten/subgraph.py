@@ -41,7 +41,7 @@ from fusee.fake.layouts import is_contiguous
 from fusee.fake.mode import on_metas
 from fusee.fake.torch_python import is_pointwise
 from fusee.source import Args, Kwargs, listed, overloads
-from fusee.sym.expr import Expr, hint
+from fusee.sym import Expr, hint
 
 aten = torch.ops.aten
 

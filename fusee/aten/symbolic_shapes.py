@@ -30,7 +30,7 @@ from fusee.aten.torch_api import autocast_restored, storage_id
 from fusee.errors import TraceError
 from fusee.fake.mode import fake_of
 from fusee.source import define
-from fusee.sym.expr import Size, Symbol, hint, symbols
+from fusee.sym import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS, Predicate
 from fusee.sym.shape_env import ShapeEnv, known_size
 from fusee.sym.symint import TorchSymbols, open_numbers

@@ -33,7 +33,7 @@ from fusee.fake.mode import Twins
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
 from fusee.source import NodeGraph, OpRules
-from fusee.sym.expr import Size, Symbol, only_symbol, symbols
+from fusee.sym import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import size_of, wrapped
 from fusee.sym.symint import same_ints

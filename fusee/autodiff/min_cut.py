@@ -41,7 +41,7 @@ from fusee.aten import (
 from fusee.autodiff import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS, is_pointwise
-from fusee.sym.expr import hint
+from fusee.sym import hint
 
 # ---------------------------------------------------------------------------- costs
 # What it costs to keep a value for the backward, and what to compute it there once more.

@@ -52,7 +52,7 @@ from fusee.autodiff import (
 )
 from fusee.autodiff.chunks import chunk_losses
 from fusee.autodiff.min_cut import Choice, Costs, JointFacts, Kind, Prices, choose, kind
-from fusee.sym.expr import Size, hint, product
+from fusee.sym import Size, hint, product
 from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten

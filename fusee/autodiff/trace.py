@@ -54,7 +54,7 @@ from fusee.fake.mode import FakeTensor, unseen_by_hooks
 from fusee.fake.open_composites import prod
 from fusee.fake.torch_python import python_dispatcher
 from fusee.source import Args, Rules
-from fusee.sym.expr import Size, hint
+from fusee.sym import Size, hint
 
 # ---------------------------------------------------------------------------- functions
 # What must be decided above autograd in a joint trace: between the program and its operators.

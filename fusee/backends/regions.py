@@ -30,7 +30,7 @@ from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import OpRules, overloads
-from fusee.sym.expr import Expr, Size, hint, known_ge, maximum, minimum
+from fusee.sym import Expr, Size, hint, known_ge, maximum, minimum
 from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- worth

@@ -58,7 +58,7 @@ from fusee.runtime.change_detection import (
     differs,
 )
 from fusee.source import define
-from fusee.sym.expr import Size, Steps, Symbol, coefficient, substitute, symbols
+from fusee.sym import Size, Steps, Symbol, coefficient, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- captured

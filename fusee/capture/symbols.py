@@ -35,7 +35,7 @@ from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
-from fusee.sym.expr import Call, Size, Symbol, hint, only_symbol, symbols
+from fusee.sym import Call, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, fits, refuse, steady
 from fusee.sym.shape_env import (
     BoolNode,

@@ -45,7 +45,7 @@ from fusee.loops.memory import Plan
 from fusee.loops.schedule import checks, first_write, reads, views, writes
 from fusee.runtime.launch import FrameSpec, LaunchSpec, Number, StepResult, ViewSpec, empty_strided
 from fusee.source import define
-from fusee.sym.expr import Expr, Size, Steps
+from fusee.sym import Expr, Size, Steps
 
 # Roles of buffers that are there before a call, and stay for the next.
 _KEPT = ("derived", "constant")

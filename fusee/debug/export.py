@@ -26,7 +26,7 @@ from fusee.capture.torch_api import Mark
 from fusee.capture.trace import capture
 from fusee.errors import GraphBreakError, OptionError, SizeError, source_line
 from fusee.source import Args
-from fusee.sym.expr import Symbol
+from fusee.sym import Symbol
 from fusee.sym.ranges import COMPARISONS
 from fusee.sym.shape_env import wrapped
 

@@ -59,7 +59,7 @@ from fusee.fake.torch_python import (
     refuse_scalars,
 )
 from fusee.source import overload, overloads
-from fusee.sym.expr import only_symbol
+from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
 from fusee.sym.symint import same_ints
 

@@ -32,7 +32,7 @@ from torch import fx
 
 from fusee.errors import user_frame
 from fusee.source import Args, Kwargs
-from fusee.sym.expr import Size, Symbol, substitute, symbols
+from fusee.sym import Size, Symbol, substitute, symbols
 
 # ---------------------------------------------------------------------------- scalar
 # The scalar vocabulary: every element-wise operation that a target must be able to emit.

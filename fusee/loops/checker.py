@@ -4,7 +4,7 @@ One function per property. Each takes a kernel, or all steps in order, and yield
 the first fault is raised as CheckError, with the stage, the kernel and the user's line. A Loop is
 looked at as the kernel that it would be alone.
 
-An index is proved to be inside its buffer by its bounds (sym.expr); where they don't tell, it is
+An index is proved to be inside its buffer by its bounds (`fusee.sym`); where they don't tell, it is
 computed at some points, and only one that lies outside is a fault. Sizes that only the call knows
 are as in the first call wherever numbers are needed.
 """
@@ -45,7 +45,7 @@ from fusee.loops import (
 from fusee.loops.fusion import Schedule
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
 from fusee.loops.schedule import reads, views, writes
-from fusee.sym.expr import (
+from fusee.sym import (
     Atom,
     Call,
     Size,

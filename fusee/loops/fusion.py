@@ -49,7 +49,7 @@ from fusee.loops.schedule import (
     size,
     writes,
 )
-from fusee.sym.expr import (
+from fusee.sym import (
     Size,
     Symbol,
     coefficient,

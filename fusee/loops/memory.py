@@ -18,7 +18,7 @@ import torch
 from fusee.loops import Buffer, Extern
 from fusee.loops.fusion import Schedule
 from fusee.loops.schedule import reads, views, writes
-from fusee.sym.expr import Size, Symbol, hint, maximum
+from fusee.sym import Size, Symbol, hint, maximum
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 # So many pairs of buffers may be alive together for the plan that looks at each of them.

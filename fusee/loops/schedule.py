@@ -43,7 +43,7 @@ from fusee.loops import (
     rewrite_index,
     walk,
 )
-from fusee.sym.expr import (
+from fusee.sym import (
     Size,
     Symbol,
     calls_in,

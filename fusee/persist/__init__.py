@@ -54,7 +54,7 @@ from fusee.runtime.cache import (
     content_key,
     object_cache,
 )
-from fusee.sym.expr import Call, Expr, Size, Symbol
+from fusee.sym import Call, Expr, Size, Symbol
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import ShapeEnv, size_of, wrapped
 from fusee.sym.symint import TorchSymbols

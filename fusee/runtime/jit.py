@@ -622,7 +622,7 @@ def pool() -> Pool | None:
 #
 # A builtin is machine code that Python calls like any C function: @kernel(ptr %self, ptr %args,
 # i64 %count), as METH_FASTCALL has it. Sizes that calls differ in are computed by steps, as
-# `fusee/sym/expr.py: steps` gives them; one function of machine code runs them all.
+# `fusee/sym/__init__.py: steps` gives them; one function of machine code runs them all.
 
 _METH_FASTCALL = 0x80
 

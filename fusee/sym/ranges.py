@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from fusee.errors import TraceError
-from fusee.sym.expr import (
+from fusee.sym import (
     Atom,
     Call,
     Expr,

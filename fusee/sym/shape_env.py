@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fusee.sym.expr import (
+from fusee.sym import (
     Atom,
     Call,
     Size,

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fusee.errors import TraceError
-from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod, product, symbols
+from fusee.sym import Expr, Size, Symbol, floordiv, maximum, minimum, mod, product, symbols
 from fusee.sym.shape_env import ShapeEnv, size_of
 
 

@@ -23,7 +23,7 @@ from fusee.errors import FuseeWarning
 from fusee.loops import Buffer, Kernel, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
-from fusee.sym.expr import Symbol, symbols
+from fusee.sym import Symbol, symbols
 from fusee.targets import Built, Kept, Target
 from fusee.targets.cuda import CUDA
 from tests.loops.interpret import interpret

@@ -15,7 +15,7 @@ from fusee.loops import Buffer, Kernel
 from fusee.runtime import jit
 from fusee.runtime.jit import Function, compile_one
 from fusee.runtime.llvm_text import Machine
-from fusee.sym.expr import Size, Symbol, substitute
+from fusee.sym import Size, Symbol, substitute
 
 Run = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64

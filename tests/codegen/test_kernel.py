@@ -26,7 +26,7 @@ from fusee.loops import (
 )
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import Machine
-from fusee.sym.expr import Size, Symbol
+from fusee.sym import Size, Symbol
 from tests.codegen.kernel_run import axes, buffer, layouts, machine, number, run
 
 F32 = torch.float32

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fusee.loops import Acc, Buffer, Extern, Loop, LoopGraph, Value, View, identity, walk
-from fusee.sym.expr import Atom, Call, Size, Symbol, substitute
+from fusee.sym import Atom, Call, Size, Symbol, substitute
 
 Grid = torch.Tensor
 Env = dict[Symbol, Grid]

@@ -31,7 +31,7 @@ from fusee.loops import (
 from fusee.loops.checker import check_graph, check_plan, check_schedule
 from fusee.loops.fusion import Schedule, fuse
 from fusee.loops.memory import Plan, plan_memory
-from fusee.sym.expr import Symbol
+from fusee.sym import Symbol
 from tests.aten.harness import one_node
 from tests.loops.lower.against_eager import lowered
 

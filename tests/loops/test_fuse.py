@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusee.backends import lookup
 from fusee.loops.fusion import _are_apart
-from fusee.sym.expr import Size, Symbol
+from fusee.sym import Size, Symbol
 from tests.aten.harness import one_node
 
 aten = torch.ops.aten

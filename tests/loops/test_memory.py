@@ -11,7 +11,7 @@ import torch
 from fusee.loops import Buffer, Kernel, LoopGraph, Phase, Store, Values, memory
 from fusee.loops.fusion import Schedule
 from fusee.loops.memory import plan_memory, size_bytes
-from fusee.sym.expr import Size, Symbol, hint, substitute
+from fusee.sym import Size, Symbol, hint, substitute
 
 Life = tuple[Buffer, int, int]
 

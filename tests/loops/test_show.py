@@ -6,7 +6,7 @@ import torch
 
 from fusee.loops import Buffer, Kernel, Phase, Store, Values, op
 from fusee.loops.checker import show_kernel
-from fusee.sym.expr import Symbol
+from fusee.sym import Symbol
 
 
 def _kernel(steps: int) -> Kernel:

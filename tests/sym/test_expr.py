@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusee.sym.expr import (
+from fusee.sym import (
     Size,
     Steps,
     Symbol,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusee.sym.expr import Size, Symbol, floordiv, maximum, minimum, mod, substitute, symbols
+from fusee.sym import Size, Symbol, floordiv, maximum, minimum, mod, substitute, symbols
 from fusee.sym.ranges import COMPARISONS, OPPOSITE
 from fusee.sym.shape_env import ShapeEnv
 

@@ -18,7 +18,7 @@ from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino.api import bindings, element_of, last_line, wrap
 from fusee.backends.regions import HEAD, fits, interval, lasting
 from fusee.errors import BackendError
-from fusee.sym.expr import known_ge
+from fusee.sym import known_ge
 
 # ---------------------------------------------------------------------------- openvino graph
 

@@ -38,7 +38,7 @@ from fusee.codegen.llvm.ops import STATIC_SIZE, Context
 from fusee.loops import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
 from fusee.loops.schedule import scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, vector
-from fusee.sym.expr import Size, Symbol, count_points, hint, maximum, minimum, product
+from fusee.sym import Size, Symbol, count_points, hint, maximum, minimum, product
 
 # ---------------------------------------------------------------------------- loops
 # The inner loops of a phase, with the accumulators that they carry round.

@@ -50,7 +50,7 @@ from fusee.runtime.llvm_text import (
     numbered,
     vector,
 )
-from fusee.sym.expr import Size, Symbol, coefficient, count_points, symbols
+from fusee.sym import Size, Symbol, coefficient, count_points, symbols
 
 # ---------------------------------------------------------------------------- tile
 # Tiles: the lanes run along one axis and the copies along another, where accesses disagree.

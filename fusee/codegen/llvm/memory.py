@@ -25,7 +25,7 @@ from fusee.runtime.llvm_text import (
     splat,
     vector,
 )
-from fusee.sym.expr import Atom, Call, Expr, Size, Symbol, coefficient, known_ge
+from fusee.sym import Atom, Call, Expr, Size, Symbol, coefficient, known_ge
 
 # ---------------------------------------------------------------------------- index
 # Index expressions as i64 arithmetic, in parts: each part where it last changes.

@@ -28,7 +28,7 @@ from fusee.runtime.llvm_text import (
     vector,
 )
 from fusee.source import Rules
-from fusee.sym.expr import Atom, Call, Size, Symbol
+from fusee.sym import Atom, Call, Size, Symbol
 
 # ---------------------------------------------------------------------------- ops
 

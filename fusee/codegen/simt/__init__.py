@@ -46,7 +46,7 @@ from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
 from fusee.loops import Acc, Kernel, Phase, Store, walk
 from fusee.loops.schedule import in_one_pass, is_scan, reads_back
 from fusee.runtime.llvm_text import BITS, InsertPoint, Machine
-from fusee.sym.expr import (
+from fusee.sym import (
     Size,
     Symbol,
     coefficient,

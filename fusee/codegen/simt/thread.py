@@ -37,7 +37,7 @@ from fusee.runtime.llvm_text import (
     memory_type,
     vector,
 )
-from fusee.sym.expr import Size, Symbol, coefficient
+from fusee.sym import Size, Symbol, coefficient
 
 
 def accumulators(phase: Phase, along: bool) -> dict[Acc, Carried]:

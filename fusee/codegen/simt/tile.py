@@ -18,7 +18,7 @@ from fusee.codegen.llvm.ops import from_memory, to_memory
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext, barrier
 from fusee.loops import Kernel, Phase, Store, Value, walk
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Level
-from fusee.sym.expr import Size, Symbol, coefficient, count_points, divides, hint, symbols
+from fusee.sym import Size, Symbol, coefficient, count_points, divides, hint, symbols
 
 # Threads of a block. Points along a side of a tile: as many loads are on their way at once as a
 # thread has points; fewer where a kernel has few tiles, or much to keep.

@@ -36,7 +36,7 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import growing, narrow
 from fusee.source import Args, Kwargs
-from fusee.sym.expr import Expr, Size, only_symbol
+from fusee.sym import Expr, Size, only_symbol
 
 # ---------------------------------------------------------------------------- extern
 # Calls that stay ATen's, and why.

@@ -34,7 +34,7 @@ from fusee.loops.lower.views import (
     unsqueeze,
     wrapped,
 )
-from fusee.sym.expr import Expr, Size, known_ge, mod, product
+from fusee.sym import Expr, Size, known_ge, mod, product
 
 # ---------------------------------------------------------------------------- gather
 

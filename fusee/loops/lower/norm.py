@@ -22,7 +22,7 @@ from fusee.loops.lower.reduce import (
 from fusee.loops.lower.tensor import Index, Meta, OpCall, Tensor, lowers, opmath
 from fusee.loops.lower.views import converted, expand, reshape
 from fusee.loops.operators import Formula, exp, log, log1p, mul
-from fusee.sym.expr import Size, floordiv, product
+from fusee.sym import Size, floordiv, product
 
 # ---------------------------------------------------------------------------- softmax
 

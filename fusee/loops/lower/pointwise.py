@@ -57,7 +57,7 @@ from fusee.loops.operators import (
     sigmoid,
 )
 from fusee.loops.schedule import first_write, reads, writes
-from fusee.sym.expr import Expr, Size, Symbol, floordiv
+from fusee.sym import Expr, Size, Symbol, floordiv
 
 # ---------------------------------------------------------------------------- pointwise
 

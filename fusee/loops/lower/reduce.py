@@ -23,7 +23,7 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import converted, squeeze
 from fusee.loops.operators import abs_, exp, is_true, itself_times, log, power, unary
-from fusee.sym.expr import Size, Symbol, count_points, floordiv, hint, product
+from fusee.sym import Size, Symbol, count_points, floordiv, hint, product
 
 # ---------------------------------------------------------------------------- reduce
 

@@ -40,7 +40,7 @@ from fusee.loops import (
 )
 from fusee.loops.operators import named
 from fusee.source import Args, Kwargs
-from fusee.sym.expr import Expr, Size, Symbol, coefficient, hint, product
+from fusee.sym import Expr, Size, Symbol, coefficient, hint, product
 
 # ---------------------------------------------------------------------------- numbers
 # Numbers as a dtype holds them, and the dtype in which ATen computes.

@@ -23,7 +23,7 @@ from fusee.loops.lower.tensor import (
     lowers,
     stride_order,
 )
-from fusee.sym.expr import (
+from fusee.sym import (
     Size,
     divides,
     floordiv,

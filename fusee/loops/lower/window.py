@@ -22,7 +22,7 @@ from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
 from fusee.loops.lower.tensor import Index, Lowering, OpCall, Tensor, lowers, opmath
 from fusee.loops.lower.views import inside, masked, reshape
 from fusee.loops.operators import named
-from fusee.sym.expr import Size, Symbol, floordiv, maximum, minimum
+from fusee.sym import Size, Symbol, floordiv, maximum, minimum
 
 # ---------------------------------------------------------------------------- pool
 

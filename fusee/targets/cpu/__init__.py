@@ -39,7 +39,7 @@ from fusee.runtime import jit
 from fusee.runtime.jit import Build, compile_one, prepare
 from fusee.runtime.launch import LaunchFrame, runner
 from fusee.runtime.llvm_text import Level, Machine, Writer, splat, vector
-from fusee.sym.expr import substitute, symbols
+from fusee.sym import substitute, symbols
 from fusee.targets import PRODUCTS, Built, Kept, link_graph
 from fusee.targets.cpu.onednn import (
     channels_last,

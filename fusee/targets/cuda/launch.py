@@ -51,7 +51,7 @@ from fusee.runtime.cache import ObjectCache, content_key
 from fusee.runtime.jit import Build, Cpu, Function, Library, builtin, emitter
 from fusee.runtime.launch import gather, run_unit
 from fusee.runtime.llvm_text import Writer
-from fusee.sym.expr import Size
+from fusee.sym import Size
 
 TRIPLE = "nvptx64-nvidia-cuda"
 # Capabilities that LLVM knows, with the version of PTX that it writes for them. Others get the

@@ -43,7 +43,7 @@ from fusee.loops.memory import Plan
 from fusee.loops.schedule import writes
 from fusee.runtime.launch import Frames, FrameSpec, LaunchSpec, Program
 from fusee.source import picker
-from fusee.sym.expr import Size, Symbol, substitute
+from fusee.sym import Size, Symbol, substitute
 from fusee.targets.cuda.launch import KernelBuild, Launches, batched, runner
 
 # Inputs above this are read where they are.

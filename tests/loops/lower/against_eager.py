@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from fusee.aten import must_run
 from fusee.loops import Buffer, Extern, LoopGraph
 from fusee.loops.lower import GraphLowering
-from fusee.sym.expr import Symbol
+from fusee.sym import Symbol
 from fusee.sym.symint import TorchSymbols
 from fusee.targets.cpu import CPU
 from tests.compare import assert_as_near, measured

@@ -13,7 +13,7 @@ from fusee.loops import Buffer, Loop, Profile
 from fusee.loops.checker import show_step
 from fusee.loops.lower.tensor import Lowering, Strided
 from fusee.loops.lower.views import reshape
-from fusee.sym.expr import Symbol
+from fusee.sym import Symbol
 from tests.loops.lower.against_eager import check, check_op
 
 VIEWS: dict[str, Callable[[Tensor], object]] = {

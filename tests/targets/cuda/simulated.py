@@ -17,7 +17,7 @@ from fusee.codegen.simt.thread import COUNTER_BYTES
 from fusee.config import Options
 from fusee.loops import Buffer, Kernel, LoopGraph, Profile, View
 from fusee.loops.memory import Plan
-from fusee.sym.expr import Size, Symbol, substitute, symbols
+from fusee.sym import Size, Symbol, substitute, symbols
 from fusee.targets import Built, Kept
 from tests.backends.test_targets import Reference
 from tests.targets.cuda.machine import Machine

@@ -21,7 +21,7 @@ from fusee.codegen.simt import tile
 from fusee.loops import Buffer, Values
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import BITS, HELD
-from fusee.sym.expr import Symbol
+from fusee.sym import Symbol
 from fusee.targets.cuda import PROFILE, launch
 from fusee.targets.cuda.launch import target
 from tests.targets.cuda import simulated
