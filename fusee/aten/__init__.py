@@ -36,7 +36,7 @@ from torch._ops import OpOverload
 
 from fusee.aten.torch_api import recurrent_layer, without_autocast
 from fusee.errors import user_line
-from fusee.fake.mode import may_raise, raises
+from fusee.fake import may_raise, raises
 from fusee.fake.torch_python import packet_name
 from fusee.source import HostSource, define, listed, overloads
 from fusee.sym import Expr, Size, Symbol, hint, only_symbol, symbols

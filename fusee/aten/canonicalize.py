@@ -23,8 +23,8 @@ from fusee.aten.torch_api import (
     storage_id,
 )
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
+from fusee.fake import on_metas
 from fusee.fake.layouts import is_row_major, suggested_layout
-from fusee.fake.mode import on_metas
 from fusee.fake.open_sizes import narrowed, selected, within
 from fusee.fake.rules import LAYERS
 from fusee.source import OpRules, overloads

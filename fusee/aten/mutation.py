@@ -23,8 +23,8 @@ from fusee.aten.canonicalize import bound, convert
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
+from fusee.fake import on_metas
 from fusee.fake.layouts import extent, is_row_major, meet
-from fusee.fake.mode import on_metas
 from fusee.fake.torch_python import mode_of
 from fusee.source import OpRules
 from fusee.sym.symint import same_ints

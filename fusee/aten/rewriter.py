@@ -27,7 +27,7 @@ from fusee.aten import AtenGraph, is_deterministic
 from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.subgraph import new_call
 from fusee.config import Options
-from fusee.fake.mode import on_metas
+from fusee.fake import on_metas
 from fusee.source import Args, Kwargs, overloads
 from fusee.sym import Expr, Size, hint
 from fusee.sym.symint import same_ints

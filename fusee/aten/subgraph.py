@@ -37,8 +37,8 @@ from fusee.aten import (
     tensor_input,
     used_symbols,
 )
+from fusee.fake import on_metas
 from fusee.fake.layouts import is_contiguous
-from fusee.fake.mode import on_metas
 from fusee.fake.torch_python import is_pointwise
 from fusee.source import Args, Kwargs, listed, overloads
 from fusee.sym import Expr, hint

@@ -28,7 +28,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from fusee.aten.torch_api import autocast_restored, storage_id
 from fusee.errors import TraceError
-from fusee.fake.mode import fake_of
+from fusee.fake import fake_of
 from fusee.source import define
 from fusee.sym import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS, Predicate

@@ -35,8 +35,8 @@ from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
-from fusee.fake.mode import fake_mode
-from fusee.fake.mode import has_saved_tensor_hooks as has_saved_tensor_hooks
+from fusee.fake import fake_mode
+from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
 from fusee.fake.torch_python import overloads_of, python_kernels
 from fusee.source import Args, Kwargs
 

@@ -55,7 +55,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError
-from fusee.fake.mode import Twins, fake_mode, may_raise
+from fusee.fake import Twins, fake_mode, may_raise
 from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, moved

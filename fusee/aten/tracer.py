@@ -29,7 +29,7 @@ from fusee.aten.torch_api import (
     storage_id,
 )
 from fusee.errors import MissingFake, TraceError, user_line
-from fusee.fake.mode import Twins
+from fusee.fake import Twins
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
 from fusee.source import NodeGraph, OpRules

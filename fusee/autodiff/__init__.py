@@ -30,8 +30,8 @@ from fusee.aten import AtenGraph, arguments, dependents
 from fusee.aten.subgraph import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
+from fusee.fake import on_metas
 from fusee.fake.layouts import is_row_major, like
-from fusee.fake.mode import on_metas
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- joint

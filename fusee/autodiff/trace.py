@@ -48,9 +48,9 @@ from fusee.aten.torch_api import (
 from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
 from fusee.aten.tracer import TracedTensor, Tracer
 from fusee.autodiff import Joint, sparse_embedding, why_not
+from fusee.fake import FakeTensor, unseen_by_hooks
 from fusee.fake.gradients import checked, leaf_gradients
 from fusee.fake.layouts import suggested_layout
-from fusee.fake.mode import FakeTensor, unseen_by_hooks
 from fusee.fake.open_composites import prod
 from fusee.fake.torch_python import python_dispatcher
 from fusee.source import Args, Rules

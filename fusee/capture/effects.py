@@ -14,7 +14,7 @@ from torch import fx
 from fusee.capture.graph_break import CHANGING, is_in_place
 from fusee.capture.symbols import was_unbacked
 from fusee.capture.torch_api import STATE_SWITCHES, OpOverload, OpOverloadPacket
-from fusee.fake.mode import is_symbolic, name_may_raise, raises
+from fusee.fake import is_symbolic, name_may_raise, raises
 from fusee.fake.torch_python import overloads_of
 
 # The attribute of a target that has the calls of a function under a transform: higher_order.py.

@@ -55,7 +55,7 @@ from fusee.capture.torch_api import (
     without_dynamo,
 )
 from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
-from fusee.fake.mode import unseen_by_hooks
+from fusee.fake import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
 
 # ---------------------------------------------------------------------------- entrances

@@ -71,7 +71,7 @@ from fusee.capture.torch_api import (
     without_modes,
 )
 from fusee.errors import stack_trace
-from fusee.fake.mode import is_symbolic
+from fusee.fake import is_symbolic
 from fusee.fake.open_composites import COMPOSITES, of_place
 from fusee.fake.torch_python import moved, python_dispatcher
 from fusee.source import Args, NodeGraph

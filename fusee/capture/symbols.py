@@ -33,7 +33,7 @@ from fusee.capture.guards import TensorFact
 from fusee.capture.sources import Origin, SizeOf, Source, StrideOf
 from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
-from fusee.fake.mode import fake_of
+from fusee.fake import fake_of
 from fusee.source import Args, Kwargs
 from fusee.sym import Call, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, fits, refuse, steady

@@ -39,14 +39,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _python_dispatch, _pytree
 
 from fusee.errors import GENERATED, user_frame
+from fusee.fake import FakeTensor as FakeTensor
+from fusee.fake import fake_mode as fake_mode
+from fusee.fake import fake_of as fake_of
+from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
 from fusee.fake.gradients import as_autograd_keeps as as_autograd_keeps
 from fusee.fake.gradients import history as history
 from fusee.fake.gradients import leaf_gradients as leaf_gradients
 from fusee.fake.gradients import saves as saves
-from fusee.fake.mode import FakeTensor as FakeTensor
-from fusee.fake.mode import fake_mode as fake_mode
-from fusee.fake.mode import fake_of as fake_of
-from fusee.fake.mode import has_saved_tensor_hooks as has_saved_tensor_hooks
 from fusee.source import Args
 
 pytree = _pytree

@@ -1,1 +1,790 @@
-"""Tensors without data, and the sizes and strides that operators give them."""
+"""Tensors without data, on torch's private API. Tested with torch 2.13.
+
+torch._subclasses   FakeTensor and its mode: meta tensors that say they are on the real device
+torch._library      the fake kernels that users have registered
+torch._C            dispatch keys while a meta kernel runs; whether hooks see what is saved
+
+torch's own mode takes 50 to 500 us an operator, and imports sympy at its first. The mode here runs
+the operators that models are made of at once, by fusee.fake.rules or as views, and leaves all
+others to torch's: several devices, others than CPUs and NVIDIA's GPUs, constants whose values are
+known. Tracing runs operators on `Twins`, by the same rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._library import fake_impl, simple_registry
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor as FakeTensor
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusee.fake.gradients  # noqa: F401  its rules
+from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent
+from fusee.fake.open_sizes import (
+    GEOMETRIES,
+    OPEN_MAKERS,
+    OPEN_VIEWS,
+    PART_OF,
+    UNBACKED,
+    VIEWS,
+    elements_put,
+    refuse_part,
+    refuse_place,
+)
+from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
+from fusee.fake.torch_python import (
+    ON_LISTS,
+    OPEN_NUMBERS,
+    explicit_key,
+    is_pointwise,
+    kernel,
+    mode_of,
+    moved,
+    moved_class,
+    overloads_of,
+    packet_name,
+    python_dispatcher,
+    refuse_dtypes,
+    refuse_scalars,
+)
+from fusee.source import overload, overloads
+from fusee.sym import only_symbol
+from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
+from fusee.sym.symint import same_ints
+
+# ---------------------------------------------------------------------------- dtypes
+# Operands that kernels refuse for their dtypes, and torch's own metas do not.
+#
+# Without this a call whose result nobody uses would leave no error.
+
+_Refuses = Callable[[list[Any]], bool]
+_PRODUCTS: tuple[str, _Refuses] = (
+    "mm addmm bmm baddbmm mv",
+    lambda dtypes: len({*dtypes}) > 1 or dtypes[0] is torch.bool,
+)
+_DIFFERENCES: tuple[str, _Refuses] = (
+    "sub.Tensor sub.Scalar rsub.Scalar rsub.Tensor",
+    lambda dtypes: torch.bool in dtypes[:2],
+)
+
+
+def check_dtypes() -> None:
+    """Puts the checks before the rules."""
+    for names, refuses in (_PRODUCTS, _DIFFERENCES):
+        for op in map(overload, names.split()):
+            rule = RULES.get(op, lambda *args, **kwargs: None)
+            RULES[op] = functools.partial(_checked, rule, refuses)
+
+
+def _checked(rule: Callable[..., Found], refuses: _Refuses, *args: Any, **kwargs: Any) -> Found:
+    dtypes = [torch.bool if type(x) is bool else getattr(x, "dtype", None) for x in args]
+    if refuses(dtypes):
+        raise RuntimeError(f"operands of {dtypes}")
+    return rule(*args, **kwargs)
+
+
+# ---------------------------------------------------------------------------- mode
+
+
+check_dtypes()
+
+
+def fake_mode() -> Any:
+    """A mode whose tensors are on the device they say, with static sizes."""
+    return _quick_mode()(allow_non_fake_inputs=False, shape_env=None)
+
+
+def fake_of(
+    mode: Any, x: torch.Tensor, size: Sequence[Any] = (), stride: Sequence[Any] = ()
+) -> torch.Tensor:
+    """A tensor without data like `x`, a leaf of autograd if it is one.
+
+    size, stride   where some of them are open
+    """
+    size, stride = size or x.size(), stride or x.stride()
+    meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
+    is_view = x.requires_grad and x._is_view()
+    if x.is_leaf and not is_view:
+        meta = with_bits(meta, x)
+    else:
+        # to what is computed writing in place is allowed, but not to a view of a leaf
+        base = x._base if is_view else None
+        is_of_leaf = base is not None and (base.is_leaf or x.is_leaf)
+        # in inference mode, too, it is what has gradients
+        with torch.inference_mode(False), torch.enable_grad():
+            meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
+            leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
+            # a view that is a leaf itself is older than its base's gradients
+            whole = meta.new_empty(extent(size, stride)).requires_grad_(
+                is_of_leaf and not x.is_leaf
+            )
+            whole = FakeTensor(mode, whole, x.device)
+            with mode:
+                made = with_bits(
+                    (whole if is_of_leaf else whole.mul_(leaf)).as_strided(size, stride), x
+                )
+                whole.requires_grad_()
+                return made.requires_grad_() if x.is_leaf else made
+    fake = _fake(mode, meta, x.device, x.requires_grad)
+    if isinstance(x, torch.nn.Parameter):
+        fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
+    return fake
+
+
+def with_bits(twin: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`twin`, lazily conjugated or negated if `x` is."""
+    with mode_of((twin,)):
+        if x.dtype.is_complex and x.is_conj():
+            twin = torch.conj(twin)
+        return torch._neg_view(twin) if x.is_neg() else twin
+
+
+# ------------------------------------------------------------------------------ quick results
+
+_CPU, _META = torch.device("cpu"), torch.device("meta")
+_Mode = Any
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+# Views, what changes one in place, and dtypes: C++ kernels that take meta tensors.
+_VIEW_OPERATORS = """
+    t transpose.int permute view expand unsqueeze squeeze squeeze.dim squeeze.dims select.int
+    slice.Tensor split.Tensor split_with_sizes unbind.int detach alias as_strided unfold
+    diagonal unsafe_split.Tensor transpose_ result_type.Tensor result_type.Scalar
+"""
+_MAKERS = """
+    empty.memory_format empty_strided zeros ones full arange arange.start arange.start_step
+    scalar_tensor
+"""
+# They write their first operand, and give it back.
+_IN_PLACE = """
+    relu_ silu_ gelu_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ sigmoid_ tanh_ exp_ clamp_
+    clamp_min_ clamp_max_ zero_ fill_.Scalar copy_ add_.Tensor add_.Scalar sub_.Tensor
+    sub_.Scalar mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar masked_fill_.Scalar
+"""
+
+
+def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
+    """The result of an operator in place; None if it may have to fail."""
+    for operand in rest:
+        if isinstance(operand, torch.Tensor):
+            if not equal(broadcast(x.shape, operand.shape), x.shape):
+                return None
+            if not torch.can_cast(operand.dtype, x.dtype):
+                return None
+        elif isinstance(operand, (float, complex)) and not x.is_floating_point():
+            return None
+    return x
+
+
+def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> Any:
+    elements_put(x, index, source)
+    return x if index.dtype is torch.int64 and source.dtype is x.dtype else None
+
+
+def _filled(x: torch.Tensor, value: torch.Tensor) -> Any:
+    if value.dim():  # torch 2.11 does not say so of meta tensors
+        raise RuntimeError(f"fill_ only supports a value of 0 dimensions, not {value.dim()}")
+    return _written(x, value)
+
+
+def _by_rule(find: Callable[..., Found], op: Any, *args: Any, **kwargs: Any) -> Any:
+    return _on_device(find(op, args, kwargs), _new)
+
+
+def _rules_of(kind: str) -> Callable[..., Found]:
+    """What gives the results of rules for tensors on a kind of device."""
+    return results_there if kind == "cuda" else results
+
+
+def _new(size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=_META)
+
+
+def _on_device(found: Any, new: Callable[..., torch.Tensor]) -> Any:
+    """What a rule gives, with tensors for specs."""
+    if type(found) is Spec:
+        return new(*found)
+    return tuple([_on_device(x, new) for x in found]) if type(found) is tuple else found
+
+
+def _unless_unsure(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which gives None where sizes decide that are not known."""
+
+    def quietly(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except Unsure:
+            return None
+
+    return quietly
+
+
+@functools.cache
+def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
+    """How to run an operator on meta tensors that stand for those of a kind of device."""
+    table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS + ON_LISTS)}
+    table.update((op, functools.partial(_by_rule, _rules_of(kind), op)) for op in RULES)
+    table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
+    table[overload("fill_.Tensor")] = _filled
+    table[overload("put_")] = _put  # torch's own imports torch.distributed
+    table[overload("bernoulli_.float")] = lambda x, p=0.5, *, generator=None: (
+        x if generator is None and 0 <= p <= 1 else None
+    )
+    view, permute = overload("view"), overload("permute")
+    table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
+    table[overload("_unsafe_view")] = lambda x, size: view(x, size)
+    del table[overload("nonzero_static")]
+    return table
+
+
+@functools.cache
+def _quick_of_any_size(kind: str) -> dict[Any, Callable[..., Any]]:
+    """The same where sizes are open; what they give is None where sizes decide."""
+    runs = _quick(kind)
+    more = "put_ result_type.Tensor result_type.Scalar"
+    own = (RULES, overloads(_IN_PLACE), overloads(more))
+    table = {op: _unless_unsure(runs[op]) for ops in own for op in ops if op in runs}
+    table.update((op, _unless_unsure(run)) for op, run in OPEN_VIEWS.items())
+    return table
+
+
+def _enter(mode: _Mode) -> _Mode:
+    """What torch's own does, in 2 us for 30: without flags that only stand for modes of users."""
+    lifts = None
+    if mode.avoid_device_init:
+        lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        torch._C._ensureCUDADeviceGuardSet()
+    mode.enter_stack.append((torch._C._unset_dispatch_mode(mode._mode_key), lifts))
+    torch._C._set_dispatch_mode(mode)
+    return mode
+
+
+def _leave(mode: _Mode, *error: Any) -> None:
+    before, lifts = mode.enter_stack.pop()
+    torch._C._unset_dispatch_mode(mode._mode_key)
+    if before is not None:
+        torch._C._set_dispatch_mode(before)
+    if lifts is not None:
+        torch._C._set_only_lift_cpu_tensors(lifts)
+
+
+# env   for sizes that only data knows; None: such operators raise. Devices are asked for once.
+_METHODS: dict[str, Any] = {
+    "__enter__": _enter,
+    "__exit__": _leave,
+    "_should_skip_dynamo": classmethod(lambda cls: False),
+    "avoid_device_init": functools.cached_property(vars(FakeTensorMode)["avoid_device_init"].fget),
+    "env": None,
+}
+
+
+_OF_DEVICE = (torch.ops.prim.device.default, overload("_to_copy"))
+
+
+def _of_device(mode: _Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A tensor's device; its copy on the meta device, which torch's mode leaves where it was."""
+    if func is _OF_DEVICE[0]:
+        return _META if mode.in_kernel_invocation else args[0].fake_device
+    if torch.device(kwargs.get("device") or _CPU) != _META:
+        if kwargs.get("device") is not None and args[0].device == _META:
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+        return None
+    made = func(*args, **{**kwargs, "device": None})
+    return _fake(mode, _new(made.shape, made.stride(), made.dtype), _META)
+
+
+@functools.cache
+def _quick_mode() -> type[FakeTensorMode]:
+    torch_mode: type[FakeTensorMode] = moved_class(FakeTensorMode)
+    by_torch = moved(vars(FakeTensorMode)["__torch_dispatch__"])
+    makers = frozenset(overloads(_MAKERS))
+    select = overload("select.int")
+
+    def dispatch(
+        self: _Mode, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _OF_DEVICE and (found := _of_device(self, func, args, kwargs)) is not None:
+            return found
+        is_open = is_symbolic((args, kwargs))
+        if self.env is not None and func._schema.is_mutable:
+            if torch.is_inference_mode_enabled():  # where tensors do not count writes
+                self.env.data.forget_counts()
+        device = _home(self, func, args, kwargs, is_open, func in _WITH_BITS)
+        if self.env is not None and func in UNBACKED and device is not None:
+            found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
+            return _wrapped(self, found, device)
+        if is_open and func in _SQUEEZES:
+            _refuse_squeeze(*args)
+        elif is_open and (place := GEOMETRIES.get(func)) is not None:
+            if (geometry := place(*args, **kwargs)) is not None:
+                func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
+        refuse_dtypes(func, args, kwargs, device)
+        refuse_scalars(func, args, kwargs, device)
+        if func in makers:
+            home = _with_index(torch.device(kwargs.get("device") or _CPU))
+            for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):
+                if home.type in _KINDS and make is not None:
+                    found = _on_meta(self, make, args, {**kwargs, "device": _META})
+                    if found is not None:
+                        return _wrapped(self, found, home)
+        elif device is not None:
+            there = {**kwargs, "device": _META} if "device" in kwargs else kwargs
+            runs = (_quick_of_any_size if is_open else _quick)(device.type)
+            for run in (runs.get(func), _by_elements(func, is_open or device == _CPU)):
+                found = None if run is None else _on_meta(self, run, args, there)
+                if found is not None:
+                    return _wrapped(self, found, device)
+        if is_open and func is select:
+            refuse_place(*args)
+        elif func in PART_OF and (is_open or not args[0].numel()):
+            refuse_part(PART_OF[func](args[0], *args[2:], **kwargs), args[1])
+        own = kernel(func) or _written_as(func)
+        if own is not None and not func._schema.is_mutable:
+            device = _home(self, func, args, kwargs, is_open, for_function=True)
+        if own is not None and device is not None:
+            return _by_function(self, own, args, kwargs, device)
+        try:
+            with _uncached(self) if is_open else _NOTHING, python_dispatcher():
+                return by_torch(self, func, kinds, args, kwargs)
+        except DynamicOutputShapeException:
+            if self.env is None:
+                raise
+            return _by_users_kernel(self, self.env, func, args, kwargs)
+
+    methods = {"__torch_dispatch__": dispatch, **_METHODS}
+    return type("QuickFakeTensorMode", (torch_mode,), methods)
+
+
+class _NewSizes:
+    """What torch.library.get_ctx() gives to the fake kernel of an operator of a user's."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env = env
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Any:
+        if min < 0:
+            raise ValueError(f"new_dynamic_size(min={min}): no size is negative")
+        return wrapped(self.env, self.env.data.new(min, max))
+
+    create_unbacked_symint = new_dynamic_size
+
+
+def _by_users_kernel(
+    mode: FakeTensorMode, env: ShapeEnv, op: OpOverload, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """What the fake kernel of a user's operator gives, with sizes that only data knows.
+
+    raises   DynamicOutputShapeException if one of them is no size of a result: nothing reads it
+    """
+    kernel, first = simple_registry.singleton.find(op._name).fake_impl.kernel, len(env.data.made)
+    if kernel is None:
+        raise DynamicOutputShapeException(op)
+    with fake_impl.set_ctx_getter(functools.partial(_NewSizes, env)), mode:
+        found = kernel(*args, **kwargs)
+    tensors = [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
+    sizes = {only_symbol(known_size(n)) for x in tensors for n in x.shape}
+    made = {*itertools.islice(env.data.made, first, None)}
+    if not made <= sizes:
+        for symbol in made:
+            del env.data.made[symbol]
+        raise DynamicOutputShapeException(op)
+    return found
+
+
+@functools.cache
+def _written_as(op: Any) -> Callable[..., Any] | None:
+    """How to run an operator in place that has a form which is not; None: another one."""
+    packet = getattr(torch.ops.aten, packet_name(op), None)
+    form = getattr(packet, op._overloadname, None)
+    is_one = op._schema.name[-1] == "_" and len(op._schema.returns) == 1
+    if not is_one or form is None or explicit_key(form) or torch.Tag.inplace_view in op.tags:
+        return None
+
+    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        made = form(x, *args, **kwargs)
+        if not equal(made.shape, x.shape) or not torch.can_cast(made.dtype, x.dtype):
+            raise RuntimeError(f"{op} of size {[*x.shape]} would give {[*made.shape]}")
+        return x
+
+    return run
+
+
+@functools.cache
+def _by_elements(op: Any, may_write: bool) -> Callable[..., Any] | None:
+    """How to run an operator without a rule that goes element by element; None: another one.
+
+    may_write   also one in place, whose dtypes nobody else refuses
+    """
+    if goes_by_elements(op):
+        return _unless_unsure(functools.partial(_by_rule, results, op))
+    is_in_place = is_pointwise(op) and str(op._schema.name).endswith("_")
+    is_one = may_write and is_in_place and len(op._schema.returns) == 1
+    return _unless_unsure(_written) if is_one else None
+
+
+def _home(
+    mode: _Mode, op: Any, args: Any, kwargs: Any, is_open: bool, for_function: bool = False
+) -> torch.device | None:
+    """Where all tensors are, if they are fakes, and torch does not know the values of its results.
+
+    for_function   some may be lazily conjugated
+    """
+    home: torch.device | None = None
+    count = known = 0
+    for arg in (*args, *kwargs.values()):
+        for x in arg if type(arg) in (list, tuple) else (arg,):
+            if isinstance(x, torch.Tensor):
+                if type(x) is not FakeTensor or x.fake_mode is not mode:
+                    return None
+                if x.layout != torch.strided or (not for_function and (x.is_conj() or x.is_neg())):
+                    return None
+                device: torch.device = x.fake_device
+                if device != (home or device):
+                    return None
+                home, count, known = device, count + 1, known + (x.constant is not None)
+    if known and (op._schema.is_mutable or (known == count and not is_open)):
+        return None
+    home = home or _CPU
+    asked = kwargs.get("device")
+    if asked is not None and _with_index(torch.device(asked)) != home:
+        return None
+    return home if home.type in _KINDS else None
+
+
+# Of devices.
+_KINDS = ("cpu", "cuda")
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device != torch.device("cuda"):
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether an open size is among arguments."""
+    if type(x) in (list, tuple, torch.Size):
+        return any(map(is_symbolic, x))
+    if type(x) is dict:
+        return any(map(is_symbolic, x.values()))
+    if isinstance(x, torch.Tensor):
+        return bool(x._has_symbolic_sizes_strides)
+    return isinstance(x, OPEN_NUMBERS)
+
+
+@contextlib.contextmanager
+def _uncached(mode: _Mode) -> Iterator[None]:
+    """Without torch's cache of results, whose keys know torch's own symbols alone."""
+    mode.cache_enabled, before = False, mode.cache_enabled
+    try:
+        yield
+    finally:
+        mode.cache_enabled = before
+
+
+def _on_meta(mode: _Mode, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel on the meta tensors that fakes are."""
+    before = mode.in_kernel_invocation
+    by_cpp = torch._C._DisablePythonDispatcher()
+    with by_cpp, torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+        mode.in_kernel_invocation = True
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            mode.in_kernel_invocation = before
+
+
+def _wrapped(mode: _Mode, found: Any, device: torch.device) -> Any:
+    if type(found) in (tuple, list):
+        return type(found)(_wrapped(mode, x, device) for x in found)
+    return _fake(mode, found, device) if type(found) is torch.Tensor else found
+
+
+def _by_function(
+    mode: _Mode, own: Callable[..., Any], args: Any, kwargs: Any, device: torch.device
+) -> Any:
+    """What a shape function of torch's gives; some name the device of meta kernels themselves."""
+
+    def here(x: Any) -> Any:
+        is_there = type(x) is FakeTensor and x.fake_device == _META
+        return _fake(mode, _new(x.shape, x.stride(), x.dtype), device) if is_there else x
+
+    with mode:
+        found = own(*args, **kwargs)
+    return fx.node.map_aggregate(found, here)
+
+
+def _fake(
+    mode: _Mode, meta: torch.Tensor, device: torch.device, requires_grad: bool = False
+) -> FakeTensor:
+    """FakeTensor(mode, meta, device) in a tenth of the time: its attributes as they were before."""
+    states: dict[torch.device, Any] = mode.__dict__.setdefault("_fusee_states", {})
+    state = states.get(device)
+    if state is None:
+        first = FakeTensor(mode, meta.requires_grad_(requires_grad), device)
+        states[device] = dict(vars(first))
+        return first
+    made: FakeTensor = torch.Tensor._make_subclass(
+        FakeTensor, meta, requires_grad, dispatch_device=True, device_for_backend_keys=device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    vars(made).update(state)
+    return made
+
+
+def _refuse_squeeze(x: Any, axes: Any = None) -> None:
+    """Refuse to drop an axis of which only data knows whether it has one element."""
+    axes = range(x.dim()) if axes is None else [axes] if isinstance(axes, int) else axes
+    for n in (x.shape[axis] for axis in axes):
+        pending = n == 1
+        if type(pending) is torch.SymBool and pending.node.is_pending():
+            pending.node.env.data.refuse(pending.node.relation())
+
+
+_SQUEEZES = frozenset(overloads("squeeze squeeze.dim squeeze.dims"))
+_AS_STRIDED = overload("as_strided")
+# Their results lie the same whether an operand is lazily conjugated.
+_WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_"))
+
+# ------------------------------------------------------------------------------ tracing
+
+
+@contextlib.contextmanager
+def unseen_by_hooks() -> Iterator[None]:
+    """Keeps tensors that are saved here, which hold no data, from hooks on saved tensors."""
+    switch = torch._C._autograd._saved_tensors_hooks_set_tracing
+    before = switch(True)
+    try:
+        yield
+    finally:
+        switch(before)
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether torch.autograd.graph.saved_tensors_hooks is on."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+class _Nested(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What torch's shape function of an operator calls."""
+
+    def __init__(self, twins: Twins) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.twins = twins
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # the wrapper that does imports torch._dynamo
+        return False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.twins.run(op, args, kwargs or {})
+
+
+class Twins:
+    """Makes tensors without data that stand for a program's, and runs operators on them.
+
+    No tracer may be active. Plain meta tensors are quick; where open sizes or devices matter, twins
+    are FakeTensors.
+
+    mode   of FakeTensors; None: plain meta tensors do
+    env    for sizes that only data knows; None: there are none
+    """
+
+    def __init__(self, mode: FakeTensorMode | None = None, env: ShapeEnv | None = None) -> None:
+        self.mode, self.env = mode, env
+
+    def empty(
+        self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        # Under the mode torch.empty_strided takes 2 ms, most of it for a cache that never hits.
+        data = _new(size, stride, dtype)
+        return data if self.mode is None else _fake(self.mode, data, device)
+
+    def run(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _CPU
+    ) -> Any:
+        """
+        device   of the operands
+        """
+        if self.mode is None and "device" in kwargs:
+            kwargs = {**kwargs, "device": _META}
+        is_unbacked = self.env is not None and op in UNBACKED
+        if self.env is not None and packet_name(op) in _EXTREMES:
+            # Let a tensor with sizes that only data knows have elements, since eager raises
+            # otherwise.
+            sizes: tuple[Any, ...] = args[0].shape
+            for n in sizes:
+                if type(n) is torch.SymInt and (size := size_of(n)) is not None:
+                    self.env.data.filled(size)
+        found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
+        if found is None:
+            with torch._C._DisablePythonDispatcher():
+                found = _rules_of(device.type)(op, args, kwargs)
+        if found is not None:
+            return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
+        if self.mode is None and device.type == "cuda" and op in ASKING:
+            return self.by_torch(op, args, kwargs, device)
+        if self.mode is None:
+            own = kernel(op)
+            with contextlib.nullcontext() if own is None else _Nested(self):
+                return (own or op)(*args, **kwargs)
+        make, home = OPEN_MAKERS.get(op), _with_index(torch.device(kwargs.get("device") or _CPU))
+        if make is not None and home.type in _KINDS:
+            made = _unless_unsure(make)(*args, **{**kwargs, "device": _META})
+            if made is not None:
+                return _fake(self.mode, made, home)
+        try:
+            with python_dispatcher(), self.mode:
+                return op(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if self.env is None:
+                raise
+            return _by_users_kernel(self.mode, self.env, op, args, kwargs)
+
+    def by_torch(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _CPU
+    ) -> Any:
+        """What torch's own fakes give. On the CPU they let an operator without a meta kernel run on
+        zeros.
+
+        raises   RuntimeError where they don't
+        """
+        mode = fake_mode()
+
+        def fake(x: Any) -> Any:
+            return FakeTensor(mode, x, device) if isinstance(x, torch.Tensor) else x
+
+        def meta(x: Any) -> Any:
+            is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
+            return _new(x.shape, x.stride(), x.dtype) if is_dense else x
+
+        given, named = fx.node.map_aggregate((args, kwargs), fake)
+        with torch.random.fork_rng(devices=[]), mode:
+            found = op(*given, **named)
+        return fx.node.map_aggregate(found, meta)
+
+    def _beside(self, args: tuple[Any, ...], size: Any, stride: Any, dtype: Any) -> torch.Tensor:
+        """A result on the device of the operands; of numbers alone, on the CPU."""
+        flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,))]
+        device = next((x.device for x in flat if isinstance(x, torch.Tensor)), _CPU)
+        return self.empty(size, stride, dtype, device)
+
+    def view(self, op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The twin of a view. Whether it shares the storage of `x` is the caller's to know."""
+        rule = VIEWS.get(op) if self.mode is not None else None
+        if rule is not None and same_ints((x.storage_offset(),), (0,)):
+            found = rule(x, *args, **kwargs)
+            if found is not None:
+                return self.empty(found.size, found.stride, found.dtype, x.device)
+        place = GEOMETRIES.get(op)
+        if place is not None and (geometry := place(x, *args, **kwargs)) is not None:
+            return x.as_strided(*geometry)
+        with self.mode or contextlib.nullcontext():
+            out: torch.Tensor = op(x, *args, **kwargs)
+        return out
+
+
+def on_metas(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What an operator gives for twins."""
+    with mode_of(args) as mode:
+        if mode is None and isinstance(op, OpOverload) and not op.is_view:
+            return Twins().run(op, args, kwargs)
+        return op(*args, **kwargs)
+
+
+# ---------------------------------------------------------------------------- raising
+# Which calls may raise for what their operands hold. Such a call is never dead.
+#
+# An operator is listed by its schema where that says enough: it returns nothing, or takes a tensor
+# of places. The rest are rows of a table. Adapter of torch's schema objects, tested with torch
+# 2.13: the names used, `OpOverload._schema` with the names of its arguments, exist from 2.11 to
+# 2.15.
+
+
+# Arguments that say where: ATen compares them with the size of what they point into.
+_PLACES = frozenset("index indices offsets lengths repeats pivots LU_pivots sorter".split())
+
+# Compared with what they must lie between, solved, counted: by name, whatever the overload.
+_NAMES = frozenset(
+    """
+    put binary_cross_entropy nll_loss nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward
+    cross_entropy cross_entropy_loss one_hot multi_margin_loss multilabel_margin_loss
+    multilabel_margin_loss_forward ctc_loss _ctc_loss masked_scatter histc histogram histogramdd
+    bincount combinations embedding_bag take_along_dim bernoulli multinomial normal poisson binomial
+    inverse det logdet slogdet cholesky cholesky_inverse cholesky_solve triangular_solve lu_solve
+    lu_unpack geqrf ormqr orgqr svd pinverse qr matrix_exp matrix_power
+    fake_quantize_per_channel_affine quantize_per_tensor quantize_per_channel
+    fake_quantize_per_channel_affine_cachemask
+    max_unpool1d max_unpool2d max_unpool3d tensor_split
+    """.split()
+)
+_FACTORS = ("linalg_", "_linalg_")
+_NEVER = frozenset("linalg_cross linalg_vector_norm linalg_vecdot linalg_diagonal".split())
+
+# Of integers: by zero, or to a negative power.
+_DIVIDE = frozenset(
+    "div divide floor_divide floordiv true_divide remainder mod fmod pow ldexp".split()
+)
+# Without an element there is no result.
+_EXTREMES = frozenset(
+    "max min amax amin aminmax argmax argmin mode kthvalue linalg_vector_norm norm".split()
+)
+
+
+@functools.cache
+def may_raise(op: Any) -> bool:
+    """Whether an operator may raise for the values of operands of any dtype.
+
+    Gradients are of calls that did not raise.
+    """
+    if not isinstance(op, OpOverload):
+        return False
+    schema = op._schema
+    name = schema.name.partition("::")[2]
+    if not schema.returns:
+        return True
+    if name in _NEVER or name.endswith("_backward") or name.startswith("_unsafe_"):
+        return False
+    if name.rstrip("_") in _NAMES or name.startswith(_FACTORS):
+        return True
+    return any(a.name in _PLACES and "Tensor" in str(a.type) for a in schema.arguments)
+
+
+@functools.cache
+def name_may_raise(name: str) -> bool:
+    """The same of what a program calls: `gather`, `index_add_`, `cross_entropy`."""
+    name = name.strip("_")
+    if name in _NAMES or name.startswith(_FACTORS):
+        return name not in _NEVER
+    return any(map(may_raise, overloads_of(getattr(torch.ops.aten, name, None))))
+
+
+def raises(node: fx.Node, name: str, value: str) -> bool:
+    """Whether this call may raise, beyond what its operator says.
+
+    name    of the operator
+    value   the entry of a node's meta that holds its result
+    """
+    name = name.strip("_")
+    out = node.meta.get(value)
+    if name in _DIVIDE or name[1:] in _DIVIDE:
+        divisor = node.args[1] if len(node.args) > 1 else None
+        is_safe = isinstance(divisor, (int, float)) and (divisor > 0 or "pow" not in name)
+        is_whole = isinstance(out, torch.Tensor) and not out.is_floating_point()
+        return is_whole and not (is_safe and divisor != 0)
+    found = (x.meta.get(value) for x in node.all_input_nodes if name in _EXTREMES)
+    shapes = [x.shape for x in found if isinstance(x, torch.Tensor)]
+    return any(type(n) is int and n == 0 for n in itertools.chain(*shapes))

@@ -1,6 +1,6 @@
-"""Gradients: how those of operators lie, and a backward pass within a graph.
+"""Losses, and gradients: how those of operators lie, and a backward pass within a graph.
 
-They lie as what they are gradients of, or row by row. Those of factorisations are triangular
+Gradients lie as what they are gradients of, or row by row. Those of factorisations are triangular
 solves. A pass is one call, which gives what comes to the grads of leaves, as eager does; whoever
 traces the graph has a form of its own for it (autodiff/trace.py).
 """
@@ -17,6 +17,47 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from fusee.fake.layouts import Sizes, Spec, broadcast, equal, is_dense, like, rows, strides
 from fusee.fake.rules import RULES, Found, convolution_spec, in_layout_of
+
+# ---------------------------------------------------------------------------- losses
+
+
+def _nll_loss(
+    rank: int, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+) -> Found:
+    size = (x.shape[0], *x.shape[2:])
+    if x.dim() != rank or not equal(target.shape, size):
+        return None
+    if weight is not None and not equal(weight.shape, x.shape[1:2]):
+        return None
+    return rows(() if reduction else size, x.dtype), rows((), x.dtype)
+
+
+RULES.rule("nll_loss_forward")(functools.partial(_nll_loss, 2))
+RULES.rule("nll_loss2d_forward")(functools.partial(_nll_loss, 4))
+
+
+@RULES.rule("binary_cross_entropy")
+def _binary_cross_entropy(
+    x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1
+) -> Found:
+    return rows((), x.dtype) if reduction else like(x, x.dtype)
+
+
+@RULES.rule("multi_margin_loss")
+def _multi_margin(
+    x: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+) -> Found:
+    """Of one sample a number, which torch's formula gives an axis."""
+    return None if reduction or target.shape else rows((), x.dtype)
+
+
+@RULES.rule("multilabel_margin_loss_forward")
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> Found:
+    is_one = not reduction and target.dim() < 2
+    return (rows((), x.dtype), rows(target.shape, x.dtype)) if is_one else None
+
+
+# ---------------------------------------------------------------------------- gradients
 
 
 def _asked(specs: Iterable[Spec | None], mask: Sequence[bool]) -> tuple[Spec | None, ...]:

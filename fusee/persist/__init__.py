@@ -32,7 +32,7 @@ from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, looking
 from fusee.capture.symbols import Symbols, is_open
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, marks, state_conditions
-from fusee.fake.mode import FakeTensor, fake_mode
+from fusee.fake import FakeTensor, fake_mode
 from fusee.log import publish
 from fusee.persist.references import (
     Names,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, tensor
 
 import fusee
-from fusee.fake.mode import may_raise, name_may_raise
+from fusee.fake import may_raise, name_may_raise
 from tests.check import copy_tree
 
 Fn = Callable[..., Any]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fusee.fake.mode import FakeTensor, fake_mode, fake_of
+from fusee.fake import FakeTensor, fake_mode, fake_of
 
 PROGRAMS: list[Callable[[Tensor], Any]] = [
     lambda x: F.linear(x, torch.ones(3, x.shape[-1]), torch.ones(3)),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusee.fake.mode import Twins
+from fusee.fake import Twins
 
 aten = torch.ops.aten
 LAYOUTS = (torch.contiguous_format, torch.channels_last)

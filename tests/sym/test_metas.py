@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from fusee.fake import Twins
 from fusee.fake.layouts import Spec, broadcast
-from fusee.fake.mode import Twins
 from fusee.fake.rules import goes_by_elements, results
 from fusee.loops.operators import ROWS, is_pointwise
 from fusee.source import overload

@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 
 from fusee.aten import arguments, is_view, memory_root
 from fusee.aten.rewriter import Editor, only_user, same_shape, val
-from fusee.fake.mode import on_metas
+from fusee.fake import on_metas
 
 # ---------------------------------------------------------------------------- onednn
 # What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from fusee.aten import arguments, is_deterministic
 from fusee.aten.rewriter import Editor, val
-from fusee.fake.mode import on_metas
+from fusee.fake import on_metas
 from fusee.loops.lower import is_home
 from fusee.loops.lower.tensor import HANDLERS
 from fusee.source import overloads

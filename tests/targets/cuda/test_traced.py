@@ -24,7 +24,7 @@ from fusee.aten.weights import run_passes
 from fusee.backends import native
 from fusee.backends.report import Report
 from fusee.config import Options
-from fusee.fake.mode import Twins, fake_mode
+from fusee.fake import Twins, fake_mode
 from fusee.loops import Buffer, Extern, LoopGraph
 from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
@@ -78,7 +78,7 @@ def externs(loops: LoopGraph) -> list[tuple[str, bool]]:
     return [(step.name, step.apart) for step in loops.steps if isinstance(step, Extern)]
 
 
-# What asks torch's own shape functions for the device (fusee/fake/gpus.py), and neighbours.
+# What asks torch's own shape functions for the device (fusee/fake/rules.py), and neighbours.
 LAID_OUT = """
     fft.rfft2 fft.hfft2 fft.fft2 svd linalg.eig nonzero_static nn.functional.max_unpool2d
     nn.functional.layer_norm native_layer_norm native_batch_norm _native_batch_norm_legit
