@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusee import errors
 from fusee import log as log  # a misspelt FUSEE_* variable must not wait for the first compile
-from fusee.runtime import process
+from fusee.runtime import gc_paused
 
 if TYPE_CHECKING:
     from fusee import backends, compiler
@@ -46,7 +46,7 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fusee' has no attribute {name!r}")
-    with process.paused():
+    with gc_paused():
         module = importlib.import_module(_LAZY[name])
     value = module if module.__name__ == f"fusee.{name}" else getattr(module, name)
     globals()[name] = value

@@ -27,7 +27,7 @@ from fusee.capture.entries import listeners
 from fusee.capture.graph_break import GraphBreak
 from fusee.debug.explain import explain
 from fusee.errors import source_line
-from fusee.runtime.process import cancel, when_imported
+from fusee.runtime import cancel, when_imported
 
 # ---------------------------------------------------------------------------- libraries
 # Libraries that keep closed lists of backends.

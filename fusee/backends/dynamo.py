@@ -34,7 +34,7 @@ from fusee.errors import (
     nearest,
     warn,
 )
-from fusee.runtime.process import when_imported
+from fusee.runtime import when_imported
 
 # ---------------------------------------------------------------------------- dynamo
 

@@ -62,7 +62,7 @@ from fusee.loops.checker import (
 from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
-from fusee.runtime import change_detection, process
+from fusee.runtime import change_detection, gc_paused
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.targets import Built, Kept, Target
 from fusee.targets.cpu import CPU
@@ -228,7 +228,7 @@ def compile_aten(
         body = Staged(aten, part, example_inputs).function(refuse)
         return body if plain else returning(aten, lambda inputs: body(*inputs), spread=False)
     count = len(aten.inputs)  # of the caller's; the derived ones follow
-    with process.paused():
+    with gc_paused():
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
         loops = step("lower", _lower, aten, count, target, report)
         kept = _kept(aten, derived, loops)
@@ -276,7 +276,7 @@ def compile_native(
                 call = bind_native(gm, split, forward, parsed, report, target)
             else:
                 keep = (supported() | WHOLE).__contains__
-                with report.timed("trace"), process.paused():
+                with report.timed("trace"), gc_paused():
                     aten = trace(gm, example_inputs, keep=keep)
                 log.publish("aten", "", partial(str, aten))
                 if _costs_less(aten, (aten,), parsed, target, report):
@@ -369,7 +369,7 @@ def split_native(
     passes = target.joint_passes(options)
     edit = partial(edited, options=options, passes=passes, notes=report.notes) if passes else None
     budget, prices = options.memory_budget, target.prices
-    with process.paused():
+    with gc_paused():
         split = differentiate(
             gm,
             example_inputs,

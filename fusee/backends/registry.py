@@ -32,7 +32,7 @@ from fusee.errors import (
     choices,
     nearest,
 )
-from fusee.runtime import process
+from fusee.runtime import gc_paused
 from fusee.runtime.cache import Sidecar
 from fusee.sym.symint import open_numbers
 
@@ -144,7 +144,7 @@ class BoundBackend:
             return gm.forward
         if _are_fake(example_inputs):
             return self._once_real(gm)
-        with process.paused():
+        with gc_paused():
             return self.backend.compile(gm, example_inputs, self.options)
 
     def _once_real(self, gm: fx.GraphModule) -> CompiledFn:
@@ -229,7 +229,7 @@ def later(module: str, function: str) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **keywords: Any) -> Any:
-        with process.paused():
+        with gc_paused():
             found = operator.attrgetter(function)(importlib.import_module(module))
         return found(*args, **keywords)
 
@@ -309,7 +309,7 @@ def keeps_captures(found: CompiledFn) -> bool:
     return (isinstance(found, BoundBackend) and found.keeps) or settings().keep_captures
 
 
-@process.paused()
+@gc_paused()
 def lookup(
     backend: BackendLike, options: Mapping[str, object] | None = None, mode: str | None = None
 ) -> CompiledFn:

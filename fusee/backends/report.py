@@ -29,7 +29,7 @@ from fusee.aten import constant_source
 from fusee.aten.torch_api import is_state, storage_id, symbolic_mode
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
-from fusee.runtime import process
+from fusee.runtime import gc_paused
 from fusee.runtime.cache import GraphCompiler, Sidecar
 
 
@@ -257,7 +257,7 @@ class _Indistinct(Exception):
     """Something whose equality says too little."""
 
 
-@process.paused()
+@gc_paused()
 def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
     """What a compiled graph depends on; None if that cannot be told. Equal forms: one graph.
 

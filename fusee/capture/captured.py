@@ -47,7 +47,7 @@ from fusee.capture.sources import (
 )
 from fusee.capture.torch_api import MODE_STACK, conditions_of_price, without_function_modes
 from fusee.capture.watched import Watched, quick_check
-from fusee.runtime import process
+from fusee.runtime import gc_paused
 from fusee.runtime.change_detection import (
     CheckTable,
     Open,
@@ -501,7 +501,7 @@ def _by_key(entry: Any) -> dict[_Key, tuple[Fact, Hashable]]:
 _FEW = 8  # facts that are looked at as quickly as they are watched
 
 
-@process.paused()
+@gc_paused()
 def compile_check(
     facts: Facts,
     parameters: list[str],

@@ -68,7 +68,7 @@ from fusee.capture.torch_api import (
     without_function_modes,
 )
 from fusee.errors import source_line
-from fusee.runtime import process
+from fusee.runtime import gc_paused
 
 _INSTRUCTIONS = 12  # for each node, at most, of what Python runs as quickly as the captured program
 _PROBES = 64  # places that are tried for a piece that must end earlier, and more ever further on
@@ -96,7 +96,7 @@ def capture(
         attempt.world.begins(anew)
         try:
             with (
-                process.paused(), without_function_modes() as attempt.modes, state_restored(),
+                gc_paused(), without_function_modes() as attempt.modes, state_restored(),
                 left(attempt.machine), attempt.recorder,
             ):  # fmt: skip
                 returned = attempt.run(limit, is_probed=bool(why))

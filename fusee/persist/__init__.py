@@ -44,7 +44,7 @@ from fusee.persist.references import (
     replaced,
     taken_now,
 )
-from fusee.runtime import process
+from fusee.runtime import gc_paused
 from fusee.runtime.cache import (
     GraphCompiler,
     KeptGraph,
@@ -188,7 +188,7 @@ class Keeper:
     def __init__(self, cache: ObjectCache | None = None) -> None:
         self.cache = cache or object_cache()
 
-    @process.paused()
+    @gc_paused()
     def find(
         self, place: Place, values: Values, policy: Policy, varies: Varying
     ) -> Captured | None:
@@ -211,7 +211,7 @@ class Keeper:
             return found
         return None
 
-    @process.paused()
+    @gc_paused()
     def keep(
         self, captured: Captured, compiled: Any, values: Values, policy: Policy, varies: Varying
     ) -> None:

@@ -30,7 +30,7 @@ from fusee.errors import CompileError, MissingPackage, TraceError
 from fusee.loops import Message, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
-from fusee.runtime import process
+from fusee.runtime import gc_paused
 from fusee.runtime.jit import prepare
 from fusee.runtime.launch import LaunchFrame
 from fusee.source import with_names
@@ -455,7 +455,7 @@ class Device:
 
         raises   RuntimeError if it does what cannot be recorded; nothing has run
         """
-        with self._recording, torch.cuda.device(self.index), process.paused():
+        with self._recording, torch.cuda.device(self.index), gc_paused():
             # what direct calls had, since recordings can take none of that
             torch.cuda.empty_cache()
             with torch.cuda.stream(self._streams[0]):
