@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 
 import fusee
 from fusee.backends import lookup
-from fusee.backends.openvino import api, graph
+from fusee.backends import openvino as api
+from fusee.backends.openvino import graph
 from fusee.backends.report import Report
 from fusee.errors import FuseeWarning, OptionError, SettingError
 from tests.backends.engine_calls import by, compiled, through, two_layers, ways

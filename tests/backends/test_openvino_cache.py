@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from fusee.backends import lookup
-from fusee.backends.openvino import api, graph
+from fusee.backends import openvino as api
+from fusee.backends.openvino import graph
 from fusee.errors import CacheWarning
 from fusee.runtime import cache
 from fusee.runtime.cache import Blobs, content_key

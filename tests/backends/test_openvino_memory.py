@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fusee
-from fusee.backends.openvino import api
+from fusee.backends import openvino as api
 from tests.backends.engine_calls import compiled, convolved, two_layers
 
 pytest.importorskip("openvino")

@@ -16,8 +16,8 @@ import torch
 import fusee
 from fusee import log
 from fusee.aten import trace
+from fusee.backends import openvino as api
 from fusee.backends import resume, split_run
-from fusee.backends.openvino import api
 from fusee.backends.report import Report, live_reports
 from fusee.config import settings
 from fusee.errors import FuseeWarning

@@ -199,7 +199,7 @@ def test_another_thread_imports_the_package_meanwhile() -> None:
     script("""
 import importlib.machinery, sys, threading
 import torch
-from fusee.backends.openvino.api import bindings
+from fusee.backends.openvino import bindings
 
 loader = importlib.machinery.ExtensionFileLoader
 run, began = loader.exec_module, threading.Event()
@@ -235,7 +235,7 @@ def test_finders_of_others_are_asked_for_each_module() -> None:
     script("""
 import importlib.util, sys, types
 import torch
-from fusee.backends.openvino.api import bindings
+from fusee.backends.openvino import bindings
 
 class Finder:
     asked = []

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from fusee.aten import WHOLE, AtenGraph, python_source
 from fusee.aten.canonicalize import Table, taken_apart
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.openvino import api, graph
-from fusee.backends.openvino.api import Executable
+from fusee.backends import openvino as api
+from fusee.backends.openvino import Executable, graph
 from fusee.backends.openvino.graph import decodable, distinct, find_origins, gather
 from fusee.backends.openvino.region import Models, OpenVINOOptions, RegionCall, RegionSpec
 from fusee.backends.regions import (

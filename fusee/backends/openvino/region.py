@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fusee.aten.canonicalize import taken_apart
 from fusee.aten.torch_api import OpOverload, is_composite
-from fusee.backends.openvino import api
-from fusee.backends.openvino.api import Executable
+from fusee.backends import openvino as api
+from fusee.backends.openvino import Executable
 from fusee.backends.regions import Bound, CompiledRegion, Declined, Followed
 from fusee.backends.registry import EngineOptions, operators
 from fusee.backends.report import CompiledGraph
