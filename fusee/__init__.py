@@ -12,7 +12,7 @@ from fusee.runtime import gc_paused
 if TYPE_CHECKING:
     from fusee import backends, compiler
     from fusee.api import compile, report
-    from fusee.debug.explain import explain
+    from fusee.debug import explain
     from fusee.debug.export import export
     from fusee.installed import install, uninstall
 
@@ -35,7 +35,7 @@ _LAZY = {
     "backends": "fusee.backends",
     "compile": "fusee.api",
     "compiler": "fusee.compiler",
-    "explain": "fusee.debug.explain",
+    "explain": "fusee.debug",
     "export": "fusee.debug.export",
     "install": "fusee.installed",
     "report": "fusee.api",

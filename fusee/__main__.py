@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusee.debug.explain import run_script
+from fusee.debug import run_script
 from fusee.errors import nearest
 from fusee.installed import install
 

@@ -25,7 +25,7 @@ from fusee.backends.registry import list_backends
 from fusee.capture.captured import Entry
 from fusee.capture.entries import listeners
 from fusee.capture.graph_break import GraphBreak
-from fusee.debug.explain import explain
+from fusee.debug import explain
 from fusee.errors import source_line
 from fusee.runtime import cancel, when_imported
 

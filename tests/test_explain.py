@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fusee import api, compiler
-from fusee.debug.explain import Explanation, explain
+from fusee.debug import Explanation, explain
 from fusee.debug.export import export
 from fusee.errors import GraphBreakError
 

@@ -14,7 +14,7 @@ from torch.fx.passes.split_module import split_module
 
 import fusee
 from fusee import api
-from fusee.debug.explain import explain
+from fusee.debug import explain
 from fusee.errors import FuseeWarning
 from tests.counting import Counting
 
