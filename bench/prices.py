@@ -347,8 +347,10 @@ def main() -> None:
     for kind, (own, loop) in made.items():
         print(f"{kind or 'plain':40s} {own:7.2f} {loop:7.2f}", file=sys.stdout)
     if given.write:
-        text = _lines(made, lambda kind: kind.partition(" ")[0])
-        Path(cpu.__file__).with_name(results.name).write_text(text)
+        tables = json.loads(cpu.PRICES.read_text()) | {given.vendor: made}
+        texts = (_lines(rows, lambda kind: kind.partition(" ")[0]) for rows in tables.values())
+        inner = (f'"{vendor}": {text.rstrip()}' for vendor, text in zip(tables, texts))
+        cpu.PRICES.write_text("{\n" + ",\n".join(inner) + "\n}\n")
         plot(made, results.with_suffix(".png"))
 
 

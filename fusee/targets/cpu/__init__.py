@@ -55,6 +55,9 @@ aten = torch.ops.aten
 
 PASSES: tuple[Pass, ...] = (fold_norm, upcast, fuse_attention, channels_last, prepack, postops)
 
+# By vendor; bench/prices.py writes it.
+PRICES = Path(__file__).with_name("prices_by_vendor.json")
+
 # What keeps results derived from parameters; without it only what helps by itself runs.
 _NEEDS_DERIVED: frozenset[Pass] = frozenset({fold_norm, prepack, postops})
 
@@ -73,7 +76,7 @@ def prices_of(whose: str) -> Prices:
 
     What a usual loop takes is memory for the most part: `near` is a share of it.
     """
-    own = json.loads(Path(__file__).with_name(f"prices_{whose}.json").read_text())
+    own = json.loads(PRICES.read_text())[whose]
     return Prices(own=own, near=0.6 * own[""][1])
 
 
