@@ -28,7 +28,8 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fusee.fake.gradients  # noqa: F401  its rules
+import fusee.fake.gradients
+import fusee.fake.open_composites  # noqa: F401  rules of the one, forms of the other
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent
 from fusee.fake.open_sizes import (
     GEOMETRIES,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusee.fake.layouts import broadcast, is_empty, is_row_major, let_be_equal
-from fusee.fake.open_pools import POOLS
+from fusee.fake.open_sizes import POOLS
 from fusee.fake.torch_python import FORMS
 from fusee.source import Rules
 
