@@ -231,36 +231,19 @@ def _index(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     if not isinstance(x, torch.Tensor):
         return args, kwargs
     items = index if isinstance(index, tuple) else (index,)
-    items = tuple(map(_index_tensor, items))
-    if any(map(_is_symbolic, items)):
-        x, items = _index_symbolic(x, items)
-    return (x, items if isinstance(index, tuple) else items[0], *rest), kwargs
-
-
-def _is_symbolic(index: Any) -> bool:
-    if isinstance(index, slice):
-        return any(isinstance(at, torch.SymInt) for at in (index.start, index.stop, index.step))
-    return isinstance(index, torch.SymInt)
-
-
-def _index_symbolic(x: torch.Tensor, items: tuple[Any, ...]) -> tuple[torch.Tensor, Any]:
-    """x[items] as y[items] without symbolic integers, which plain tensors don't accept there."""
-    used = sum(_axes_used(item) for item in items)
-    axis = 0
-    plain = []
-    for item in items:
-        if _is_symbolic(item):
-            if isinstance(item, slice):
-                start, stop, step = item.start, item.stop, item.step
+    plain, axis = [*map(_index_tensor, items)], 0
+    used = sum(map(_axes_used, plain))
+    for k, item in enumerate(plain):  # plain tensors take no symbolic integers there
+        if isinstance(item, torch.SymInt):
+            start = item if item >= 0 else item + x.shape[axis]
+            x, plain[k] = torch.ops.aten.slice.Tensor(x, axis, start, start + 1), 0
+        elif isinstance(item, slice):
+            ends = start, stop, step = item.start, item.stop, item.step
+            if any(isinstance(at, torch.SymInt) for at in ends):
                 x = torch.ops.aten.slice.Tensor(x, axis, start, stop, 1 if step is None else step)
-                item = slice(None)
-            else:
-                start = item if item >= 0 else item + x.shape[axis]
-                x = torch.ops.aten.slice.Tensor(x, axis, start, start + 1)
-                item = 0
+                plain[k] = slice(None)
         axis += x.dim() - used if item is Ellipsis else _axes_used(item)
-        plain.append(item)
-    return x, tuple(plain)
+    return (x, tuple(plain) if isinstance(index, tuple) else plain[0], *rest), kwargs
 
 
 def _axes_used(item: Any) -> int:

@@ -250,13 +250,19 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
     whole = math.prod(x.shape)
     if rest:
         kept = [n for n in sizes if not (type(n) is int and n == -1)]
-        _ask_pairs(kept, x.shape)
+        old: Sizes = x.shape
+        for n in kept:  # a quotient of products would say less than equal sizes do
+            if isinstance(n, torch.SymInt) and not any(same_ints((n,), (m,)) for m in old):
+                open_ones = (m for m in old if isinstance(m, torch.SymInt))
+                like = (m for m in open_ones if _now(m) == _now(n) is not None)
+                if (found := next(like, None)) is not None:
+                    bool(n == found)
         sizes[rest[0]] = whole // math.prod(kept)
     let_be_as_many(x.shape, sizes)
     if math.prod(sizes) != whole:
         return None
-    if (found := view_strides(x.shape, x.stride(), sizes)) is not None:
-        return _strided(x, sizes, found)
+    if (steps := view_strides(x.shape, x.stride(), sizes)) is not None:
+        return _strided(x, sizes, steps)
     return _strided(x, *rows(sizes, x.dtype)[:2]) if x.is_contiguous() else None
 
 
@@ -273,20 +279,6 @@ def _reshaped(x: Tensor, size: Any) -> Tensor | None:
     if steps is not None:
         return _strided(x, sizes, steps)
     return torch.empty_strided(*rows(sizes, x.dtype)[:2], dtype=x.dtype, device="meta")
-
-
-def _ask_pairs(new: Sizes, old: Sizes) -> None:
-    """Ask whether sizes are equal of which one is the new one's alone, if they are in this call.
-
-    A quotient of products would say less of them.
-    """
-    for n in new:
-        if isinstance(n, torch.SymInt) and not any(same_ints((n,), (m,)) for m in old):
-            like = (
-                m for m in old if isinstance(m, torch.SymInt) and _now(m) == _now(n) is not None
-            )
-            if (found := next(like, None)) is not None:
-                bool(n == found)
 
 
 def _now(n: Any) -> int | None:

@@ -94,14 +94,14 @@ def extern(
     out = spec.out if len(metas) == 1 and metas[0] is not None else None
     role: Role = "extern" if out is None else "scratch"
     buffers = [_buffer(lowering, meta, images, role) for meta in metas]
-    call = out or spec.call
+    plain = call = out or spec.call
     shares = any(r.alias_info is not None for r in op._schema.returns)
     if (
         shares
         and writes_inputs
         and any(isinstance(arg, View) and arg.buffer.role == "input" for arg in given)
     ):
-        call, shares = _copying(call), False
+        call, shares = lambda *args, **kwargs: plain(*args, **kwargs).clone(), False
     returns = op._schema.returns
     lowering.call(
         str(op),
@@ -128,10 +128,6 @@ def _buffer(lowering: Lowering, meta: Meta | None, images: bool, role: Role) -> 
     if images and len(meta.shape) in CHANNELS_LAST:
         strides = channels_last(meta.shape)
     return lowering.buffer(meta.shape, meta.dtype, strides, role)
-
-
-def _copying(view: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: view(*args, **kwargs).clone()
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,14 @@ def _draw() -> str:
         parts = ("0", whole, _LANES, limits), (whole, now, 1, "%threshold")
         for start, stop, lanes, limit in parts:
             with writer.each(start, stop, lanes) as k:
-                _compare(writer.top, words, to, lanes, limit, k)
+                # two words each, the first one high, as a number of 53 bits: below it or not
+                level, on = writer.top, _Lanes(writer.top, "i64", lanes)
+                pair = on.load(words, level.op(f"shl i64 {k}, 1"))
+                turned = on("or", on("shl", pair, 32), on("lshr", pair, 32))
+                below = on("icmp slt", on("and", turned, _MASK), limit)
+                drawn = level.op(f"zext {vector('i1', lanes)} {below} to {vector('i8', lanes)}")
+                level.store(vector("i8", lanes), drawn, to, k, "i8")
+        level = writer.top
         after.append(level.op(f"add i64 {at}, {level.op(f'shl i64 {now}, 1')}"))
         after += [level.at(to, now), level.op(f"sub i64 {todo}, {now}")]
     with writer.each("0", str(_WORDS)) as k:
@@ -291,16 +298,6 @@ def _draw() -> str:
     top.store("i32", op(f"sub i32 {_WORDS + 1}, {used}"), "%state", _LEFT, "i8")
     parameters = "ptr %state, ptr %out, i64 %count, i64 %threshold"
     return writer.module(f"define void @kernel({parameters})", "void")
-
-
-def _compare(level: Level, words: str, to: str, lanes: int, limit: str, k: str) -> None:
-    """Two words each, the first one high, as a number of 53 bits: below the threshold or not."""
-    on = _Lanes(level, "i64", lanes)
-    pair = on.load(words, level.op(f"shl i64 {k}, 1"))
-    turned = on("or", on("shl", pair, 32), on("lshr", pair, 32))
-    below = on("icmp slt", on("and", turned, _MASK), limit)
-    found = level.op(f"zext {vector('i1', lanes)} {below} to {vector('i8', lanes)}")
-    level.store(vector("i8", lanes), found, to, k, "i8")
 
 
 def _temper(writer: Writer, state: str, ready: str) -> None:

@@ -145,29 +145,22 @@ def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     # dot products along rows are faster than ATen, which has one call for each
     is_dense = val(weight).is_contiguous() and val(node).dtype in (torch.float32, torch.float64)
     if is_dense and all(n == 1 for n in val(x).shape[:-1]):
-        _become_dots(edit, node, x, weight, bias)
+        out, (count, length) = val(node), val(weight).shape
+        with edit.before(node):
+            row = edit.call(aten.view.default, x, [1, length], like=node)
+            terms = on_metas(Tensor.new_empty, out, (count, length))
+            sums = on_metas(Tensor.new_empty, out, (count,))
+            made = edit.call(aten.mul.Tensor, weight, row, like=node, val=terms)
+            made = edit.call(aten.sum.dim_IntList, made, [1], like=node, val=sums)
+            if bias is not None:
+                made = edit.call(aten.add.Tensor, made, bias, like=node)
+        edit.become(node, aten.view.default, made, list(out.shape))
         return "dot products"
     with edit.before(node):
         factor = edit.call(aten.t.default, weight, like=node)
         rows = _rows(edit, x, node)
     _become_product(edit, node, rows, factor, bias)
     return "matrix product"
-
-
-def _become_dots(
-    edit: Editor, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None
-) -> None:
-    """Make `node` the dot products of one row with the rows of a weight."""
-    out, (count, length) = val(node), val(weight).shape
-    with edit.before(node):
-        row = edit.call(aten.view.default, x, [1, length], like=node)
-        terms = on_metas(Tensor.new_empty, out, (count, length))
-        sums = on_metas(Tensor.new_empty, out, (count,))
-        made = edit.call(aten.mul.Tensor, weight, row, like=node, val=terms)
-        made = edit.call(aten.sum.dim_IntList, made, [1], like=node, val=sums)
-        if bias is not None:
-            made = edit.call(aten.add.Tensor, made, bias, like=node)
-    edit.become(node, aten.view.default, made, list(out.shape))
 
 
 def _rows(edit: Editor, x: fx.Node, node: fx.Node) -> fx.Node:
