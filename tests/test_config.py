@@ -11,7 +11,7 @@ import pytest
 
 from fusee import config, errors, log
 from fusee.backends.onnx import OnnxOptions
-from fusee.backends.openvino.region import OpenVINOOptions
+from fusee.backends.openvino import OpenVINOOptions
 from fusee.backends.registry import EngineOptions
 from fusee.backends.tvm import TvmOptions
 from fusee.config import Options, knob

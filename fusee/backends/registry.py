@@ -491,12 +491,12 @@ for _name, _table, _help in (
         "fusee.backends.openvino.engine",
         "OpenVINO",
         _help,
-        validate=later("fusee.backends.openvino.region", f"{_table}.parse"),
+        validate=later("fusee.backends.openvino", f"{_table}.parse"),
         needs=("openvino", "llvmlite"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         keeps=operator.attrgetter("model_caching"),
-        begin=later("fusee.backends.openvino.region", "read_ahead"),
-        resume=later("fusee.backends.openvino.region", "resume"),
+        begin=later("fusee.backends.openvino", "read_ahead"),
+        resume=later("fusee.backends.openvino", "resume"),
         is_open=_name == "openvino",  # tracing for TorchScript fixes all sizes
     )
 _engine(

@@ -18,9 +18,15 @@ from fusee.aten import WHOLE, AtenGraph, python_source
 from fusee.aten.canonicalize import Table, taken_apart
 from fusee.aten.torch_api import OpOverload
 from fusee.backends import openvino as api
-from fusee.backends.openvino import Executable, graph
+from fusee.backends.openvino import (
+    Executable,
+    Models,
+    OpenVINOOptions,
+    RegionCall,
+    RegionSpec,
+    graph,
+)
 from fusee.backends.openvino.graph import decodable, distinct, find_origins, gather
-from fusee.backends.openvino.region import Models, OpenVINOOptions, RegionCall, RegionSpec
 from fusee.backends.regions import (
     HEAD,
     LARGEST_SIZE,
