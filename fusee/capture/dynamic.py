@@ -441,9 +441,10 @@ class Number(Computed):
     kind      float, int or bool: what it is to the program; a bool is only given away
     made      the function and operands that give it after the graph; empty if it comes from outside
     is_late   whether it is read from what the graph gives
+    now       what it is in the call that is captured, if it comes from outside
     """
 
-    __slots__ = ("_node", "is_late", "kind", "made", "origins", "write")
+    __slots__ = ("_node", "is_late", "kind", "made", "now", "origins", "write")
 
     def __init__(
         self,
@@ -454,11 +455,10 @@ class Number(Computed):
         *,
         is_late: bool = False,
     ) -> None:
-        self.write = write
+        self.write, self.made = write, made
         self.origins = origins
-        self.kind = kind
-        self.made = made
-        self.is_late = is_late
+        self.kind, self.is_late = kind, is_late
+        self.now: float | None = None
         self._node: fx.Node | None = None
 
     @property
@@ -621,7 +621,7 @@ def load_number(world: Any, value: float, origin: Origin) -> Number:
     with torch._C.DisableTorchFunction():
         fake = world.input(as_tensor(value), ResultOf(origin, as_tensor, ""), origin)
     number: Number = world.recorder.item(fake, frozenset({str(origin)}), type(value))
-    world.numbers[origin] = number
+    number.now, world.numbers[origin] = value, number
     world.know(number, origin)
     return number
 

@@ -20,7 +20,9 @@ import threading
 import types
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+from fusee.source import Args
 
 # ---------------------------------------------------------------------------- origin
 
@@ -287,6 +289,49 @@ class FoundBy(ResultOf):
     def words_after(self, parent: str) -> str:
         both: Any = self.of
         return "{}[{}]".format(*both.parts)
+
+
+# Operators that are facts when they compare numbers from outside, or make what is compared.
+SIGNS: dict[Any, str] = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.neg: "-", operator.lt: "<",
+    operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==", operator.ne: "!=",
+}  # fmt: skip
+
+
+class Operand(NamedTuple):
+    """The number of that index, or what a step made: steps count on from the numbers."""
+
+    place: int
+
+
+class Computation(NamedTuple):
+    """The truth of what the last step makes of numbers. Operands are Operands and constants."""
+
+    steps: tuple[tuple[Callable[..., Any], Args], ...]
+
+    def __call__(self, numbers: tuple[float, ...]) -> bool:
+        found: list[Any] = [*numbers]
+        for function, given in self.steps:
+            found.append(function(*[found[x.place] if type(x) is Operand else x for x in given]))
+        return bool(found[-1])
+
+    def words(self, names: list[str]) -> str:
+        """`2*p > q`, given how the numbers are called."""
+        found = [*names]
+        for function, given in self.steps:
+            shown = [found[x.place] if type(x) is Operand else repr(x) for x in given]
+            sign = SIGNS[function]
+            text = f" {sign} ".join(shown) if len(shown) > 1 else f"{sign}{shown[0]}"
+            found.append(f"({text})")
+        return found[-1][1:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Compared(ResultOf):
+    """What a Computation gives for numbers from outside: `of` are all of them."""
+
+    def words_after(self, parent: str) -> str:
+        return self.words
 
 
 @functools.cache

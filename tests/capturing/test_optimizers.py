@@ -400,14 +400,56 @@ def test_a_float_that_changes_becomes_an_input() -> None:
     assert torch.equal(traced(x, 2), fn(x, 2)) and traced.entries == 3  # an int is no float
 
 
-def test_a_float_that_decides_stays_a_constant() -> None:
-    def fn(x: Any, by: float) -> Any:
-        return x + 1 if by > 0.3 else x * by
+@pytest.mark.parametrize(
+    ("decides", "versions"),
+    [
+        (lambda x, by: x + 1 if by > 0.3 else x * by, 3),
+        (lambda x, by: x + by if 0.2 <= by < 0.6 else x * by, 4),
+        (lambda x, by: x * by if by else x, 3),
+        (lambda x, by: x * by if not -(2 * by - x.dim()) < 1 - by else x, 3),
+        (lambda x, by: x * by if by == math.inf or by != by else x - by, 4),
+        (lambda x, by: (by > 0.3, by is by, x * by), 3),
+        (lambda x, by: x * by if by * by > by + 0.1 else x, 3),
+        (lambda x, by: x if math.sin(by if by < 9 else 1) > 0 else x * by, 9),  # C needs its value
+    ],
+)
+def test_a_float_that_decides_has_a_version_for_each_answer(
+    decides: Callable[..., Any], versions: int
+) -> None:
+    traced, x = Traced(decides), torch.randn(3)
+    for by in (0.5, 0.25, 0.125, 0.5, 0.0, -0.0, math.inf, math.nan, 1.5, 0.3, -7.0, 0.31, 1e-9):
+        ours, theirs = (f(x, by) for f in (traced, decides))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    assert traced.entries <= versions and not traced.stops
+
+
+def test_floats_that_decide_together() -> None:
+    def fn(x: Any, a: float, b: float) -> Any:
+        return x * a if a - b > b else x + b
 
     traced, x = Traced(fn), torch.randn(3)
-    for by in (0.5, 0.25, 0.125, 0.5):
-        assert torch.equal(traced(x, by), fn(x, by))
-    assert traced.entries == 3 and not traced.stops
+    for a, b in ((0.5, 0.25), (0.25, 0.5), (3.0, 1.0), (1.0, 3.0), (2.0, 1.0), (9.0, 4.5)):
+        assert torch.equal(traced(x, a, b), fn(x, a, b))
+    assert traced.entries <= 4
+    facts = [fact for e in traced.compiled.entries for fact in e.captured.facts.rows]
+    assert "(a - b) > b" in {str(fact.origin) for fact in facts}
+
+
+def test_a_learning_rate_that_decides() -> None:
+    param = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+
+    def step() -> None:
+        (group,) = optimizer.param_groups
+        with torch.no_grad():
+            param.sub_(group["lr"] * (2 if group["lr"] > 0.3 else 1))
+
+    traced, want = Traced(step), 1.0
+    for lr in (1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125, 0.75, 0.875, 0.4375, 0.21875):
+        optimizer.param_groups[0]["lr"] = lr
+        traced()
+        want -= lr * (2 if lr > 0.3 else 1)
+    assert torch.equal(param.detach(), torch.full((3,), want)) and traced.entries == 2
 
 
 @pytest.mark.parametrize(
