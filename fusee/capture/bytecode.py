@@ -51,12 +51,14 @@ class Bytecode(NamedTuple):
 
     taking   code with the same parameters, which gives them as a dict
     live     see `_live`; empty until somebody asks
+    unread   what `overwritten` has given, by the instruction
     """
 
     instructions: list[Instruction]
     handlers: list[Handler]
     taking: types.CodeType
     live: list[int]
+    unread: dict[int, frozenset[str]]
 
     def handler(self, index: int) -> Handler | None:
         """The innermost handler that covers an instruction."""
@@ -137,7 +139,7 @@ def _decode(code: types.CodeType) -> Bytecode:
         co_varnames=tuple(names),
         co_nlocals=len(names),
     )
-    return Bytecode(instructions, handlers, taking, [])
+    return Bytecode(instructions, handlers, taking, [], {})
 
 
 # Instructions of a function that gives a value made of its arguments and of what they hold.
@@ -178,9 +180,13 @@ _READERS = {"super", "locals", "vars", "dir", "eval", "exec"}
 def overwritten(code: types.CodeType, at: int) -> frozenset[str]:
     """Variables that nothing reads from an instruction on before it has given them a value."""
     known = program(code)
-    if not known.live:
-        known.live.extend(_live(code, known))
-    return frozenset(name for k, name in enumerate(code.co_varnames) if not known.live[at] >> k & 1)
+    if (found := known.unread.get(at)) is None:
+        if not known.live:
+            known.live.extend(_live(code, known))
+        names = enumerate(code.co_varnames)
+        found = frozenset(name for k, name in names if not known.live[at] >> k & 1)
+        known.unread[at] = found
+    return found
 
 
 def _live(code: types.CodeType, known: Bytecode) -> list[int]:

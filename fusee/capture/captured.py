@@ -32,7 +32,9 @@ from fusee.capture.guards import (
     TensorFact,
     TensorMatch,
     Values,
+    fails,
 )
+from fusee.capture.mirrors import coming
 from fusee.capture.policy import Policy
 from fusee.capture.sources import (
     Held,
@@ -101,6 +103,9 @@ class Place:
 
 def tells_of_its_end(x: Any) -> bool:
     """Whether code of the program's may run when nobody has `x` any more."""
+    is_simple = not weakref.getweakrefcount(x) and type(x) not in _HOLDING
+    if is_simple and not isinstance(x, types.GeneratorType | BaseException):
+        return hasattr(type(x), "__del__")
     row, known = [x], set()
     while row:
         x = row.pop()
@@ -141,10 +146,10 @@ def _calls_back(ref: Any, x: Any) -> bool:
     if type(ref) in weakref.ProxyTypes:
         # its attributes are those of `x`; all proxies without a callback are one
         return weakref.proxy(x) is not ref
-    # torch's own dictionaries, of tensors or of TorchDynamo's modules, forget what is gone: nobody
-    # sees when
+    # dictionaries of torch's and of ours, of tensors or modules, forget what is gone: nobody sees
+    # when
     callback = ref.__callback__
-    return callback is not None and not str(callback.__module__).startswith("torch.")
+    return callback is not None and not str(callback.__module__).startswith(("torch.", "fusee."))
 
 
 @dataclass
@@ -292,9 +297,7 @@ class Captured:
 class CaptureKeeper(Protocol):
     """Keeps captures for other processes: fusee/persist."""
 
-    def find(
-        self, place: Place, values: Values, policy: Policy, varies: Varying
-    ) -> Captured | None: ...
+    def find(self, place: Place, values: Values, policy: Policy, varies: Varying) -> Any: ...
     def keep(
         self, captured: Captured, compiled: Any, values: Values, policy: Policy, varies: Varying
     ) -> None: ...
@@ -304,8 +307,8 @@ class CaptureKeeper(Protocol):
 # The versions of one place: entries, and how the one for a call is found.
 #
 # A place with few entries tries their checks in turn. Where there are more, one of the facts that
-# all of them have tells most of them apart: an integer, a size, the object that an argument is. Its
-# value in a call leads to the few entries that were made for that value.
+# all of them have tells most of them apart: an integer, a size, an object. Its value in a call
+# leads to the few entries that were made for that value.
 
 _Key = tuple[type[Fact], str]  # a kind, and whose fact it is
 
@@ -333,6 +336,7 @@ class Entry:
 class Site:
     """All entries of one place.
 
+    between  what is alive there, if it is no beginning
     index    finds them, if they are many
     quick    the first one's, and run
     is_last  whether the one with symbols was made that comes after the limit
@@ -352,11 +356,17 @@ class Site:
     missed: tuple[_Key, Any] | None = None
     steps: int = 0
     growing: Fact | None = None
+    between: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.between = self.place.parameters if self.place.at >= 0 else []
 
     def find(self, values: Values) -> Entry | None:
         given = values.values()
-        few = self.entries if self.index is None else self.index.candidates(*given)
-        return next((entry for entry in few if entry.check(*given)), None)
+        for entry in self.entries if self.index is None else self.index.candidates(*given):
+            if entry.check(*given):
+                return entry
+        return None
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -370,6 +380,15 @@ class Site:
         self.index = self.quick = self.run = None
         self.is_full = self.is_last = self.is_met = False
         self.missed, self.steps, self.growing = None, 0, None
+
+    def count(self, values: Values, limit: int) -> int:
+        """How many entries there are; once many, without those for other modules of a loop."""
+        if self.place.at < 0 or not limit <= len(self.entries) < limit * _MOST_TURNS:
+            return len(self.entries)
+        with torch._C.DisableTorchFunction():
+            look = looking(values)
+            rows = [filter(_is_of_turn, entry.captured.facts.rows) for entry in self.entries]
+            return sum(not any(fails(fact, look) for fact in turns) for turns in rows)
 
     def grows(self, values: Values) -> bool:
         """Whether a size, or an int, has been one more at each of the last calls: a cache's length.
@@ -403,6 +422,18 @@ class Site:
         fact, found = by_key[chosen]
         told = f"{count} of them could not be used: {fact.miss(found)}"
         return f"; {told}. To do: {fact.remedy(found)}", fact.where
+
+
+# Turns of a loop that ends graphs: it goes on at one place after each of its modules.
+_MOST_TURNS = 32
+
+
+def _is_of_turn(fact: Fact) -> bool:
+    """Whether it says which module a loop has come to, or comes to next."""
+    if not (isinstance(fact, IdMatch) and isinstance(fact.value, torch.nn.Module)):
+        return False
+    is_variable = isinstance(fact.origin, Local)
+    return is_variable or any(getattr(x, "function", None) is coming for x in fact.origin.path())
 
 
 # ---------------------------------------------------------------------------- index

@@ -18,12 +18,11 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from fusee import log
 from fusee.capture.between import Between, around
@@ -233,9 +232,6 @@ GuardFilter = Callable[[list[Guard]], Sequence[bool]]
 
 RECOMPILE_LIMIT = 8
 
-# What functions of one code may differ in.
-_OWN = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
-
 _AGAIN = object()
 
 
@@ -244,6 +240,8 @@ def _ran(entry: Entry | None, values: Values) -> Any:
     if entry is None or entry.run is None:
         return _AGAIN
     try:
+        if not entry.captured.begun:
+            return entry.run(*values.values())
         with entry.captured.taking_back():
             return entry.run(*values.values())
     except GraphFailed:
@@ -281,8 +279,8 @@ class CompiledFunction:
         self.sites: dict[tuple[Any, ...], Site] = {}
         self.varies = self.varying(self.function)
         self.lock = threading.RLock()
-        # by module or function, told by identity
-        self._nested: MutableMapping[Any, dict[Any, CompiledFunction]] = WeakIdKeyDictionary()
+        # by the id of a module or function, while it is alive
+        self._nested: dict[int, tuple[weakref.ref[Any], dict[Any, CompiledFunction]]] = {}
         # by code, those compiled between pieces of all that belongs together
         self.family: dict[types.CodeType, weakref.WeakSet[CompiledFunction]] = {}
         self._nested_codes: dict[types.CodeType, int] = {}
@@ -304,7 +302,7 @@ class CompiledFunction:
     @property
     def callees(self) -> list[CompiledFunction]:
         """Functions that are called between pieces and are compiled as well."""
-        return [one for some in self._nested.values() for one in some.values()]
+        return [one for _, some in [*self._nested.values()] for one in some.values()]
 
     def has_graph(self) -> bool:
         """Whether there is a graph, here or in what it calls."""
@@ -446,22 +444,20 @@ class CompiledFunction:
 
     def _next(self, f: Frame, between: Between) -> tuple[Entry | None, Values]:
         """The entry that goes on from where a frame stands."""
-        bound = [x for x in f.code.co_varnames if f.locals.get(x, UNBOUND) is not UNBOUND]
-        unread = overwritten(f.code, f.at)
-        names = tuple(x for x in bound if x not in unread or tells_of_its_end(f.locals[x]))
-        own = tuple(name for name in f.cells if name not in f.code.co_freevars)
+        code, held, unread = f.code, f.locals, overwritten(f.code, f.at)
+        bound = [x for x in code.co_varnames if held.get(x, UNBOUND) is not UNBOUND]
+        names = (*[x for x in bound if x not in unread or tells_of_its_end(held[x])],)
+        own = (*[name for name in f.cells if name not in code.co_freevars],)
         handled = between.handled is not None
         key = (f.at, len(f.stack), names, own, handled)
         site = self.sites.get(key)
         if site is None:
             place = Place(self.function, f.at, len(f.stack), names, own, handled, self.of_code)
             site = self.sites.setdefault(key, Site(place))
-        values = {".f": f.function} if self.of_code else {}
-        values.update({name: f.locals[name] for name in names})
-        values.update({f".s{k}": x for k, x in enumerate(f.stack)})
-        values.update({f".c_{name}": f.cells[name] for name in own})
-        if handled:
-            values[".h"] = between.handled
+        first = [f.function] * self.of_code
+        cells = [f.cells[name] for name in own]
+        alive = [*first, *[held[x] for x in names], *f.stack, *cells, between.handled]
+        values = dict(zip(site.between, alive))
         return self._entry(site, values), values
 
     def _entry(self, site: Site, values: Values) -> Entry | None:
@@ -637,7 +633,7 @@ class CompiledFunction:
         if stance == "eager_then_compile" and not site.is_met:
             site.is_met = True
             return True
-        if len(site.entries) < self.recompile_limit:
+        if site.count(values, self.recompile_limit) < self.recompile_limit:
             return bool(site.entries) and self._grows(site, values)
         if not site.is_last:
             site.is_last = True
@@ -699,12 +695,13 @@ class CompiledFunction:
         """
         of_module = isinstance(owner, torch.nn.Module)
         same: Any = function
-        is_plain = not any(getattr(function, name) for name in _OWN)
-        of_code = not is_plain and is_made_anew(function)
-        if is_plain or of_code:
+        differs = function.__closure__ or function.__defaults__ or function.__kwdefaults__
+        of_code = bool(differs or function.__dict__) and is_made_anew(function)
+        if of_code or not (differs or function.__dict__):
             same = function.__code__  # made anew, it does the same
         owner = owner if of_module else same
-        known = self._nested.get(owner, {}).get(same)
+        _, mine = self._nested.get(id(owner), (None, {}))
+        known = mine.get(same)
         if known is not None and _is_like(known.function, function):
             return known.call(function) if of_code else known.call
         code = function.__code__
@@ -728,7 +725,11 @@ class CompiledFunction:
         made.is_told = True
         made.family = self.family
         self.family.setdefault(code, weakref.WeakSet()).add(made)
-        self._nested.setdefault(owner, {})[same] = made
+        if (key := id(owner)) not in self._nested:
+            me = weakref.ref(self)
+            forget: Any = lambda _: (one := me()) and one._nested.pop(key, None)  # noqa: E731
+            self._nested[key] = weakref.ref(owner, forget), {}
+        self._nested[key][1][same] = made
         return made.call(function) if of_code else made.call
 
 

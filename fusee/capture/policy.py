@@ -105,6 +105,8 @@ class Policy:
 
     def now(self) -> Stance:
         """The stance: torch.compiler.set_stance's goes before that of fusee.compiler."""
+        if getattr(sys.modules.get(DYNAMO), "_stance", None) is self.usual:
+            return self.stance
         torchs = dynamo_stance()
         if torchs is None:
             return self.stance

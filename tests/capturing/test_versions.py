@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import random
 import time
 import warnings
 import weakref
@@ -548,3 +549,59 @@ def test_a_dict_is_asked_for_the_key_of_this_call(
             continue
         assert torch.equal(traced(x, key), want)
         assert torch.equal(native(x, key, of), want)
+
+
+class _Ending(nn.Module):
+    """A loop over more modules than a place has versions; each turn ends a graph.
+
+    kind   whether turns end after a module, before it, or by a number that decides
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(12))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.kind == "before":
+                print(end="")
+            if self.kind == "number" and random.random() < 0.3:
+                continue
+            x = layer(x).tanh() + x
+            if self.kind == "after":
+                print(end="")
+        return x
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["after", "before", "number"])
+def test_each_module_of_a_loop_has_versions_of_its_own(kind: str) -> None:
+    module = _Ending(kind).eval()
+    traced, made = Traced(_Ending.forward), []
+    with torch.no_grad():
+        for k in range(40):
+            random.seed(k)
+            want = module(X)
+            random.seed(k)
+            torch.testing.assert_close(traced(module, X), want)
+            made.append(len(traced.compiled.entries))
+    assert made[-1] >= 13 and (kind == "number" or made[0] == made[-1])
+    assert not any(stop.startswith("eager") for stop in traced.stops)
+
+
+def test_other_objects_of_a_loop_have_as_many_versions_as_a_place_has() -> None:
+    class Scale:
+        def __init__(self, by: float) -> None:
+            self.by = by
+
+    scales = [Scale(k / 7) for k in range(20)]
+
+    def fn(x: Tensor) -> Tensor:
+        for scale in scales:
+            x = x * scale.by
+            print(end="")
+        return x
+
+    traced = Traced(fn)
+    assert torch.equal(traced(X), fn(X)) and traced.entries <= 12
