@@ -32,7 +32,7 @@ from torch.fx.node import map_aggregate
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.bytecode import Line
-from fusee.capture.dynamic import Computed, Number, converted, read
+from fusee.capture.dynamic import Computed, Number, before_graph, converted, read
 from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, is_scalar, room, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
@@ -378,7 +378,8 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
     if isinstance(x, FakeTensor):
         return m.call(getattr(x, method))  # C code would refuse a Number
     if type(x) is Number:
-        return converted(x, kind)
+        found = None if x.kind is kind else before_graph(m.world, kind, x)
+        return converted(x, kind) if found is None else found
     m.look((x, *base), AS_NUMBERS)
     return kind(x, *base, **kwargs)
 

@@ -55,7 +55,14 @@ from fusee.capture.builtins import (
     stands_for_each,
 )
 from fusee.capture.containers import sort_key
-from fusee.capture.dynamic import Computed, asked_by_c, holds_number, need_values
+from fusee.capture.dynamic import (
+    Computed,
+    Number,
+    asked_by_c,
+    before_graph,
+    holds_number,
+    need_values,
+)
 from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, called, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
@@ -153,6 +160,9 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
     if any(map(symbols.holds_open, (args, kwargs))):
         return symbols.called(function, args, kwargs)
+    if m.world.numbers and not kwargs and any(type(x) is Number for x in args):
+        if (found := before_graph(m.world, function, *args)) is not None:
+            return found
     m.look((*args, *kwargs.values()), AS_VALUES)
     return asked_by_c(m.world.recorder, function, *args, **kwargs)
 

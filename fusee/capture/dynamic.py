@@ -9,16 +9,13 @@ from __future__ import annotations
 import cmath
 import enum
 import functools
-import json
 import math
 import operator
 import re
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -28,12 +25,25 @@ from fusee import log
 from fusee.capture.bytecode import first_line
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, TypeMatch
-from fusee.capture.sources import Dict, Held, Item, Local, OfAxis, Origin, ResultOf, SizeOf
+from fusee.capture.sources import (
+    Computation,
+    ComputedAt,
+    Dict,
+    Held,
+    Item,
+    Local,
+    OfAxis,
+    Operand,
+    Origin,
+    ResultOf,
+    Several,
+    SizeOf,
+)  # fmt: skip
 from fusee.capture.torch_api import Mark, OpOverload, compiler_setting, dynamo_switch, marks
-from fusee.config import CaptureOptions, settings
-from fusee.errors import CacheWarning, warn
-from fusee.runtime.cache import code_key, content_key, write_whole
+from fusee.config import CaptureOptions
+from fusee.runtime.cache import Job, code_key, job_named
 from fusee.source import Args, Kwargs
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS
 
 # ---------------------------------------------------------------------------- names
 
@@ -252,132 +262,6 @@ class Varying:
         self.known[words] = False
 
 
-# ---------------------------------------------------------------------------- jobs
-# What the processes of a job have seen vary, kept beside the cache under the job's name, as text.
-#
-#     jobs/NAME/1f0c2a9d8e7b6a54.json
-#
-# Ranks and restarts of a job share it. Whoever has something new writes all that is known as
-# another file, named after its content, and then deletes the files that it has read, which say
-# less. So processes need no lock: in any order, the union of what is there says all.
-#
-# source   torch/_dynamo/pgo.py, which keeps a file for each rank
-
-_FORMAT = "fusee job 1"
-_MOST = 8  # values that are listed of each; two show that it varies
-
-# By function: where it begins, and by the words of an argument's size the values that it had.
-_Rows = dict[str, tuple[str, dict[str, list[Any]]]]
-
-
-def job_named(torchs: str) -> Job | None:
-    """The job that FUSEE_JOB_ID names, or torch's own setting; None if no one does."""
-    chosen = settings()
-    name = chosen.job_id or torchs
-    return _opened(chosen.cache_dir, name) if name and chosen.cache_size else None
-
-
-@functools.cache
-def _opened(folder: Path, name: str) -> Job:
-    return Job(folder / "jobs", name)
-
-
-class Job:
-    """What is known of one job."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name = name
-        plain = re.sub(r"[^\w.-]", "_", name).lstrip(".")[:80]
-        self.folder = folder / (plain if plain == name else f"{plain}-{content_key(name)[:8]}")
-        self._rows: _Rows = {}
-        self._told: set[Path] = set()
-        self._lock = threading.Lock()
-        self._read()
-
-    def seen(self, function: str) -> Mapping[str, list[Any]]:
-        """What varies of a function, by words, with values that it had."""
-        return self._rows.get(function, ("", {}))[1]
-
-    def learn(self, function: str, at: str, seen: Mapping[str, list[Any]]) -> None:
-        """Keep that something varies. A folder that cannot be written to costs one warning."""
-        with self._lock:
-            if not self._add({function: (at, dict(seen))}):
-                return
-            read = self._read()
-            text = json.dumps(
-                {
-                    "format": _FORMAT,
-                    "functions": {
-                        name: {"at": at, "varies": rows} for name, (at, rows) in self._rows.items()
-                    },
-                },
-                indent=1,
-                sort_keys=True,
-            )
-            path = self.folder / f"{content_key(text)[:16]}.json"
-            try:
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_whole(path, text.encode())
-                for old in read:
-                    if old != path:
-                        old.unlink(missing_ok=True)
-            except OSError as error:
-                self._tell(self.folder, f"cannot be written to: {error.strerror}")
-
-    def _add(self, rows: _Rows) -> bool:
-        """Unite; whether anything is new."""
-        before = json.dumps(self._rows, sort_keys=True)
-        for function, (at, more) in rows.items():
-            _, known = self._rows.setdefault(function, (at, {}))
-            for words, seen in more.items():
-                known[words] = sorted({*known.get(words, ()), *seen})[:_MOST]
-        return before != json.dumps(self._rows, sort_keys=True)
-
-    def _read(self) -> list[Path]:
-        """Add all that is there; the files that it was in."""
-        while True:
-            paths, found = sorted(self.folder.glob("*.json")), []
-            try:
-                for path in paths:
-                    found.append((path, path.read_text()))
-            except FileNotFoundError:  # another process has written one that says more
-                continue
-            except (OSError, UnicodeDecodeError) as error:
-                self._tell(path, f"cannot be read: {error}")
-            break
-        good = []
-        for path, text in found:
-            try:
-                self._add(_parsed(text))
-                good.append(path)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                self._tell(path, f"is damaged or of another version: {error}")
-        return good
-
-    def _tell(self, path: Path, what: str) -> None:
-        if path not in self._told:
-            self._told.add(path)
-            warn(
-                CacheWarning,
-                f"what the job {self.name!r} has learned {what} ({path})",
-                did="went on without it",
-                remedy="delete it, or let FUSEE_CACHE_DIR name another folder",
-            )
-
-
-def _parsed(text: str) -> _Rows:
-    """The rows of a file. raises ValueError, TypeError, KeyError or AttributeError"""
-    found = json.loads(text)
-    if found["format"] != _FORMAT:
-        raise ValueError(f"its format is {found['format']!r}, not {_FORMAT!r}")
-    rows = {name: (row["at"], dict(row["varies"])) for name, row in found["functions"].items()}
-    for at, varies in rows.values():
-        values = [x for seen in varies.values() for x in seen]
-        if type(at) is not str or any(type(x) not in (int, float) for x in values):
-            raise ValueError("a value is no number")
-    return rows
-
-
 # ---------------------------------------------------------------------------- numbers
 # Numbers that a graph computes: a learning rate that a scheduler changes, a count of steps.
 #
@@ -495,7 +379,7 @@ _RAISE = {operator.truediv, operator.pow}  # for some numbers, but after the gra
 # Torch calls that a graph may give one to, as backends know to compile them.
 _TAKE_NUMBERS = {
     *_NAMES, *(f"i{name}" for name in _NAMES),
-    *"multiply div divide true_divide addcmul addcdiv lerp".split(),
+    *"multiply div divide true_divide addcmul addcdiv lerp clamp clip where linspace".split(),
 }  # fmt: skip
 _COMPARE = {*"gt ge lt le eq ne".split()}
 
@@ -624,6 +508,69 @@ def load_number(world: Any, value: float, origin: Origin) -> Number:
     number.now, world.numbers[origin] = value, number
     world.know(number, origin)
     return number
+
+
+# What these make of numbers from outside is computed before the graph: a number from outside, too,
+# or a fact. Nodes of a graph would raise too late, or lose what is no float.
+_BEFORE: dict[Any, bool] = {  # and whether it never raises, and gives one class
+    **dict.fromkeys(COMPARISONS.values(), True), **dict.fromkeys((bool, abs), True),
+    **dict.fromkeys((math.isnan, math.isinf, math.isfinite, math.atan, math.tanh, math.erf), True),
+    **dict.fromkeys((int, round, math.floor, math.ceil, math.trunc, *FUNCTIONS), False),
+    **dict.fromkeys((operator.truediv, operator.floordiv, operator.mod, operator.pow), False),
+    **dict.fromkeys((operator.ifloordiv, operator.imod), False),
+}  # fmt: skip
+_MOST_STEPS = 64
+
+
+def before_graph(world: Any, function: Callable[..., Any], *operands: Any) -> Any:
+    """What a function makes of numbers from outside; None: only their values say it.
+
+    There are as many versions as answers of comparisons, not as values.
+    """
+    function = _PLAIN.get(function, function)
+    by = operands[-1]
+    is_in_graph = function is operator.truediv and type(by) in (int, float) and by != 0
+    if function not in _BEFORE or is_in_graph:
+        return None
+    found = _computation(function, operands)
+    if found is None:
+        return None
+    how, given = found
+    of = Several(tuple(map(world.origin, given)))
+    now: Any = tuple(x.now for x in given)
+    words = how.words([*map(str, of.parts)])
+    kind = next((x for x in (bool, int, float) if how._replace(kind=x)(now)), None)
+    if kind is None:  # it raises, or is complex
+        need_values(*operands)
+    if (key := (*map(id, given), words)) not in world.computed:
+        world.computed[key] = ComputedAt(of, how, words)
+        if not _BEFORE[function]:
+            made = ComputedAt(of, how._replace(kind=kind), f"whether {words} is {kind.__name__}")
+            world.fact(EqualsMatch, made, True)
+    load = functools.partial(load_number, world) if kind is float else world.load
+    return load(how(now), world.computed[key])
+
+
+def _computation(function: Any, operands: Args) -> tuple[Computation, list[Number]] | None:
+    """The steps from numbers from outside to a function of what was made of them."""
+    row, order = [Number(None, frozenset(), made=(function, *operands))], []
+    while row:  # no recursion over what the program computes
+        order.append(x := row.pop())
+        row += [y for y in x.made[1:] if type(y) is Number]
+        if len(order) > _MOST_STEPS:
+            return None
+    given = list({id(x): x for x in order if not x.made}.values())
+    places = {id(x): Operand(k) for k, x in enumerate(given)}
+    steps: list[tuple[Callable[..., Any], Args]] = []
+    for x in reversed(order):
+        if id(x) not in places:
+            by, *taken = x.made
+            if not all(type(y) in (Number, int, float, bool) for y in taken):
+                return None
+            places[id(x)] = Operand(len(given) + len(steps))
+            steps.append((by, tuple(places[id(y)] if type(y) is Number else y for y in taken)))
+    is_known = all(x.now is not None for x in given)
+    return (Computation(tuple(steps)), given) if is_known else None
 
 
 def as_tensor(value: float) -> torch.Tensor:

@@ -20,6 +20,7 @@ import torch
 from fusee.capture.frame import ABSENT, Marker
 from fusee.capture.sources import (
     Attr,
+    ComputedAt,
     Held,
     Item,
     Origin,
@@ -349,7 +350,8 @@ class EqualsMatch(Fact):
 
     def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
         if type(found) is type(self.value):
-            if isinstance(self.origin, ResultOf):  # of one of NumPy's
+            is_computed = isinstance(self.origin, ComputedAt)
+            if isinstance(self.origin, ResultOf) and not is_computed:  # of one of NumPy's
                 if type(found) in (bytes, str):
                     yield str(self.origin.of), True, 0.0, 0.0
             elif type(found) in (float, int):

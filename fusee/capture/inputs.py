@@ -151,7 +151,7 @@ class World:
         self.frozen: dict[int, Origin] = {}  # frozensets that are known by value
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.numbers: dict[Origin, Number] = {}
-        self.comparisons: dict[Any, bool] = {}  # of such numbers, as they are in this call
+        self.computed: dict[Any, Origin] = {}  # what is made of such numbers before the graph
         self.symbols = Symbols(where, self.mode)
         self.recorder.symbols = self.symbols
         self._open: dict[Origin, Any] = {}  # integers that vary

@@ -27,7 +27,7 @@ from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.builtins import handled
 from fusee.capture.bytecode import Bytecode, passed, without_ours
 from fusee.capture.calls import call
-from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, compute
+from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, before_graph, compute
 from fusee.capture.effects import effects
 from fusee.capture.frame import (
     ABSENT,
@@ -40,18 +40,9 @@ from fusee.capture.frame import (
     unbound,
 )
 from fusee.capture.graph_break import Anew, GraphBreak, Opaque
-from fusee.capture.guards import EqualsMatch
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_of, read_order
-from fusee.capture.sources import (
-    IN_C,
-    SIGNS,
-    Compared,
-    Computation,
-    Operand,
-    Several,
-    is_trusted,
-)  # fmt: skip
+from fusee.capture.sources import IN_C, is_trusted
 from fusee.capture.torch_api import FakeTensor
 
 _IN_PLACE = len(BINARY) // 2
@@ -187,6 +178,8 @@ class Interpreter(Capturing):
                 return function(left, right)
         if type(left) is Number or type(right) is Number:
             left, right = symbols.value(left), symbols.value(right)
+            if (found := before_graph(self.world, function, left, right)) is not None:
+                return found
             return compute(self.world.recorder.graph, function, (left, right))
         if _are_numbers(left, right):
             return symbols.operated(function, left, right)
@@ -268,10 +261,9 @@ class Interpreter(Capturing):
             return self.tensor_operator(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS and not isinstance(left, tuple):
             return function(left, right)
-        if (type(left) is Number or type(right) is Number) and (
-            (answer := _compared(self.world, function, left, right)) is not None
-        ):
-            return answer
+        if type(left) is Number or type(right) is Number:
+            if (answer := before_graph(self.world, function, left, right)) is not None:
+                return answer
         if _are_numbers(left, right):
             return symbols.operated(function, left, right)
         name = function.__name__
@@ -334,8 +326,8 @@ class Interpreter(Capturing):
     def truth(self, x: Any) -> bool:
         if type(x) in _NUMBERS or symbols.is_open(x):
             return bool(x.text() if type(x) is symbols.Text else x)
-        if type(x) is Number and (answer := _compared(self.world, operator.ne, x, 0)) is not None:
-            return answer
+        if type(x) is Number and (answer := before_graph(self.world, bool, x)) is not None:
+            return bool(answer)
         for name in ("__bool__", "__len__"):
             if (found := ask(self, x, name)) is not ABSENT:
                 return found if type(found) is bool else attributes.by_c(bool, name, found)
@@ -562,42 +554,6 @@ class Interpreter(Capturing):
 
 _MOST_ITEMS = 2**32  # for which Python asks memory at once
 _SHOWING: dict[str, Any] = {"__str__": str, "__repr__": repr, "__format__": format}
-
-
-_MOST_STEPS = 16
-
-
-def _compared(world: Any, function: Callable[..., Any], *operands: Any) -> bool | None:
-    """How numbers from outside compare, a fact from here on; None: only their values say it.
-
-    There are as many versions as answers, where there would be one for each value.
-    """
-    row, order = [Number(None, frozenset(), bool, (function, *operands))], []
-    while row:  # no recursion over what the program computes
-        order.append(x := row.pop())
-        row += [y for y in x.made[1:] if type(y) is Number]
-        if len(order) > _MOST_STEPS:
-            return None
-    given = list({id(x): x for x in order if not x.made}.values())
-    now = [x.now for x in given if x.now is not None]
-    if len(now) < len(given):
-        return None
-    places = {id(x): Operand(k) for k, x in enumerate(given)}
-    steps: list[Any] = []
-    for x in reversed(order):
-        if id(x) not in places:
-            by, *taken = x.made
-            is_known = all(type(y) in (Number, int, float, bool) for y in taken)
-            if by not in SIGNS or not is_known:
-                return None
-            places[id(x)] = Operand(len(given) + len(steps))
-            steps.append((by, tuple(places[id(y)] if type(y) is Number else y for y in taken)))
-    how, origins = Computation(tuple(steps)), [world.origin(x) for x in given]
-    if (key := (*(id(x) for x in given), how)) not in world.comparisons:
-        world.comparisons[key] = how((*now,))
-        at = Compared(Several((*origins,)), how, how.words([*map(str, origins)]))
-        world.fact(EqualsMatch, at, world.comparisons[key])
-    return bool(world.comparisons[key])
 
 
 def _is_of_tensors(left: Any, right: Any) -> bool:

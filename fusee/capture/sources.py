@@ -291,13 +291,6 @@ class FoundBy(ResultOf):
         return "{}[{}]".format(*both.parts)
 
 
-# Operators that are facts when they compare numbers from outside, or make what is compared.
-SIGNS: dict[Any, str] = {
-    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.neg: "-", operator.lt: "<",
-    operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==", operator.ne: "!=",
-}  # fmt: skip
-
-
 class Operand(NamedTuple):
     """The number of that index, or what a step made: steps count on from the numbers."""
 
@@ -305,29 +298,46 @@ class Operand(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """The truth of what the last step makes of numbers. Operands are Operands and constants."""
+    """What the last step makes of numbers. Operands are Operands and constants.
+
+    kind   None, or the class of numbers: then it is whether it makes one of these, and never raises
+    """
 
     steps: tuple[tuple[Callable[..., Any], Args], ...]
+    kind: type | None = None
 
-    def __call__(self, numbers: tuple[float, ...]) -> bool:
+    def __call__(self, numbers: tuple[float, ...]) -> Any:
         found: list[Any] = [*numbers]
-        for function, given in self.steps:
-            found.append(function(*[found[x.place] if type(x) is Operand else x for x in given]))
-        return bool(found[-1])
+        try:
+            for function, given in self.steps:
+                known = [found[x.place] if type(x) is Operand else x for x in given]
+                found.append(function(*known))
+        except (ArithmeticError, ValueError):
+            if self.kind is None:
+                raise
+            return False
+        return found[-1] if self.kind is None else type(found[-1]) is self.kind
 
     def words(self, names: list[str]) -> str:
-        """`2*p > q`, given how the numbers are called."""
+        """`(2 * p) > q`, given how the numbers are called."""
         found = [*names]
         for function, given in self.steps:
             shown = [found[x.place] if type(x) is Operand else repr(x) for x in given]
-            sign = SIGNS[function]
-            text = f" {sign} ".join(shown) if len(shown) > 1 else f"{sign}{shown[0]}"
-            found.append(f"({text})")
-        return found[-1][1:-1]
+            sign = _SIGNS.get(function)
+            text = f"{function.__name__}({', '.join(shown)})"
+            found.append(text if sign is None else f"({f' {sign} '.join(shown)})")
+        return found[-1][1:-1] if sign else found[-1]
+
+
+_SIGNS: dict[Any, str] = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/",
+    operator.floordiv: "//", operator.mod: "%", operator.pow: "**", operator.lt: "<",
+    operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==", operator.ne: "!=",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Compared(ResultOf):
+class ComputedAt(ResultOf):
     """What a Computation gives for numbers from outside: `of` are all of them."""
 
     def words_after(self, parent: str) -> str:

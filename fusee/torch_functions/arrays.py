@@ -91,8 +91,11 @@ class Array(Computed):
         """What a torch call has in place of a scalar."""
         if not isinstance(self.shadow, (np.floating, np.integer)):
             raise GraphBreak(f"a {self.kind.__name__} of NumPy among a torch call's arguments")
-        kind = float if isinstance(self.shadow, np.floating) else int
-        return self.m.world.recorder.item(self.tensor, kind=kind)
+        recorder = self.m.world.recorder
+        if isinstance(self.shadow, np.floating):
+            return recorder.item(self.tensor)
+        # a graph reads floats alone
+        return recorder.item(recorder.call(torch.Tensor.double, self.tensor), kind=int)
 
     def _need(self, *_: Any) -> Any:
         raise GraphBreak(f"the program {_UNKNOWN}")

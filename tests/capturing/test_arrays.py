@@ -455,6 +455,15 @@ def test_function(name: str) -> None:
         agree(_calling(function, kwargs), *args, calls=1)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", [np.int64, np.int8, np.float32])
+def test_numbers_of_numpy_that_vary_meet_tensors(make: Any) -> None:
+    native = fusee.compile(lambda x, n: x * n + n)
+    for n in (2, 3, 7, 5):
+        want = X * make(n) + make(n)
+        torch.testing.assert_close(native(X, make(n)), want)
+
+
 def _logs(x: Any) -> Any:
     return np.sqrt(x) / (x - 1), np.log(x) + 1
 

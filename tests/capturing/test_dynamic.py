@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import fusee
 from fusee import log
-from fusee.capture.dynamic import Job
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from fusee.errors import CacheWarning, ConstantSizeError, OptionError
+from fusee.runtime.cache import Job
 from tests.capturing.same import Traced
 
 

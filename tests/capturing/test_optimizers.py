@@ -410,7 +410,7 @@ def test_a_float_that_changes_becomes_an_input() -> None:
         (lambda x, by: x * by if by == math.inf or by != by else x - by, 4),
         (lambda x, by: (by > 0.3, by is by, x * by), 3),
         (lambda x, by: x * by if by * by > by + 0.1 else x, 3),
-        (lambda x, by: x if math.sin(by if by < 9 else 1) > 0 else x * by, 9),  # C needs its value
+        (lambda x, by: x if math.sin(by if by < 9 else 1) > 0 else x * by, 5),
     ],
 )
 def test_a_float_that_decides_has_a_version_for_each_answer(
@@ -421,6 +421,59 @@ def test_a_float_that_decides_has_a_version_for_each_answer(
         ours, theirs = (f(x, by) for f in (traced, decides))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
     assert traced.entries <= versions and not traced.stops
+
+
+@pytest.mark.parametrize(
+    ("made", "versions"),
+    [
+        (lambda x, by: x * math.exp(-by) + math.sqrt(by) * math.log(by), 2),
+        (lambda x, by: x * abs(by - 0.3) + round(by, 2) + by**-1.5, 2),
+        (lambda x, by: x / by + (1 - by) / by + 2**by, 2),
+        (lambda x, by: x * int(by * 10), 4),  # 0 and 1 are constants
+        (lambda x, by: x[: max(1, int(by * 4))] * math.floor(by), 6),
+        (lambda x, by: x * (by // 0.25) + by % 0.25, 2),
+        (lambda x, by: x.clamp(-by, by) + torch.where(x > by, x, by), 2),
+        (lambda x, by: x + torch.linspace(0, by, 3), 2),
+        (lambda x, by: x * (math.isnan(by) or by) + by, 2),
+        (lambda x, by: x * min(by, 0.6), 4),
+        (lambda x, by: x * by if round(by * 8) % 2 else x, 4),
+    ],
+)
+def test_what_is_made_of_a_float_is_made_before_the_graph(
+    made: Callable[..., Any], versions: int
+) -> None:
+    traced, native, x = Traced(made), fusee.compile(made), torch.randn(3)
+    for by in (0.5, 0.25, 0.125, 0.7, 0.9, 0.3, 1.4, 1.3, 2.2, 3.1, 0.01):
+        want = made(x, by)
+        assert torch.equal(traced(x, by), want)
+        torch.testing.assert_close(native(x, by), want)
+    assert traced.entries <= versions and not traced.stops
+
+
+@pytest.mark.parametrize(
+    ("made", "odd"),
+    [
+        (lambda x, by: x * (1 / by), 0.0),
+        (lambda x, by: x * (3 % by), 0.0),
+        (lambda x, by: x * by**-1.5, 0.0),
+        (lambda x, by: x * by**-1.5, -2.0),  # complex
+        (lambda x, by: x * 10.0 ** (by * 1000), 1.0),
+        (lambda x, by: x * math.log(by), -1.0),
+        (lambda x, by: x * math.exp(by), 1e4),
+        (lambda x, by: x * int(by), math.nan),
+        (lambda x, by: x * round(by), math.inf),
+    ],
+)
+def test_what_python_refuses_of_a_float_is_refused(made: Callable[..., Any], odd: float) -> None:
+    traced, x = Traced(made), torch.ones(3)
+    for by in (0.125, 0.25, 0.1875, odd, 0.0625, odd):
+        results = []
+        for f in (made, traced):
+            try:
+                results.append(f(x, by))
+            except (ArithmeticError, ValueError) as error:
+                results.append((type(error), str(error)))
+        assert str(results[0]) == str(results[1])
 
 
 def test_floats_that_decide_together() -> None:
