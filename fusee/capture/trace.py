@@ -18,11 +18,11 @@ from torch import fx
 
 from fusee.capture import tensor_objects
 from fusee.capture.builtins import left
-from fusee.capture.bytecode import parameters, without_ours
+from fusee.capture.bytecode import overwritten, parameters, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
 from fusee.capture.effects import BODY, effects, written_by
-from fusee.capture.frame import Frame
+from fusee.capture.frame import Frame, is_scalar
 from fusee.capture.graph_break import (
     Anew,
     Failing,
@@ -247,7 +247,9 @@ class _Attempt:
 
     def _start(self) -> Frame:
         place, world = self.place, self.world
-        loaded = {n: self._load(n) for n in place.parameters}
+        code = place.function.__code__
+        unread = overwritten(code, 0) - {*code.co_cellvars} if place.at < 0 else ()
+        loaded = {n: self._load(n, n in unread) for n in place.parameters}
         function = loaded.pop(".f", None) or world.hold(place.function, place.function.__qualname__)
         world.know_cells(function)
         f = Frame.of(self.machine, function)
@@ -261,8 +263,10 @@ class _Attempt:
         self.machine.handled = loaded.get(".h")
         return f
 
-    def _load(self, name: str) -> Any:
+    def _load(self, name: str, is_unread: bool) -> Any:
         """What stands for a variable. One of a kind that no graph takes ends it where it is met."""
+        if is_unread and is_scalar(self.values[name]):  # whose value is no fact
+            return self.world.know(Opaque(f"{name}, which nothing reads", ""), Local(name))
         try:
             return self.world.load(self.values[name], Local(name))
         except GraphBreak as found:

@@ -605,3 +605,38 @@ def test_other_objects_of_a_loop_have_as_many_versions_as_a_place_has() -> None:
 
     traced = Traced(fn)
     assert torch.equal(traced(X), fn(X)) and traced.entries <= 12
+
+
+def _deletes(x: Tensor, of: Any) -> Tensor:
+    del of
+    return x * 2
+
+
+def _writes_over(x: Tensor, of: Any, scale: float = 2.0) -> Tensor:
+    of = scale = 3.0
+    return x * of * scale
+
+
+def _closes_over(x: Tensor, of: Any) -> Any:
+    return x * (lambda: len(of))()
+
+
+def _shows(x: Tensor, of: Any) -> Any:
+    return x * 2, sorted(locals())
+
+
+def _ends(x: Tensor, of: Any) -> Any:
+    y = x * 2
+    print(end="")
+    return y + 1
+
+
+@pytest.mark.parametrize(("fn", "is_read"), [
+    (lambda x, of: x * 2, False), (_writes_over, False), (_ends, False),
+    (_deletes, True), (_closes_over, True), (_shows, True),
+])  # fmt: skip
+def test_an_argument_that_nothing_reads_is_no_fact(fn: Callable[..., Any], is_read: bool) -> None:
+    traced = Traced(fn)
+    for of in ("a", "bc", "d", "", "efg", "h"):
+        assert str(traced(X, of)) == str(fn(X, of))
+    assert (traced.entries > 2) is is_read
