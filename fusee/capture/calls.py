@@ -505,7 +505,8 @@ _TAKE_TEXTS = {
 
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     is_native = function.__module__ in _NATIVE_MODULES and function not in _IN_PYTHON
-    if is_native and not _takes_functions(function, args, kwargs):
+    has_number = m.world.numbers and holds_number((*args, kwargs))  # which torch refuses
+    if is_native and not has_number and not _takes_functions(function, args, kwargs):
         return on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):
         return None

@@ -434,6 +434,7 @@ def test_a_float_that_decides_has_a_version_for_each_answer(
         (lambda x, by: x * (by // 0.25) + by % 0.25, 2),
         (lambda x, by: x.clamp(-by, by) + torch.where(x > by, x, by), 2),
         (lambda x, by: x + torch.linspace(0, by, 3), 2),
+        (lambda x, by: nn.functional.gaussian_nll_loss(x, x + 1, x * x, eps=by), 3),
         (lambda x, by: x * (math.isnan(by) or by) + by, 2),
         (lambda x, by: x * min(by, 0.6), 4),
         (lambda x, by: x * by if round(by * 8) % 2 else x, 4),
