@@ -38,6 +38,9 @@ _CALLING: dict[Any, int | str] = {
     sorted: "key", min: "key", max: "key", list.sort: "key", itertools.groupby: "key",
 }  # fmt: skip
 
+# torch's own that decide step by step, in Python, and call what they are given.
+_DECIDING = ("torch.optim.lbfgs",)
+
 
 def around(nested: Nested, function: types.FunctionType, /, *args: Any, **kwargs: Any) -> Any:
     """Run a function's own lines in Python."""
@@ -122,7 +125,10 @@ class Between(Semantics):
             args, function = (function, *args), found
         is_code = type(function) is types.FunctionType
         if is_code:
-            function = self.nested(function, args[0] if args else None)
+            own, function = function, self.nested(function, args[0] if args else None)
+            if own is function and own.__module__ in _DECIDING:
+                args = (*map(self.compiled, args),)
+                kwargs = {name: self.compiled(x) for name, x in kwargs.items()}
         else:
             args, kwargs = self._called_back(function, args, kwargs)
         if self.frames:  # what C calls back later has no caller here

@@ -386,6 +386,31 @@ def test_a_gradient_unlike_its_tensor_is_pythons() -> None:
         Traced(fn)(nn.Parameter(torch.zeros(2)), 1)
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_lbfgs_calls_is_compiled(by_name: bool) -> None:
+    def trained(compiles: Callable[..., Any]) -> tuple[Tensor, Any]:
+        param = nn.Parameter(torch.tensor([1.0, -2.0]))
+        optimizer = torch.optim.LBFGS([param], lr=0.1, max_iter=3)
+
+        def step() -> Any:
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = (param - 3).square().sum()
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+
+        run = compiles(step)
+        for _ in range(3):
+            run()
+        return param.detach(), run
+
+    (want, _), (got, traced) = trained(lambda step: step), trained(Traced)
+    assert torch.equal(got, want) and len(traced.graphs) >= 1
+    assert not any(stop.startswith("eager") for stop in traced.stops)
+
+
 # ------------------------------------------------------------------------------ floats
 
 
