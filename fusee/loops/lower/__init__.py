@@ -64,6 +64,7 @@ class ExternSpec:
     any_size: ExternSpec | None = None
 
 
+_OF_IMAGES = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 CHANNELS_LAST = {3: (0, 2, 1), 4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 
 
@@ -130,12 +131,29 @@ def _buffer(lowering: Lowering, meta: Meta | None, images: bool, role: Role) -> 
     return lowering.buffer(meta.shape, meta.dtype, strides, role)
 
 
+def _is_taken_for_rows(shape: tuple[Size, ...], strides: tuple[Size, ...]) -> bool:
+    """Whether ATen makes rows of an image that lies by channels: of a single one, where the stride
+    of that axis does not tell. Its copies take ten times as long as a kernel's.
+
+    source   c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4
+    """
+    if len(shape) not in CHANNELS_LAST or shape[0] != 1 or strides == contiguous(shape):
+        return False
+    last = channels_last(shape)
+    is_short = isinstance(last[0], int) and isinstance(strides[0], int) and strides[0] < last[0]
+    return is_short and strides[1:] == last[1:]
+
+
 @dataclass(frozen=True)
 class Laid:
-    """A tensor argument and the strides that eager has it in; None if it is opaque."""
+    """A tensor argument and the strides that eager has it in; None if it is opaque.
+
+    in_rows   whether it is to lie in these, of rows: ATen would convert it at each call
+    """
 
     tensor: Tensor
     strides: tuple[Size, ...] | None
+    in_rows: bool = False
 
 
 def _argument(lowering: Lowering, arg: Any, images: bool, exact: bool) -> Any:
@@ -145,8 +163,12 @@ def _argument(lowering: Lowering, arg: Any, images: bool, exact: bool) -> Any:
         kept = tensor.storage is not None and tensor.storage.buffer.role == "derived"
         if images and not kept and len(tensor.shape) in CHANNELS_LAST:
             return lowering.window(tensor, channels_last(tensor.shape))
-        if not exact or kept or strides is None:
-            return lowering.window(tensor)
+        if not (exact or arg.in_rows) or kept or strides is None:
+            view = lowering.window(tensor)
+            if strides is None or kept or tensor.shape[:1] != (1,):
+                return view
+            # ATen takes one image for rows or for channels-last by the stride of this axis
+            return replace(view, strides=(strides[0], *view.strides[1:]))
         repeats = any(s == 0 and n != 1 for s, n in zip(strides, tensor.shape, strict=True))
         if repeats:  # in memory as in eager, or each element as often as it is read
             at = tensor.storage
@@ -557,7 +579,7 @@ class GraphLowering:
             self.lowering,
             op,
             tuple(metas),
-            tuple(self._laid(arg) for arg in node.args),
+            tuple(self._laid(arg, of_images=op in _OF_IMAGES) for arg in node.args),
             {key: self._laid(arg) for key, arg in node.kwargs.items()},
             spec,
             node.meta.get("layout"),
@@ -642,7 +664,7 @@ class GraphLowering:
             return self.size_of(arg)  # refuses all but integers
         return arg
 
-    def _laid(self, arg: Any) -> Any:
+    def _laid(self, arg: Any, of_images: bool = False) -> Any:
         """An argument of an Extern: tensors with eager's strides."""
         if isinstance(arg, (list, tuple)):
             return [self._laid(item) for item in arg]
@@ -651,7 +673,10 @@ class GraphLowering:
             return value
         meta = self._meta(arg.meta["val"])
         assert meta is not None
-        return Laid(value, meta.strides if len(meta.strides) == len(value.shape) else None)
+        strides = meta.strides if len(meta.strides) == len(value.shape) else None
+        if of_images and strides is not None and _is_taken_for_rows(meta.shape, strides):
+            return Laid(value, contiguous(meta.shape), in_rows=True)
+        return Laid(value, strides)
 
     def _output(self, node: fx.Node) -> None:
         returned = node.args[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -181,6 +182,28 @@ def test_intermediates_follow_channels_last() -> None:
     assert isinstance(last, Loop) and last.buffer.strides == (100, 25, 5, 1)
     x, w = args
     torch.testing.assert_close(interpret(graph, args)[0], F.relu(F.conv2d(x, w)) * 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "strides"),
+    [(1, 3, (75, 25, 5, 1)), (1, 75, (75, 1, 15, 3)), (2, 75, (75, 1, 15, 3))],
+)
+def test_an_image_of_tokens_lies_as_aten_takes_it(
+    count: int, first: int, strides: tuple[int, ...]
+) -> None:
+    """A single one by its first stride: as rows, or as channels-last."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d((x * 2).as_strided((count, 3, 5, 5), (first, 1, 15, 3)), w)
+
+    args = [torch.randn(count, 25, 3), torch.randn(4, 3, 1, 1)]
+    graph = lower_module(aten_graph(fn, args), args)
+    (conv,) = (step for step in graph.steps if isinstance(step, Extern))
+    (image, *_) = (x for x in conv.args if isinstance(x, View) and x.shape == (count, 3, 5, 5))
+    assert image.strides == strides
+    found, want = interpret(graph, args)[0], fn(*args)
+    torch.testing.assert_close(found, want)
+    assert found.stride() == want.stride()
 
 
 # ------------------------------------------------------------------------------ externs
