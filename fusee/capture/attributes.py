@@ -496,10 +496,19 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
 def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if name == "__class__":
         return m.kind_of(obj)
-    if id(obj) in m.world.seen:
-        found = _of_subclass(m, obj, name, *m.world.seen[id(obj)])
+    if id(obj) in m.world.seen:  # a subclass and an instance's own attributes come first
+        kind, mirror = m.world.seen[id(obj)]
+        if name == "__dict__":
+            raise GraphBreak("all attributes of a tensor")
+        found = _in_own_classes(m, kind, name)
+        if not _is_data_descriptor(found) and not hasattr(torch.Tensor, name):
+            value = m.world.get(mirror, name)
+            if value is not ABSENT:
+                return value
+            if found is ABSENT:
+                raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         if found is not ABSENT:
-            return found
+            return _bound(m, found, obj, kind, name)
     if name == "device" and (m.modes or id(obj) in m.world.seen):
         return torch._C.TensorBase.device.__get__(obj)  # FakeTensor has one that asks nobody
     # which torch does not ask classes about; FakeTensor has a tolist() that asks each element
@@ -520,20 +529,6 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if value is not ABSENT:
         return value
     raise AttributeError(text)  # not above: it would have a context
-
-
-def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) -> Any:
-    """What a subclass of torch.Tensor and an instance's own attributes have; or ABSENT."""
-    if name == "__dict__":
-        raise GraphBreak("all attributes of a tensor")
-    found = _in_own_classes(m, kind, name)
-    if not _is_data_descriptor(found) and not hasattr(torch.Tensor, name):
-        value = m.world.get(mirror, name)
-        if value is not ABSENT:
-            return value
-        if found is ABSENT:
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-    return ABSENT if found is ABSENT else _bound(m, found, obj, kind, name)
 
 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:

@@ -119,7 +119,8 @@ class Between(Semantics):
                 method = kind.forward if is_plain(function) else kind.__call__
                 args, function = (function, *args), method
         elif isinstance(function, type):
-            if _is_made_in_python(function):
+            is_plain_call = type(function).__call__ is type.__call__
+            if is_plain_call and type(_in_class(function, "__init__")) is types.FunctionType:
                 return self._make(function, args, kwargs)
         elif (found := _python_method(function, "__call__")) is not None:
             args, function = (function, *args), found
@@ -221,9 +222,3 @@ def _in_class(cls: type, name: str) -> Any:
 def _python_method(x: Any, name: str) -> types.FunctionType | None:
     found = _in_class(type(x), name)
     return found if type(found) is types.FunctionType else None
-
-
-def _is_made_in_python(cls: type) -> bool:
-    """Whether `cls(...)` runs an `__init__` of the program's, and nothing else that is Python."""
-    is_plain = type(cls).__call__ is type.__call__
-    return is_plain and type(_in_class(cls, "__init__")) is types.FunctionType

@@ -158,19 +158,19 @@ _READERS_IN_C = {
 
 def is_reading(function: types.FunctionType) -> bool:
     """Whether a function only computes from its arguments: it may be called at any time."""
-    return all(_is_reading(function, i) for i in program(function.__code__).instructions)
-
-
-def _is_reading(function: types.FunctionType, i: Instruction) -> bool:
-    if i.name == "LOAD_ATTR":
-        return sys.version_info < (3, 12) or not i.arg & 1  # with that bit it is to be called
-    if i.name == "LOAD_GLOBAL":
-        is_asked = not i.arg & 1 and isinstance(function.__globals__.get(i.value), type)
-        return i.value in _READERS_IN_C or is_asked
-    if i.name == "LOAD_DEREF":
-        found = inspect.getclosurevars(function).nonlocals.get(i.value)
-        return isinstance(found, type)
-    return i.name in _READING or any(part in i.name for part in _READING_PARTS)
+    for i in program(function.__code__).instructions:
+        if i.name == "LOAD_ATTR":  # with that bit it is to be called
+            is_known = sys.version_info < (3, 12) or not i.arg & 1
+        elif i.name == "LOAD_GLOBAL":
+            is_asked = not i.arg & 1 and isinstance(function.__globals__.get(i.value), type)
+            is_known = i.value in _READERS_IN_C or is_asked
+        elif i.name == "LOAD_DEREF":
+            is_known = isinstance(inspect.getclosurevars(function).nonlocals.get(i.value), type)
+        else:
+            is_known = i.name in _READING or any(part in i.name for part in _READING_PARTS)
+        if not is_known:
+            return False
+    return True
 
 
 # What reads variables without naming them.

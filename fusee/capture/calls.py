@@ -120,7 +120,8 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         name = _BY_METHOD.get(function)
         if name and args and (found := attributes.ask(m, args[0], name, *args[1:])) is not ABSENT:
             return found
-    if _is_of_tensors(function, owner, args):
+    home = getattr(getattr(function, "__objclass__", None), "__name__", "")
+    if isinstance(owner, FakeTensor) or (args and home in ("TensorBase", "Tensor")):
         return on_tensors(m, function, args, kwargs)
     is_unbound = isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType))
     error = args[0] if is_unbound and args else owner
@@ -196,13 +197,6 @@ def _unknown(function: Any) -> GraphBreak:
         f"{full} is not Python code, and not known to be free of effects",
         "move the call out of the compiled function, or see fusee.compiler.allow_in_graph",
     )
-
-
-def _is_of_tensors(function: Any, owner: Any, args: Args) -> bool:
-    if isinstance(owner, FakeTensor):
-        return True
-    home = getattr(function, "__objclass__", None)
-    return home is not None and home.__name__ in ("TensorBase", "Tensor") and bool(args)
 
 
 def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -506,7 +500,12 @@ _TAKE_TEXTS = {
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     is_native = function.__module__ in _NATIVE_MODULES and function not in _IN_PYTHON
     has_number = m.world.numbers and holds_number((*args, kwargs))  # which torch refuses
-    if is_native and not has_number and not _takes_functions(function, args, kwargs):
+    if function.__module__ == "torch.utils._pytree":  # the program's functions run on the machine
+        is_native &= not any(
+            hasattr(type(x), "__next__") or (callable(x) and not isinstance(x, (type, FakeTensor)))
+            for x in (*args, *kwargs.values())
+        )
+    if is_native and not has_number:
         return on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):
         return None
@@ -533,14 +532,6 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
     if len(m.frames) > m.deepest:
         raise Unready  # Python has more frames than these, and raises
     return f.run()
-
-
-def _takes_functions(function: types.FunctionType, args: Args, kwargs: Kwargs) -> bool:
-    """Whether it is one of pytree's that runs code of the program's, which the machine must run."""
-    return function.__module__ == "torch.utils._pytree" and any(
-        hasattr(type(x), "__next__") or (callable(x) and not isinstance(x, (type, FakeTensor)))
-        for x in (*args, *kwargs.values())
-    )
 
 
 def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Frame:

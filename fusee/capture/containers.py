@@ -16,7 +16,7 @@ import inspect
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -270,13 +270,8 @@ def pairs(m: Capturing, x: Any) -> Any:
         found = m.mapping(x)
         m.hashed([*found])
         return found
-    return _rows(m, x)
-
-
-def _rows(m: Capturing, x: Any) -> Iterator[Any]:
-    for row in in_turn(m, x):
-        items = m.items(row) if is_iterable(row) else row
-        yield [*m.hashed(items[:1]), *items[1:]] if type(items) is list else items
+    rows = (m.items(row) if is_iterable(row) else row for row in in_turn(m, x))
+    return ([*m.hashed(x[:1]), *x[1:]] if type(x) is list else x for x in rows)
 
 
 @stands_for_each(dict, collections.OrderedDict)
@@ -373,22 +368,18 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
         if real is not None and real in mirror.obj:
             if origin is None or mirror.is_changed():
                 raise GraphBreak("a dict from outside is asked for a tensor that it does not have")
-            place = m.world.entry(mirror, real, _keyed(m, mirror.origin, real, origin))
+            if isinstance(origin.root, Held):
+                m.world.fact(IdMatch, origin, real)
+                place: Origin = KeyedItem(mirror.origin, real, str(origin))
+            else:  # another tensor at each call, or in each turn of a loop
+                place = FoundBy(Several((mirror.origin, origin)), at_key, "")
+            place = m.world.entry(mirror, real, place)
             return m.world.load(dict.__getitem__(mirror.obj, real), place)
     if not is_key(key) and mirror.copy is None:
         m.world.whole(container)
     if isinstance(key, torch.nn.Module):
         m.world.origin(key)  # which module it is is a fact now
     return m.world.get(mirror, key)
-
-
-def _keyed(m: Capturing, whole: Origin, key: torch.Tensor, origin: Origin) -> Origin:
-    """Where an item of a dict is whose key is a tensor, found at `origin`."""
-    if isinstance(origin.root, Held):
-        m.world.fact(IdMatch, origin, key)
-        return KeyedItem(whole, key, str(origin))
-    # another tensor at each call, or in each turn of a loop
-    return FoundBy(Several((whole, origin)), at_key, "")
 
 
 def _made(m: Capturing, container: Any, key: Any) -> Any:

@@ -604,8 +604,10 @@ def printable(x: Any) -> Any:
     for kind, held in _HELD.items():
         if isinstance(x, kind) and type(x) is not bool:
             return held(x)
-    if isinstance(x, complex) and not _has_text(x):
-        raise GraphBreak(f"the number {x} has no text in Python that gives it again")
+    if isinstance(x, complex):
+        zeros = [part for part in (x.real, x.imag) if part == 0]
+        if not cmath.isfinite(x) or any(math.copysign(1, zero) < 0 for zero in zeros):
+            raise GraphBreak(f"the number {x} has no text in Python that gives it again")
     if isinstance(x, (complex, *_PRINTED)):
         return x
     if isinstance(x, type) and x in _DTYPES:
@@ -626,11 +628,6 @@ def of_new(x: torch.Tensor, *given: Any) -> tuple[Callable[..., Any], Args]:
     if isinstance(given[0], (list, tuple)):
         return torch.Tensor.new_tensor, (x, given[0])
     return torch.Tensor.new, (x, *given)
-
-
-def _has_text(x: complex) -> bool:
-    zeros = [part for part in (x.real, x.imag) if part == 0]
-    return cmath.isfinite(x) and all(math.copysign(1, zero) > 0 for zero in zeros)
 
 
 # ---------------------------------------------------------------------------- readings

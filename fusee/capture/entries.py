@@ -110,8 +110,7 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
     signature, passed = _signature(function)
     pairs = [f"'.f': {name}" for name in first] + [f"{name!r}: {name}" for name in names]
     values = f"{{{', '.join(pairs)}}}"
-    fill = _fill(function)
-    filled = _filled(fill, values)
+    fill, filled = _filled(function, values)
     current = "True" if first else "§function.__code__ is §code"
     names_caller = any({"warn", "_getframe"} & {*c.co_names} for c in codes(function.__code__))
     by_python = f"{'§at_caller()(§function, ' if names_caller else '§function('}{passed})"
@@ -176,24 +175,21 @@ def _call_given(code: types.CodeType, function: Callable[..., Any], values: Valu
     return function(*args, **given, **more)
 
 
-def _fill(function: types.FunctionType) -> str:
-    """Source: parameters that are not given get the default that the function has now."""
+def _filled(function: types.FunctionType, values: str) -> tuple[str, str]:
+    """Source: parameters that are not given get the default that the function has now.
+
+    And the same, with Python's own error if the function has lost a default.
+    """
     count, named = function.__code__.co_argcount, function.__kwdefaults__ or {}
     optional = function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
     if not optional and not named:
-        return ""
+        return "", ""
     places = [(name, f"§d[{k - len(optional)}]") for k, name in enumerate(optional)]
     places += [(name, f"§w[{name!r}]") for name in named]
     lines = [f"if {name} is §unset: {name} = {place}" for name, place in places]
     lines.insert(0, "§d, §w = §function.__defaults__, §function.__kwdefaults__")
-    return "".join(f"        {line}\n" for line in lines)
-
-
-def _filled(fill: str, values: str) -> str:
-    """Source: the same, and Python's own error if the function has lost a default."""
-    if not fill:
-        return ""
-    return (
+    fill = "".join(f"        {line}\n" for line in lines)
+    return fill, (
         f"    try:\n{fill}"
         f"    except (TypeError, LookupError):\n"
         f"        §d = §unset\n"

@@ -6,7 +6,7 @@ import functools
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -307,12 +307,16 @@ def refuse_new_geometry(
         raise GraphBreak(
             f"{name}() changes the shape or strides of a tensor from outside the graph"
         )
-    names = set(_results(func)) if is_operator else {"out"}
-    given = {key: x for key, x in kwargs.items() if key in names and x is not None}
-    outs = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
+    names = {"out"}
+    if is_operator:
+        every = (func,) if isinstance(func, OpOverload) else overloads_of(func)
+        given = (x for overload in every for x in overload._schema.arguments)
+        names = {x.name for x in given if x.kwarg_only and x.alias_info is not None}
+    into = {key: x for key, x in kwargs.items() if key in names and x is not None}
+    outs = [x for x in pytree.tree_leaves(into) if isinstance(x, Tensor)]
     with torch._C.DisableTorchFunction():
         if outs and not is_operator:
-            made = run(func, args, {key: x for key, x in kwargs.items() if key not in given})
+            made = run(func, args, {key: x for key, x in kwargs.items() if key not in into})
             kinds = [x.dtype for x in pytree.tree_leaves(made) if isinstance(x, Tensor)]
             if kinds != [x.dtype for x in outs]:
                 raise GraphBreak(
@@ -324,7 +328,7 @@ def refuse_new_geometry(
             return
         # meta kernels resize: so they get others to try
         likes = pytree.tree_map_only(
-            Tensor, lambda x: x.new_empty_strided(x.shape, x.stride()), given
+            Tensor, lambda x: x.new_empty_strided(x.shape, x.stride()), into
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -335,14 +339,6 @@ def refuse_new_geometry(
                     f"out= is resized from {list(x.shape)} to {list(like.shape)}",
                     "give it a tensor of the result's shape",
                 )
-
-
-def _results(op: Any) -> Iterator[str]:
-    """The arguments by name that an operator writes to."""
-    for overload in [op] if isinstance(op, OpOverload) else overloads_of(op):
-        for given in overload._schema.arguments:
-            if given.kwarg_only and given.alias_info is not None:
-                yield given.name
 
 
 def storages(nodes: Iterable[fx.Node]) -> set[int]:

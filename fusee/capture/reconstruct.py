@@ -543,11 +543,6 @@ def _own(x: types.FunctionType) -> list[str]:
     return [key for key in _OF_FUNCTIONS if getattr(x, key) != getattr(plain, key)]
 
 
-def _of_function(x: types.FunctionType) -> list[Any]:
-    own = [getattr(x, key) for key in _own(x)]
-    return [x.__defaults__ or None, *(x.__closure__ or ()), *own, *_pairs(x.__dict__)]
-
-
 def _function(r: Rebuild, x: types.FunctionType, defaults: str, *rest: str) -> str:
     parts = [r.source.constant(x.__code__), r.source.constant(x.__globals__), repr(x.__name__)]
     count, own = len(x.__closure__ or ()), _own(x)
@@ -644,7 +639,15 @@ MAKERS: dict[type, Maker] = {
     operator.itemgetter: _REDUCED,
     operator.attrgetter: _REDUCED,
     **{type(view): _VIEW for x in _EMPTY for view in (x.keys(), x.values(), x.items())},
-    types.FunctionType: Maker(_function, _of_function),
+    types.FunctionType: Maker(
+        _function,
+        lambda x: [
+            x.__defaults__ or None,
+            *(x.__closure__ or ()),
+            *(getattr(x, key) for key in _own(x)),
+            *_pairs(x.__dict__),
+        ],
+    ),
     types.MethodDescriptorType: Maker(lambda r, x: r.source.constant(x)),
     types.CellType: Maker(_cell),
     functools.partial: Maker(

@@ -241,8 +241,18 @@ class _Attempt:
         changes = tuple(node.name for node in self.recorder.writers(nodes))
         if changes:
             _keep_apart(self.world, nodes)
-            if not self.recorder.inference:
-                _keep_ordinary(self.world, nodes)
+        if not changes or self.recorder.inference:
+            return changes
+        with torch._C.DisableTorchFunction():
+            written = storages(x for n in nodes for x in written_by(n))
+            for node in nodes:
+                if node.op != "placeholder" or not storages([node]) & written:
+                    continue
+                x, origin = self.world.inputs[id(node.meta["example_value"])]
+                if x.is_inference():  # eager raises
+                    raise Lost(f"{origin} is of inference mode, and is written to outside of it")
+                asked = ResultOf(origin, torch.is_inference, "inference mode of ")
+                self.world.fact(EqualsMatch, asked, False)
         return changes
 
     def _start(self) -> Frame:
@@ -420,21 +430,6 @@ class _Attempt:
         own = {n: c for n, c in f.cells.items() if n not in f.code.co_freevars}
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
         return f"{{{variables}}}, [{stack}], {{{cells}}}"
-
-
-def _keep_ordinary(world: World, nodes: list[fx.Node]) -> None:
-    """Guard that what a graph writes to is not of inference mode, outside of which eager raises."""
-    with torch._C.DisableTorchFunction():
-        written = storages(x for n in nodes for x in written_by(n))
-        for node in nodes:
-            if node.op != "placeholder" or not storages([node]) & written:
-                continue
-            x, origin = world.inputs[id(node.meta["example_value"])]
-            if x.is_inference():
-                raise Lost(f"{origin} is of inference mode, and is written to outside of it")
-            world.fact(
-                EqualsMatch, ResultOf(origin, torch.is_inference, "inference mode of "), False
-            )
 
 
 def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
