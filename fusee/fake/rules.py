@@ -104,7 +104,13 @@ def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
     if _SEEDED in op.tags:
         dtype = operands[0].dtype
     else:
-        sorts = map(_sort, (*args, *kwargs.values()))
+        # what a kernel may refuse of an argument, or give its result's dtype by
+        sorts = (
+            (x.dtype, x.dim())
+            if isinstance(x, Tensor)
+            else (type(x), None if isinstance(x, _ANY) else x)
+            for x in (*args, *kwargs.values())
+        )
         key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
         if key not in _DTYPES:
             _DTYPES[key] = on_ones(op, args, kwargs).dtype
@@ -116,13 +122,6 @@ def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
 
 _DTYPES: dict[Any, torch.dtype] = {}  # by operator and sorts of operands
 _ANY = (float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def _sort(x: Any) -> Any:
-    """What a kernel may refuse of an argument, or give its result's dtype by."""
-    if isinstance(x, Tensor):
-        return x.dtype, x.dim()
-    return type(x), None if isinstance(x, _ANY) else x
 
 
 @functools.cache

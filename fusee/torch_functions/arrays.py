@@ -246,19 +246,10 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     ]
     if any(m.world.recorder.has_gradients(x.tensor) for x in written):
         raise GraphBreak(f"{name} writes to memory of a tensor with gradients, unknown to autograd")
-    if _is_loop(function) and name.strip("_") in _WARN and _warns(m):
+    if _is_loop(function) and name.strip("_") in _WARN:
         for x in found if isinstance(found, tuple) else (found,):
             _expect_no_warning(m, tensor_of(x), [x for x in operands if x not in written])
     return _joined(m, name, operands, shadow, found)
-
-
-def _warns(m: Capturing) -> bool:
-    """Whether NumPy is to warn of wrong values here."""
-    wanted = _wanted(np)
-    for manager, _ in m.regions:
-        if isinstance(manager, np.errstate):
-            wanted = tuple(map(functools.partial(_set_by, manager), _KINDS, wanted))
-    return "warn" in wanted
 
 
 def _set_by(manager: Any, kind: str, before: str) -> str:
@@ -269,7 +260,11 @@ def _set_by(manager: Any, kind: str, before: str) -> str:
 
 def _expect_no_warning(m: Capturing, x: Any, operands: list[Array]) -> None:
     """Let the graph check that no wrong value came of right ones: else NumPy does it, and warns."""
-    if x is None or not x.is_floating_point():
+    wanted = _wanted(np)
+    for manager, _ in m.regions:
+        if isinstance(manager, np.errstate):
+            wanted = tuple(map(functools.partial(_set_by, manager), _KINDS, wanted))
+    if "warn" not in wanted or x is None or not x.is_floating_point():
         return
     if m.checks is None or m.policy.is_exporting:
         return  # the graph writes to its inputs, and can't run again: the result is right, unsaid

@@ -382,7 +382,16 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     with m.world.recorder.apart():
         set_grad_enabled(False)
         try:
-            _run_methods(m, cls, given, needs)
+            context = _Context(needs)
+            out = _run_forward(m, cls, given, context)
+            results = out if isinstance(out, tuple) else (out,)
+            grads = [m.call(torch.ones_like, x) for x in results if isinstance(x, FakeTensor)]
+            if len(grads) != len(results):
+                raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
+            try:
+                m.call(m.attribute(cls, "backward"), context, *grads)
+            except Exception as error:  # noqa: BLE001  # whatever it raises in the backward pass
+                raise GraphBreak(f"{cls.__qualname__}.backward raises {error!r}") from None
         finally:
             set_grad_enabled(is_grad)
     m.world.recorder.calls = calls
@@ -411,20 +420,6 @@ def _run_forward(m: Capturing, cls: Any, given: Args, context: _Context) -> Any:
     out = m.call(m.attribute(cls, "forward"), *given)
     m.call(m.attribute(cls, "setup_context"), context, given, out)
     return out
-
-
-def _run_methods(m: Capturing, cls: Any, given: Args, needs: tuple[bool, ...]) -> None:
-    """What forward and backward do."""
-    context = _Context(needs)
-    out = _run_forward(m, cls, given, context)
-    results = out if isinstance(out, tuple) else (out,)
-    grads = [m.call(torch.ones_like, x) for x in results if isinstance(x, FakeTensor)]
-    if len(grads) != len(results):
-        raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
-    try:
-        m.call(m.attribute(cls, "backward"), context, *grads)
-    except Exception as error:  # noqa: BLE001  # whatever it raises in the backward pass
-        raise GraphBreak(f"{cls.__qualname__}.backward raises {error!r}") from None
 
 
 _CHECKPOINT: Any = checkpoint.checkpoint

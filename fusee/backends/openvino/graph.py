@@ -234,22 +234,19 @@ def gather(aten_graph: AtenGraph, examples: Sequence[Any], refuses: Callable[[An
     refuses    operators that must not be among these calls
     """
     good = lasting(aten_graph, examples)
-    for origin in list(_origins(aten_graph.graph, set(good))):
+    graph = aten_graph.graph
+    for origin in list(_origins(graph, set(good))):
         if any(refuses(node.target) for node in (*origin.calls, origin.head)):
             continue
-        _set_apart(aten_graph.graph, origin)
-
-
-def _set_apart(graph: fx.Graph, origin: WeightCalls) -> None:
-    copies: dict[fx.Node, fx.Node] = {}
-    with graph.inserting_before(origin.head):
-        for node in origin.calls:
-            copies[node] = graph.node_copy(node, lambda x: copies.get(x, x))
-            copies[node].meta[HEAD] = origin.head
-    origin.head.replace_input_with(origin.weight, copies[origin.weight])
-    for node in reversed(origin.calls):
-        if not node.users:
-            graph.erase_node(node)
+        copies: dict[fx.Node, fx.Node] = {}
+        with graph.inserting_before(origin.head):
+            for node in origin.calls:
+                copies[node] = graph.node_copy(node, lambda x, copies=copies: copies.get(x, x))
+                copies[node].meta[HEAD] = origin.head
+        origin.head.replace_input_with(origin.weight, copies[origin.weight])
+        for node in reversed(origin.calls):
+            if not node.users:
+                graph.erase_node(node)
 
 
 def find_origins(graph: AtenGraph) -> list[WeightCalls]:

@@ -158,19 +158,13 @@ def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
         return "dot products"
     with edit.before(node):
         factor = edit.call(aten.t.default, weight, like=node)
-        rows = _rows(edit, x, node)
-    _become_product(edit, node, rows, factor, bias)
+        if rank > 2:  # a matrix of its last axis
+            if not val(x).is_contiguous():
+                x = edit.contiguous(x, node)
+            *lead, length = val(x).shape
+            x = edit.call(aten.view.default, x, [math.prod(lead), length], like=node)
+    _become_product(edit, node, x, factor, bias)
     return "matrix product"
-
-
-def _rows(edit: Editor, x: fx.Node, node: fx.Node) -> fx.Node:
-    """`x` as a matrix of its last axis."""
-    size = val(x).shape
-    if len(size) == 2:
-        return x
-    if not val(x).is_contiguous():
-        x = edit.contiguous(x, node)
-    return edit.call(aten.view.default, x, [math.prod(size[:-1]), size[-1]], like=node)
 
 
 def _become_product(
