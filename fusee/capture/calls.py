@@ -66,7 +66,7 @@ from fusee.capture.dynamic import (
 from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, called, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
-from fusee.capture.mirrors import Stepping, empty_like, new_tuple
+from fusee.capture.mirrors import VIEWS, Stepping, empty_like, new_tuple
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import IN_C, Held, ResultOf
 from fusee.capture.torch_api import (
@@ -103,11 +103,9 @@ _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
     torch.finfo, torch.iinfo, *_DATES,
 )  # fmt: skip
-_DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
-_VIEWS = tuple(type(view) for x in _DICTS for view in (x.keys(), x.values(), x.items()))
 _METHOD_OWNERS = (
     str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, types.MappingProxyType,
-    re.Pattern, re.Match, BaseException, *_DATES, *CONTAINERS, *_VIEWS,
+    re.Pattern, re.Match, BaseException, *_DATES, *CONTAINERS, *VIEWS,
 )  # fmt: skip
 _OF_NOW = ("now", "utcnow", "today")
 
@@ -322,8 +320,8 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         args, kwargs = symbols.value(tuple(m.deep(x) for x in args)), symbols.value(kwargs)
     if name not in _MOVE:
         owner: Any = function.__self__
-        compares = isinstance(owner, (*CONTAINERS, tuple, frozenset, *_VIEWS))
-        looked = (*args, *kwargs.values(), (*owner,) if isinstance(owner, _VIEWS) else owner)
+        compares = isinstance(owner, (*CONTAINERS, tuple, frozenset, *VIEWS))
+        looked = (*args, *kwargs.values(), (*owner,) if isinstance(owner, VIEWS) else owner)
         if isinstance(owner, dict) and (name[:2] != "__" or name in ("__contains__", "__ior__")):
             more = args[:1]
             if name in ("update", "__ior__") and isinstance(args[:1] and args[0], dict):

@@ -30,6 +30,7 @@ from fusee.capture.frame import ABSENT, CONTAINERS, is_named, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import IdMatch, TypeMatch
 from fusee.capture.mirrors import (
+    VIEWS,
     Called,
     Indexed,
     Lent,
@@ -397,16 +398,12 @@ def owner_of(view: Any) -> Any:
     return gc.get_referents(view)[0]
 
 
+@LOADERS.rule(*VIEWS)
 def _load_view(world: Any, view: Any, origin: Origin) -> Any:
     world.fact(TypeMatch, origin, type(view))
     owner = world.load(owner_of(view), ResultOf(origin, owner_of, "the dict of "))
     shown = world.whole(owner)
     return getattr(dict_class(shown), type(view).__name__.rpartition("_")[2])(shown)
-
-
-_of: Any
-for _of in ({}, collections.OrderedDict()):
-    LOADERS.update((type(view()), _load_view) for view in (_of.keys, _of.values, _of.items))
 
 
 # Methods in C that are these.

@@ -42,7 +42,7 @@ from fusee.capture.sources import (
 from fusee.capture.torch_api import Mark, OpOverload, compiler_setting, dynamo_switch, marks
 from fusee.config import CaptureOptions
 from fusee.runtime.cache import Job, code_key, job_named
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, Rules
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS
 
 # ---------------------------------------------------------------------------- names
@@ -286,14 +286,12 @@ class Specialise(BaseException):
 
 
 # What the program sees of objects of a class, `(world, object, origin)`; None: as of any other.
-LOADERS: dict[type, Callable[..., Any]] = {}
+LOADERS: Rules[type, Callable[..., Any]] = Rules()
 
 
+@LOADERS.rule(*weakref.ProxyTypes)
 def _load_proxy(*_: Any) -> NoReturn:
     raise GraphBreak("a weak proxy, which says that it is what it stands for")
-
-
-LOADERS.update(dict.fromkeys(weakref.ProxyTypes, _load_proxy))
 
 
 def loaded(world: Any, x: Any, origin: Origin) -> Any:

@@ -204,6 +204,9 @@ def contents(x: Any) -> list[Any] | None:
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "", b"")
 OF_SETS: type = type(iter(set()))
+_DICTS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+# The classes of `d.items()` and the like.
+VIEWS = tuple(type(view) for x in _DICTS for view in (x.keys(), x.values(), x.items()))
 _PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
 # Those that are not made again: they know of what dict they are, and do not say it. A deque's are
 # not read either: they do not say that it has changed.

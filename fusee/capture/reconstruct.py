@@ -32,6 +32,7 @@ from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
     OF_SETS,
+    VIEWS,
     Called,
     Indexed,
     Mirror,
@@ -581,9 +582,6 @@ def _chain_links(x: itertools.chain[Any]) -> list[Any]:
     return [[*current], rest]
 
 
-_EMPTY: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
-
-
 class Maker(NamedTuple):
     """How objects of a class are made again.
 
@@ -638,7 +636,7 @@ MAKERS: dict[type, Maker] = {
     ),
     operator.itemgetter: _REDUCED,
     operator.attrgetter: _REDUCED,
-    **{type(view): _VIEW for x in _EMPTY for view in (x.keys(), x.values(), x.items())},
+    **dict.fromkeys(VIEWS, _VIEW),
     types.FunctionType: Maker(
         _function,
         lambda x: [
