@@ -454,8 +454,6 @@ def _without_masks(t: Tracer, indices: Sequence[Any]) -> list[Any]:
 
 CANONICAL: OpRules[Rule] = OpRules()
 
-# ------------------------------------------------------------------------------ convolution
-
 
 @CANONICAL.rule(
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
@@ -479,9 +477,6 @@ def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return out if batched else t.call(aten.squeeze.dim, out, 0)
 
 
-# ------------------------------------------------------------------------------ norms
-
-
 @CANONICAL.rule("layer_norm")
 def _layer_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, shape, weight, bias, eps, _ = bound(op, args, kwargs)
@@ -503,17 +498,11 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.native_batch_norm.default, *given)[0]
 
 
-# ------------------------------------------------------------------------------ softmax
-
-
 @CANONICAL.rule("softmax.int log_softmax.int")
 def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, axis, dtype = bound(op, args, kwargs)
     kernel = aten._softmax.default if op is aten.softmax.int else aten._log_softmax.default
     return t.call(kernel, convert(t, x, dtype, None), axis, False)
-
-
-# ------------------------------------------------------------------------------ products
 
 
 @CANONICAL.rule("linalg_cross")
@@ -532,16 +521,10 @@ def _cross(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.stack.default, parts, axis)
 
 
-# ------------------------------------------------------------------------------ recurrent layers
-
-
 @CANONICAL.rule(*LAYERS)
 def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     # whole, as ATen runs them; but autocast casts what they are made of
     return t.composite(op, args, kwargs) if t.autocast else t.record(op, args, kwargs)
-
-
-# ------------------------------------------------------------------------------ factorisations
 
 
 @CANONICAL.rule("linalg_svdvals")

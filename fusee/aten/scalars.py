@@ -146,8 +146,6 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
     return _for_each(one) if "foreach" in full else one
 
 
-# ------------------------------------------------------------------------------ between numbers
-
 _ARITHMETIC = frozenset(getattr(operator, x) for x in "add sub mul truediv pow neg".split())
 _TURNED: dict[Any, Callable[..., Tensor]] = {
     operator.sub: torch.rsub,

@@ -502,8 +502,6 @@ def left(m: Capturing) -> Iterator[None]:
 # Warnings and records of a log come after the graph, from the program's own lines, as long as no
 # code of the program's gets them: a handler, a filter or a stream of its own ends the graph.
 
-# ------------------------------------------------------------------------------ re
-
 
 @stands_for_each(
     re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.finditer,
@@ -522,9 +520,6 @@ def on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
     found = function(*args, **kwargs)
     return iter([*found]) if function.__name__ == "finditer" else found
-
-
-# ------------------------------------------------------------------------------ classes
 
 
 @stands_for_each(
@@ -546,9 +541,6 @@ def _namedtuple(m: Capturing, /, *args: Any, **kwargs: Any) -> type:
     made: type = m.world.made(collections.namedtuple, *args, **kwargs)
     m.made_classes.add(made)
     return made
-
-
-# ------------------------------------------------------------------------------ weakref
 
 
 @stands_for(weakref.ref)

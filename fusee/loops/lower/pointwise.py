@@ -64,8 +64,6 @@ from fusee.sym import Expr, Size, Symbol, floordiv
 
 Operand = Tensor | Number
 
-# ------------------------------------------------------------------------------ promotion
-
 
 @functools.cache
 def _example(dtype: torch.dtype, is_scalar: bool) -> torch.Tensor:

@@ -439,9 +439,6 @@ def _aminmax(call: OpCall, x: Tensor, *, dim: Any, keepdim: bool) -> tuple[Tenso
     )
 
 
-# ------------------------------------------------------------------------------ truth
-
-
 def _truth(kind: str) -> Callable[..., Tensor]:
     def handler(call: OpCall, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         # an empty list of dimensions reduces nothing here

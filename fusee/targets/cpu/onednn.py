@@ -365,9 +365,6 @@ def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | Non
     return None
 
 
-# ------------------------------------------------------------------------------ unary
-
-
 def _unary(user: fx.Node) -> PostOp | None:
     """The post-op that `user` is, in oneDNN's names."""
     target = user.target
@@ -391,9 +388,6 @@ def _replace(edit: Editor, target: Any, args: list[Any], node: fx.Node, user: fx
     if "layout" in node.meta:
         user.meta["layout"] = node.meta["layout"]
     return edit.become(user, target, *args)
-
-
-# ------------------------------------------------------------------------------ sum
 
 
 # ---------------------------------------------------------------------------- upcast
