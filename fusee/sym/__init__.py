@@ -25,8 +25,9 @@ Size = Union[int, "Expr"]
 class Atom:
     """What a monomial is a product of. Ordered by `key`, which also prints it as Python."""
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_hash", "range")
     _hash: int
+    range: tuple[int | None, int | None]  # least and greatest value
 
     @property
     def key(self) -> str:
@@ -62,6 +63,7 @@ class Symbol(Atom):
     ) -> None:
         self.name = name
         self.lo, self.hi, self.hint, self.payload = lo, hi, hint, payload
+        self.range = lo, hi - 1 if isinstance(hi, int) else None
         self._hash = hash((name, lo, hi))
 
     def __eq__(self, other: object) -> bool:
@@ -86,7 +88,7 @@ class Symbol(Atom):
 class Call(Atom):
     """FloorDiv, Mod, Min, Max, And or Shift of two sizes that no rule could resolve."""
 
-    __slots__ = ("op", "a", "b", "_key", "range")
+    __slots__ = ("op", "a", "b", "_key")
     FORMS: ClassVar[dict[str, str]] = {
         "//": "({a})//({b})",
         "%": "({a})%({b})",
@@ -425,7 +427,7 @@ def _lower(a: Size, steps: Iterator[int]) -> int | None:
     for mono, coef in a.terms.items():
         lo, hi = 1, 1 if not mono else None
         for position, atom in enumerate(mono):
-            low, high = _atom_range(atom)
+            low, high = atom.range
             if low is None or low < 0:
                 return None
             lo *= low
@@ -461,13 +463,6 @@ def linear_in(a: Expr, symbol: Atom) -> tuple[Size | None, Size]:
         else:
             rest[mono] = c
     return collect(coef), collect(rest)
-
-
-def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
-    if isinstance(atom, Symbol):
-        return atom.lo, (atom.hi - 1 if isinstance(atom.hi, int) else None)
-    assert isinstance(atom, Call)
-    return atom.range
 
 
 def _call_range(atom: Call) -> tuple[int | None, int | None]:

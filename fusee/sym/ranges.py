@@ -205,7 +205,7 @@ class Ranges:
         for atom in next(iter(a.terms)):
             low, _ = self._atom(atom)
             if low is not None and low > 0 and all(atom in mono for mono in a.terms):
-                rest = collect({_without(mono, atom): n for mono, n in a.terms.items()})
+                rest = a // atom.expr
                 return rest if isinstance(rest, int) else self._without_factors(rest)
         return a
 
@@ -255,11 +255,6 @@ class Ranges:
             found = None if low is None else low // b, None if high is None else high // b
             return _both(noted, found)
         return _both(noted, atom.range)
-
-
-def _without(mono: Monomial, atom: Atom) -> Monomial:
-    k = mono.index(atom)
-    return mono[:k] + mono[k + 1 :]
 
 
 def _both(x: Range, y: Range) -> Range:
