@@ -372,7 +372,12 @@ def prepare(joint: Joint) -> None:
         if dtype is not None:
             _narrow(graph, node, dtype)
         elif node.op == "call_function" and node.target in _FILLS:
-            _fill(joint, node)
+            val, value = node.meta["val"], _FILLS[node.target]
+            value = arguments(node)["fill_value"] if value is None else value
+            if is_row_major(val) and not isinstance(value, fx.Node):
+                sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]
+                node.target, node.args = aten.full.default, (sizes, value)
+                node.kwargs = {"dtype": val.dtype, "device": node.meta["device"]}
         elif node.target is aten.add.Tensor and node.meta.get("backward"):
             _put_together(node)
 
@@ -432,19 +437,6 @@ _FILLS: dict[Any, Any] = {
     aten.new_ones.default: 1,
     aten.new_full.default: None,
 }
-
-
-def _fill(joint: Joint, node: fx.Node) -> None:
-    val = node.meta["val"]
-    value = _FILLS[node.target]
-    if value is None:
-        value = arguments(node)["fill_value"]
-    if not is_row_major(val) or isinstance(value, fx.Node):
-        return
-    sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]
-    node.target = aten.full.default
-    node.args = (sizes, value)
-    node.kwargs = {"dtype": val.dtype, "device": node.meta["device"]}
 
 
 def _put_together(node: fx.Node) -> None:

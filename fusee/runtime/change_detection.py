@@ -245,18 +245,9 @@ def changed() -> Callable[[int], int]:
             words = [level.op(f"ptrtoint ptr {x} to i64") for x in (impl, autograd)]
             differs = differing(level, at, 1, [*words, *facts])
             level.leave(differs, lambda: answered(level, level.op(f"add i64 {count}, {k}")))
-    lists = top.at(first, rows, f"[{_ROW} x i64]")
-
-    _compare_lists(writer, lists, top.op(f"add i64 {count}, {rows}"))
-    made: Callable[[int], int] = builtin("changed", answer(top, "-1"))
-    return made
-
-
-def _compare_lists(writer: Writer, lists: str, before: str) -> None:
-    """The last part of `changed`; `before` is the number of dicts, owners and tensors."""
-    top = writer.top
-    count, rows = top.load("i64", lists), [("ptr", top.at(lists, 8))]
-    with writer.loop("0", count, 1, rows) as (k, (row,), following):
+    lists, before = top.at(first, rows, f"[{_ROW} x i64]"), top.op(f"add i64 {count}, {rows}")
+    some = top.load("i64", lists)
+    with writer.loop("0", some, 1, [("ptr", top.at(lists, 8))]) as (k, (row,), following):
         level = writer.top
         found, length = level.load("ptr", row), level.load("i64", row, 1)
         elements = level.at(row, 16)
@@ -274,6 +265,8 @@ def _compare_lists(writer: Writer, lists: str, before: str) -> None:
             bits.append(inner.op(f"or i64 {so_far}, {here}"))
         leave_if(level.op(f"icmp ne i64 {bits[0]}, 0"))
         following.append(level.at(elements, length, "i64"))
+    made: Callable[[int], int] = builtin("changed", answer(top, "-1"))
+    return made
 
 
 @functools.cache
