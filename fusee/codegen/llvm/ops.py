@@ -108,26 +108,22 @@ def _not(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     return t.level.op(f"xor {t.kind(dtype)} {x}, {splat(HELD[dtype], ones, t.lanes)}")
 
 
-def _safe_divisor(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
-    """y, or 1 where dividing would trap: by 0, and the least x by -1, whose quotient is x."""
-    if y.lstrip("-").isdigit() or y.startswith("splat"):
-        value = int(y.split()[-1].rstrip(")"))
-        if value not in (0, -1):
-            return y
-    trap = compare(t, "eq", dtype, y, literal(0, dtype, t.lanes))
-    if dtype in SIGNED:
-        least = literal(torch.iinfo(dtype).min, dtype, t.lanes)
-        mask = vector("i1", t.lanes)
-        first = compare(t, "eq", dtype, x, least)
-        second = compare(t, "eq", dtype, y, literal(-1, dtype, t.lanes))
-        both = t.level.op(f"and {mask} {first}, {second}")
-        trap = t.level.op(f"or {mask} {trap}, {both}")
-    return t.select(trap, HELD[dtype], literal(1, dtype, t.lanes), y)
-
-
 def _divide(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> tuple[str, str, str]:
-    """Quotient and remainder to zero, and the divisor used."""
-    y = _safe_divisor(t, dtype, x, y)
+    """Quotient and remainder to zero, and the divisor used.
+
+    That is y, or 1 where dividing would trap: by 0, and the least x by -1, whose quotient is x.
+    """
+    is_known = y.lstrip("-").isdigit() or y.startswith("splat")
+    if not is_known or int(y.split()[-1].rstrip(")")) in (0, -1):
+        trap = compare(t, "eq", dtype, y, literal(0, dtype, t.lanes))
+        if dtype in SIGNED:
+            least = literal(torch.iinfo(dtype).min, dtype, t.lanes)
+            mask = vector("i1", t.lanes)
+            first = compare(t, "eq", dtype, x, least)
+            second = compare(t, "eq", dtype, y, literal(-1, dtype, t.lanes))
+            both = t.level.op(f"and {mask} {first}, {second}")
+            trap = t.level.op(f"or {mask} {trap}, {both}")
+        y = t.select(trap, HELD[dtype], literal(1, dtype, t.lanes), y)
     kind = t.kind(dtype)
     sign = "s" if dtype in SIGNED else "u"
     quotient = t.level.op(f"{sign}div {kind} {x}, {y}")
