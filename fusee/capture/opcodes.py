@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from fusee.capture.bytecode import Instruction
-from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, called, checked, op
+from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, called, checked, op, unbound
 from fusee.capture.graph_break import GraphBreak, Opaque
 
 # ---------------------------------------------------------------------------- control
@@ -652,9 +652,7 @@ def _local(f: Frame, name: str) -> Any:
     if value is UNBOUND and name in f.cells:  # from 3.13 on cells are loaded like locals
         return f.cells[name]
     if value is UNBOUND:
-        raise UnboundLocalError(
-            f"cannot access local variable {name!r} where it is not associated with a value"
-        )
+        raise unbound(f, name)
     if type(value) is Opaque:
         raise value.met()
     return value
