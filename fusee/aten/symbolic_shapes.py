@@ -160,10 +160,7 @@ class _Handed:
                 node.type, node.target = torch.SymInt, str(x)
                 node._rename(str(x))
             elif type(x) is int:  # it has become one
-                for user in list(node.users):
-                    user.args, user.kwargs = fx.node.map_arg(
-                        (user.args, user.kwargs), lambda n, x=x, node=node: x if n is node else n
-                    )
+                _put(x, node)
         self._tell()
         grad = torch.set_grad_enabled(torch.is_grad_enabled())
         with (
@@ -273,3 +270,13 @@ class _Values(fx.Interpreter):
         if n.op != "output":
             n.meta["example_value"] = found
         return found
+
+
+def _put(number: int, node: fx.Node) -> None:
+    """Use a number in place of a node."""
+
+    def instead(x: fx.Node) -> Any:
+        return number if x is node else x
+
+    for user in list(node.users):
+        user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), instead)

@@ -234,14 +234,13 @@ def gather(aten_graph: AtenGraph, examples: Sequence[Any], refuses: Callable[[An
     refuses    operators that must not be among these calls
     """
     good = lasting(aten_graph, examples)
-    graph = aten_graph.graph
+    graph, copies = aten_graph.graph, dict[fx.Node, fx.Node]()
     for origin in list(_origins(graph, set(good))):
         if any(refuses(node.target) for node in (*origin.calls, origin.head)):
             continue
-        copies: dict[fx.Node, fx.Node] = {}
         with graph.inserting_before(origin.head):
-            for node in origin.calls:
-                copies[node] = graph.node_copy(node, lambda x, copies=copies: copies.get(x, x))
+            for node in origin.calls:  # each after those that it needs
+                copies[node] = graph.node_copy(node, lambda x: copies.get(x, x))
                 copies[node].meta[HEAD] = origin.head
         origin.head.replace_input_with(origin.weight, copies[origin.weight])
         for node in reversed(origin.calls):
