@@ -349,18 +349,6 @@ def _variance(
     )
 
 
-@lowers("var std")
-def _variance_of_all(call: OpCall, x: Tensor, unbiased: bool) -> tuple[Tensor, ...]:
-    return _variance(call, x, None, correction=int(unbiased), keepdim=False)
-
-
-@lowers("var.dim std.dim")
-def _variance_of(
-    call: OpCall, x: Tensor, dim: Any, unbiased: bool, keepdim: bool
-) -> tuple[Tensor, ...]:
-    return _variance(call, x, dim, correction=int(unbiased), keepdim=keepdim)
-
-
 @lowers("logsumexp")
 def _logsumexp(call: OpCall, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
     dims, dtype = normal_dims(dim, x), call.meta.dtype
