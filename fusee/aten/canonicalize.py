@@ -145,19 +145,6 @@ def _is_open(n: Any) -> bool:
     return type(n) is int and n == -1
 
 
-@ALWAYS.rule("flatten.using_ints")
-def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    rank = x.dim()
-    if rank == 0:
-        return t.call(aten.reshape.default, x, [1])
-    first, last = (axis % rank for axis in bound(op, args, kwargs)[1:])
-    if first >= last:
-        return args[0]
-    merged = math.prod(x.shape[first : last + 1])
-    return t.call(aten.reshape.default, x, [*x.shape[:first], merged, *x.shape[last + 1 :]])
-
-
 @ALWAYS.rule("expand")
 def _expand(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
@@ -450,37 +437,11 @@ def _without_masks(t: Tracer, indices: Sequence[Any]) -> list[Any]:
 
 
 # ---------------------------------------------------------------------------- canonical
+# Operators that ATen's kernels in C++ compose otherwise for the device of a twin than for a CPU, or
+# not at all. All other composite ones are taken apart by these kernels.
 
 
 CANONICAL: OpRules[Rule] = OpRules()
-
-
-@CANONICAL.rule(
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d.input conv_transpose3d.input"
-)
-def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, weight, bias, stride, padding, *rest = bound(op, args, kwargs)
-    if x.dtype.is_complex:  # four convolutions, or three
-        return t.composite(op, args, kwargs)
-    rank = weight.dim() - 2
-    transposed = len(rest) == 3
-    extra, groups, dilation = rest if transposed else ([0], *rest[::-1])
-    batched = x.dim() == rank + 2
-    if not batched:
-        x = t.call(aten.unsqueeze.default, x, 0)
-    stride, padding, dilation, extra = (
-        list(row) * rank if len(row) == 1 else list(row)
-        for row in (stride, padding, dilation, extra)
-    )
-    options = (stride, padding, dilation, transposed, extra, groups)
-    out = t.call(aten.convolution.default, x, weight, bias, *options)
-    return out if batched else t.call(aten.squeeze.dim, out, 0)
-
-
-@CANONICAL.rule("layer_norm")
-def _layer_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, shape, weight, bias, eps, _ = bound(op, args, kwargs)
-    return t.call(aten.native_layer_norm.default, x, list(shape), weight, bias, eps)[0]
 
 
 @CANONICAL.rule("group_norm")
