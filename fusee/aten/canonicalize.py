@@ -292,15 +292,6 @@ def _within(
 # ------------------------------------------------------------------------------ copies
 
 
-@ALWAYS.rule("contiguous")
-def _contiguous(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    layout = kwargs.get("memory_format", torch.contiguous_format)
-    if x.is_contiguous(memory_format=layout):
-        return args[0]
-    return t.call(aten.clone.default, x, memory_format=layout)
-
-
 @ALWAYS.rule("to.dtype to.dtype_layout to.device to.other type_as")
 def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     names = [argument.name for argument in op._schema.arguments]
