@@ -19,7 +19,6 @@ from fusee.aten.torch_api import (
     decomposition_tables,
     further_decompositions,
     is_composite,
-    is_opaque,
     storage_id,
 )
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
@@ -68,11 +67,6 @@ def _lift_fresh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @ALWAYS.rule("detach_ requires_grad_")
 def _itself(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
-
-
-@ALWAYS.rule("resolve_conj resolve_neg real")
-def _itself_if_real(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return t.composite(op, args, kwargs) if is_opaque(args[0]) else args[0]
 
 
 @ALWAYS.rule("scalar_tensor")
