@@ -22,6 +22,7 @@ ELSEWHERE = {
     aten.sym_size.int,
     aten.sym_storage_offset.default,
     aten.sym_stride.int,
+    aten.var.dim,  # ATen composes it: it comes as var.correction
 }
 
 
