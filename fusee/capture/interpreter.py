@@ -443,6 +443,10 @@ class Interpreter(Capturing):
                 return symbols.Text.of(format, x, spec)
             if not spec and all(map(symbols.is_fixed, parts)):
                 return symbols.Text.of(symbols.list_text if parts is x else str, *parts)
+        if type(x) is Number and x.origins and conversion != "a":
+            if spec is None or (type(spec) is str and not (conversion and spec)):
+                format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
+                return symbols.Text((format, (x, spec or "")))
         x = symbols.value(x)
         if isinstance(x, FakeTensor):
             raise GraphBreak("printing a tensor needs its values")

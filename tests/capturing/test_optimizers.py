@@ -477,6 +477,31 @@ def test_what_is_made_of_a_float_is_made_before_the_graph(
 
 
 @pytest.mark.parametrize(
+    ("shown", "is_open"),
+    [
+        (lambda by: f"{by:.2f} of {by * 2 + 1:8.2e} {abs(by - 0.3)!r}", True),
+        (lambda by: str(by) + "|" + repr(by) + f"{by:>{9}.1%}", True),
+        (lambda by: ", ".join([f"{by}", "z"]), True),
+        (lambda by: f"{by:d}", True),  # refused of any
+        (lambda by: f"{by!s:>9}", False),
+        (lambda by: f"{by:.1f}" == "0.5", False),
+        (lambda by: {str(by): 1}, False),
+    ],
+)
+def test_texts_of_a_float(shown: Callable[..., Any], is_open: bool) -> None:
+    def fn(x: Any, by: float) -> Any:
+        try:
+            return x * by, shown(by)
+        except ValueError as error:
+            return x, str(error)
+
+    traced, x = Traced(fn), torch.randn(3)
+    for by in (0.5, 0.25, 0.125, 0.7, 1e-9, 3.0):
+        assert str(traced(x, by)) == str(fn(x, by))
+    assert (traced.entries <= 2) is is_open
+
+
+@pytest.mark.parametrize(
     ("made", "odd"),
     [
         (lambda x, by: x * (1 / by), 0.0),
