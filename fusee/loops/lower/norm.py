@@ -246,7 +246,13 @@ def _training(
     """The results; then per channel the mean and the unbiased variance."""
     dims = [k for k in range(len(x.shape)) if k != 1]
     mean, var = mean_and_squares(prepared(x), dims, 0, None)
-    rstd = elementwise(_rsqrt_of(eps), var)
+
+    def root(v: Value) -> Value:
+        # In float32 `+ eps` rounds all variances of one binade to the same side: errors of channels
+        # would add up. ATen has float64 here, too.
+        return cast(op("rsqrt", cast(v, torch.float64) + eps), v.dtype)
+
+    rstd = elementwise(root, var)
     call.lowering.realise(rstd)
     weight, bias = _beside(x, weight, bias)
     found = _affine(call, _scaled, x, mean, rstd, weight=weight, bias=bias)
