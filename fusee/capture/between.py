@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from fusee.capture.bytecode import called_from
-from fusee.capture.frame import ABSENT, BINARY, Frame, Semantics, suspended
+from fusee.capture.frame import ABSENT, BINARY, Frame, Semantics, suspended, variables
 from fusee.capture.opcodes import TABLES  # noqa: F401  # fills the table that frames run by
 from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.torch_api import has_global_hooks
@@ -133,7 +133,8 @@ class Between(Semantics):
         else:
             args, kwargs = self._called_back(function, args, kwargs)
         if self.frames:  # what C calls back later has no caller here
-            function = called_from(self.frames[-1], function, is_code)
+            names = functools.partial(variables, self)
+            function = called_from(self.frames[-1], names, function, is_code)
         return super().call(function, *args, **kwargs)
 
     def _make(self, cls: Any, args: Args, kwargs: Kwargs) -> Any:

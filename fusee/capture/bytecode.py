@@ -20,7 +20,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 
@@ -240,27 +240,49 @@ _HIDDEN = ("<fusee ", "<entrance of ", _OURS)
 
 
 class Line(NamedTuple):
-    """Where a frame stands."""
+    """Where a frame stands.
+
+    names   gives its variables
+    """
 
     code: types.CodeType
     globals: dict[str, Any]
     number: int
+    names: Callable[[], dict[str, Any]] = dict
 
     @classmethod
-    def of(cls, f: Any) -> Line:
-        return cls(f.code, f.globals, f.instruction.line)
+    def of(cls, f: Any, names: Callable[[], dict[str, Any]] = dict) -> Line:
+        return cls(f.code, f.globals, f.instruction.line, names)
 
 
-def calling_from(line: Line) -> types.FunctionType:
-    """A function `(call, *args, **kwargs)` that does this call, as if it stood at a line."""
-    code = _calling(line.code.co_filename, line.number, line.code.co_qualname)
-    return types.FunctionType(code, line.globals)
+def calling_from(*lines: Line) -> functools.partial[Any]:
+    """What does a call `(function, *args, **kwargs)` as if it stood at a line.
+
+    lines   that one is the last, where each calls the next
+    """
+    return functools.partial(_call_from, lines)
+
+
+def _call_from(lines: Sequence[Line], function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    call = functools.partial(function, *args, **kwargs)
+    for line in reversed(lines):  # no frame of ours lies between them, which are counted
+        code = _calling(line.code.co_filename, line.number, line.code.co_qualname)
+        # as code of a module or class, since its variables are any dict
+        code = code.replace(co_consts=(call,))
+        call = functools.partial(eval, code, line.globals, line.names())
+    return call()
 
 
 @functools.lru_cache(1000)
 def _calling(file: str, number: int, name: str) -> types.CodeType:
-    tree = ast.parse("lambda _call, *args, **kwargs: _call(*args, **kwargs)", mode="eval")
-    return standing_at(tree, file, number, name)
+    return _CALLING.replace(
+        co_filename=file, co_firstlineno=number, co_name=name.rpartition(".")[2], co_qualname=name
+    )
+
+
+_CALLING = compile("_call()", "", "eval")
+_NAME, _CONSTANT = (bytes((opcode.opmap[name], 0)) for name in ("LOAD_NAME", "LOAD_CONST"))
+_CALLING = _CALLING.replace(co_code=_CALLING.co_code.replace(_NAME, _CONSTANT))
 
 
 def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.CodeType:
@@ -274,16 +296,17 @@ def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.
     return code.replace(co_name=name.rpartition(".")[2], co_qualname=name)
 
 
-def called_from(f: Any, function: Any, is_code: bool) -> Any:
+def called_from(f: Any, names: Any, function: Any, is_code: bool) -> Any:
     """What to call in place of a function that may name the line of its caller: that of a frame.
 
+    names     gives the frame's variables
     is_code   the function runs code of the program's
     """
     if not is_code and getattr(function, "__module__", None) not in ("logging", "_warnings", "sys"):
         return function
     if function in _BY_DEPTH:
         function = _BY_DEPTH[function]
-    return functools.partial(calling_from(Line.of(f)), function)
+    return functools.partial(calling_from(Line.of(f, names)), function)
 
 
 def _warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kw: Any) -> None:
@@ -298,10 +321,10 @@ def _getframe(depth: int = 0) -> Any:
 _BY_DEPTH: dict[Any, Any] = {warnings.warn: _warn, sys._getframe: _getframe}
 
 
-def at_caller() -> types.FunctionType:
+def at_caller() -> functools.partial[Any]:
     """`calling_from` the line of the program that called who asks."""
     at = _getframe()
-    return calling_from(Line(at.f_code, at.f_globals, at.f_lineno))
+    return calling_from(Line(at.f_code, at.f_globals, at.f_lineno, lambda: at.f_locals))
 
 
 def _steps(count: int) -> int:
@@ -374,12 +397,9 @@ def without_ours(found: types.TracebackType | None) -> types.TracebackType | Non
         if frame.f_code.co_filename.startswith(_HIDDEN):
             with contextlib.suppress(RuntimeError):  # it still runs
                 frame.clear()
-        elif frame.f_code.co_varnames != _CALLING:
+        elif frame.f_code.co_code != _CALLING.co_code:
             kept.append(found)
         found = found.tb_next
     for one, following in zip(kept, [*kept[1:], found]):
         one.tb_next = following
     return kept[0] if kept else None
-
-
-_CALLING = ("_call", "args", "kwargs")  # as code that stands at a line of the program

@@ -439,7 +439,7 @@ class Rebuild:
         """The calls that the program made and that come after its graph."""
         calls = []
         for function, args, kwargs, lines in self.world.later:
-            given = [*map(calling_from, lines), function, *args]
+            given = [calling_from(*lines), function, *args]
             first, *more = map(self.source.constant, given)
             more += [f"{key}={self.source.constant(x)}" for key, x in kwargs.items()]
             calls.append(f"{first}({', '.join(more)})")

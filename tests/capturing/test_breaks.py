@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -534,3 +535,19 @@ def test_gradients_after_a_break_without_them(backend: str) -> None:
         compiled(x).backward()
         assert x.grad is not None and x.grad.tolist() == [2.0] * 3
         assert torch.is_grad_enabled()
+
+
+def caller() -> tuple[str, list[str]]:
+    f = sys._getframe(1)
+    return f.f_code.co_name, sorted(f.f_locals)
+
+
+def test_a_frame_shows_the_programs_variables() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        k, y = 5, x + 1
+        own = inspect.currentframe()
+        assert own is not None
+        return caller(), own.f_locals["k"], own.f_locals["y"] * k + y
+
+    want, got = fn(torch.ones(2)), fusee.compile(fn)(torch.ones(2))
+    assert got[:2] == want[:2] and torch.equal(got[2], want[2])

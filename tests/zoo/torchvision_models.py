@@ -39,6 +39,13 @@ def _size(name: str) -> tuple[Any, ...]:
 
 
 _DETECTION = ("rcnn", "retinanet", "fcos", "ssd")
+# Random weights find as many boxes as there may be: the heads of 200 of them take eager a minute.
+_FEW_BOXES = {
+    "rpn_post_nms_top_n_test": 40,
+    "rpn_post_nms_top_n_train": 40,
+    "box_detections_per_img": 10,
+    "box_batch_size_per_image": 16,
+}
 
 
 def build(name: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], str]:
@@ -50,6 +57,7 @@ def build(name: str, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...], dict[st
     if is_detection:
         extra["weights_backbone"] = None
         extra |= {} if name.startswith("ssd") else {"min_size": 96, "max_size": 128}
+        extra |= _FEW_BOXES if "rcnn" in name else {}
     elif name.startswith(("deeplab", "fcn", "lraspp")):
         extra["weights_backbone"] = None
     elif name in ("googlenet", "inception_v3"):
