@@ -434,7 +434,8 @@ def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: torch
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype | None:
-    found = getattr(torch, dtype.name, None) if dtype.isnative else None
+    is_numpys = dtype.isnative and dtype.isbuiltin == 1  # ml_dtypes has a bfloat16, too
+    found = getattr(torch, dtype.name, None) if is_numpys else None
     return found if isinstance(found, torch.dtype) else None
 
 

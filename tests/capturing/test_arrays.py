@@ -281,6 +281,12 @@ def of_records(a: Any) -> Any:
     return r["x"] * 2
 
 
+def of_other_packages(a: Any) -> Any:
+    kinds = pytest.importorskip("ml_dtypes")
+    small = a.astype(kinds.float8_e4m3fn) + np.ones(a.shape, kinds.float8_e4m3fn)
+    return small.astype(np.float32), a.astype(kinds.bfloat16).astype(np.float32)
+
+
 def reduces(a: Any) -> Any:
     return (
         np.add.reduce(a * 2),
@@ -292,7 +298,17 @@ def reduces(a: Any) -> Any:
 
 @pytest.mark.parametrize(
     "fn",
-    [draws, backwards, as_python, branches, by_value, refused, of_records, reduces],
+    [
+        draws,
+        backwards,
+        as_python,
+        branches,
+        by_value,
+        refused,
+        of_records,
+        of_other_packages,
+        reduces,
+    ],
     ids=lambda fn: fn.__name__,
 )
 def test_what_differs_runs_in_python(fn: Callable[..., Any]) -> None:
