@@ -52,6 +52,7 @@ from fusee.capture.mirrors import (
     Lent,
     Mirror,
     Opened,
+    beyond_items,
     coming,
     dict_class,
     empty_like,
@@ -460,12 +461,15 @@ class World:
             if not items:
                 self.fact(guards.TypeMatch, place, type(whole))
                 self.fact(guards.Length, place, tuple.__len__(whole))
+                if beyond := beyond_items(whole):
+                    about = ResultOf(place, beyond_items, "what is beside the items of ")
+                    self.fact(guards.EqualsMatch, about, beyond)
             if len(items) == tuple.__len__(whole):
                 half_loaded.pop()
                 loaded: Any = whole
                 has_own = hasattr(whole, "__dict__")
                 if has_own or not all(a is b for a, b in zip(items, tuple.__iter__(whole))):
-                    loaded = new_tuple(type(whole), items)
+                    loaded = new_tuple(type(whole), items, beyond_items(whole))
                 if has_own:
                     self._twins[id(self.know(loaded, place))] = whole
                 if not half_loaded:

@@ -354,10 +354,26 @@ def advance(iterator: Any, count: int) -> None:
         next(iterator, None)
 
 
-def new_tuple(kind: Any, items: Iterable[Any]) -> Any:
+def _is_in_c(kind: Any) -> bool:
+    """Whether it is a tuple's class as torch.return_types are, or time.struct_time."""
+    return getattr(kind.__new__, "__self__", tuple) is not tuple
+
+
+def new_tuple(kind: Any, items: Iterable[Any], beyond: dict[str, Any] | None = None) -> Any:
     """A tuple of a class, whatever that does when it is called."""
-    is_in_c = getattr(kind.__new__, "__self__", tuple) is not tuple  # one of torch.return_types
-    return kind(items) if is_in_c else tuple.__new__(kind, items)
+    if not _is_in_c(kind):
+        return tuple.__new__(kind, items)
+    return kind(items, beyond) if beyond else kind(items)
+
+
+def beyond_items(x: tuple[Any, ...]) -> dict[str, Any]:
+    """What it has that is none of its items, as time.localtime() has a zone."""
+    kind: Any = type(x)
+    if not _is_in_c(kind) or getattr(kind, "n_fields", 0) == getattr(kind, "n_sequence_fields", 0):
+        return {}
+    made: Any = x.__reduce__()
+    found: dict[str, Any] = made[1][1]
+    return found
 
 
 # What the text of an exception tells is its arguments.

@@ -39,6 +39,7 @@ from fusee.capture.mirrors import (
     Opened,
     Stepping,
     advance,
+    beyond_items,
     consumed,
     contents,
     dict_class,
@@ -309,7 +310,8 @@ class Rebuild:
         items = f"({''.join(f'{part}, ' for part in (yield from _each(x)))})"
         if type(x) in (tuple, torch.Size):
             return self._named(items if type(x) is tuple else self.call(torch.Size, items))
-        name = self._named(self.call(new_tuple, (yield type(x)), items))
+        beyond = [self.source.constant(rest) for rest in [beyond_items(x)] if rest]
+        name = self._named(self.call(new_tuple, (yield type(x)), items, *beyond))
         self._memo[id(x)] = name
         for key, item in getattr(x, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -551,3 +552,18 @@ def test_a_frame_shows_the_programs_variables() -> None:
 
     want, got = fn(torch.ones(2)), fusee.compile(fn)(torch.ones(2))
     assert got[:2] == want[:2] and torch.equal(got[2], want[2])
+
+
+def test_what_a_tuple_in_c_has_beside_its_items() -> None:
+    """Nine items of a time.struct_time are listed, and it has a zone."""
+    when = [time.struct_time((*range(1, 10),), {"tm_zone": z, "tm_gmtoff": len(z)}) for z in "AAB"]
+
+    def fn(x: torch.Tensor, t: time.struct_time) -> Any:
+        sys.stdout.write("")
+        return x + t.tm_gmtoff, t.tm_zone, t, t.tm_zone == "A" and x
+
+    compiled = fusee.compile(fn)
+    for t in when:
+        want, got = fn(torch.ones(2), t), compiled(torch.ones(2), t)
+        assert got[1:3] == want[1:3] and got[2].tm_zone == t.tm_zone
+        assert torch.equal(got[0], want[0]) and (got[3] is False) == (want[3] is False)
