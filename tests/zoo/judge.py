@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -202,8 +202,10 @@ class _Eager:
 
     @functools.cached_property
     def moved(self) -> list[dict[str, Any]]:
-        calls = [*map(self.call.moved, range(NEIGHBOURS)), self.call.in_channels_last()]
-        return [call.run() for call in calls]
+        found = [call.run() for call in map(self.call.moved, range(NEIGHBOURS))]
+        with suppress(RuntimeError):  # not every model takes views of channels that lie last
+            found.append(self.call.in_channels_last().run())
+        return found
 
     def scale(self, name: str) -> float:
         """The largest root mean square of the gradients, or of the buffers, if it is one."""

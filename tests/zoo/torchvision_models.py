@@ -43,7 +43,7 @@ _DETECTION = ("rcnn", "retinanet", "fcos", "ssd")
 _FEW_BOXES = {
     "rpn_post_nms_top_n_test": 40,
     "rpn_post_nms_top_n_train": 40,
-    "box_detections_per_img": 10,
+    "box_detections_per_img": 4,
     "box_batch_size_per_image": 16,
 }
 

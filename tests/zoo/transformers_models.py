@@ -65,6 +65,16 @@ GIVEN: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2},
     "qwen2_vl": {"vision_config": {"embed_dim": 64}},
     "reformer": {"axial_pos_shape": [3, 4]},
+    "sam": {
+        "vision_config": {"output_channels": 256, "window_size": 2, "global_attn_indexes": [1]},
+        "prompt_encoder_config": {"image_size": 64, "image_embedding_size": 4, "hidden_size": 256},
+        "mask_decoder_config": {"hidden_size": 256},
+    },
+    "slanext": {
+        "max_text_length": 6,
+        "post_conv_in_channels": 256,
+        "vision_config": {"output_channels": 256, "window_size": 2, "global_attn_indexes": [1]},
+    },
     "table-transformer": _RESNET,
     "time_series_transformer": _SERIES,
 }
