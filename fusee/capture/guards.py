@@ -313,7 +313,7 @@ class Distinct(Fact):
         return str(value) if value is SHARED else f"distinct from {sum(map(len, value)) - 1} others"
 
 
-_BY_TEXT = (complex, datetime.datetime, datetime.time)
+_BY_TEXT = (complex, datetime.datetime, datetime.time, datetime.timezone, range)
 
 
 class EqualsMatch(Fact):
@@ -330,7 +330,7 @@ class EqualsMatch(Fact):
         if isinstance(known, tuple):  # (1, 2) == (True, 2.0)
             kinds = f"[*{source.python('map')}({source.python('type')}, {at})]"
             same = f"{kinds} == {source.constant([*map(type, known)])} and {same}"
-        # 0.0 equals -0.0, nan not even itself, and a time that of another zone
+        # 0.0 equals -0.0, nan not even itself, a time that of another zone, range(0) range(1, 1)
         if isinstance(known, _BY_TEXT) or (
             isinstance(known, float) and (not known or known != known)
         ):
@@ -450,7 +450,14 @@ class Keys(Fact):
     def conditions(self, at: str, source: Source) -> list[str]:
         raw, at = source.raw(self.origin), source.once(at)
         listed = f"{raw}.keys({at})" if raw else at
-        return [f"[*{listed}] == {source.constant(list(self.value))}"]
+        same = f"[*{listed}] == {source.constant(list(self.value))}"
+        if any(isinstance(key, (int, float)) for key in self.value):  # 1 == True == 1.0
+            kinds = f"[*{source.python('map')}({source.python('type')}, {listed})]"
+            same = f"{kinds} == {source.constant([*map(type, self.value)])} and {same}"
+        return [same]
+
+    def fits(self, now: Any) -> bool:
+        return _equal(now, self.value)
 
     def now(self, found: Any) -> Any:
         raw: Any = raw_class(type(found))

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Callable
+from datetime import timedelta, timezone
 from typing import Any, NamedTuple
 
 import pytest
@@ -114,6 +115,13 @@ class Row(NamedTuple):
     fn: Callable[..., Any]
     arguments: Callable[[], tuple[Any, ...]]
     change: Callable[..., Any]
+
+
+HOUR = timedelta(hours=1)
+
+
+def shown(x: Any, y: Any) -> Any:
+    return x + 1, repr(y)
 
 
 def scale(x: Any, by: Any) -> Any:
@@ -234,6 +242,9 @@ CHANGES = [
     Row("None", scale, lambda: (X, None), replaced(X, 0)),
     Row("dtype as argument", scale, lambda: (X, torch.int32), replaced(X, torch.int64)),
     Row("tuple", scale, lambda: (X, (1, 2)), replaced(X, (1, True))),
+    Row("equal keys", shown, lambda: (X, {1: 2}), replaced(X, {True: 2})),
+    Row("equal ranges", shown, lambda: (X, range(0, 3, 2)), replaced(X, range(0, 4, 2))),
+    Row("equal zones", shown, lambda: (X, timezone(HOUR, "A")), replaced(X, timezone(HOUR, "B"))),
     Row("type of argument", of_thing, thing, lambda t, x: (Other(**t.__dict__), x)),
     Row("dtype", scale, lambda: (X, 2), replaced(X.double(), 2)),
     Row("shape", scale, lambda: (X, 2), replaced(torch.ones(4), 2)),
