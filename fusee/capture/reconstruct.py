@@ -96,7 +96,7 @@ _CLASS = _ON_HEAP | IN_C  # a class in C has not the first alone
 _FOUND = (
     type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
-    types.UnionType, types.GenericAlias,
+    types.UnionType, types.GenericAlias, type(sys.version_info), type(sys.flags),
 )  # fmt: skip
 _BASES = {object, dict, collections.OrderedDict, list, set}  # classes in C that can be refilled
 

@@ -567,3 +567,12 @@ def test_what_a_tuple_in_c_has_beside_its_items() -> None:
         want, got = fn(torch.ones(2), t), compiled(torch.ones(2), t)
         assert got[1:3] == want[1:3] and got[2].tm_zone == t.tm_zone
         assert torch.equal(got[0], want[0]) and (got[3] is False) == (want[3] is False)
+
+
+def test_tuples_that_there_is_one_of() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        version, flags = sys.version_info, sys.flags
+        sys.stdout.write("")
+        return x + version.major, version is sys.version_info, flags is sys.flags
+
+    same(fn, torch.ones(2), breaks=True)
