@@ -713,3 +713,12 @@ def meshgrid(x):
 
 def foreach(x):
     return torch._foreach_add([x, x], 1), torch.block_diag(x, x)
+
+
+def builtin_dtypes(x):
+    return (
+        x.sum(dtype=float),
+        torch.full_like(x, 2, dtype=int),
+        torch.zeros(2, dtype=bool),
+        x.to(float),
+    )
