@@ -60,6 +60,7 @@ from fusee.capture.mirrors import (
     is_key,
     items_of,
     keys_of,
+    meet,
     new_tuple,
     remaining,
     snapshot,
@@ -325,6 +326,8 @@ class World:
                 remaining(iterator)
             except RuntimeError as error:
                 raise GraphBreak(f"an iterator from outside goes no further: {error}") from None
+            if meet(iterator, self.iterators.values()):
+                raise GraphBreak("two iterators from outside go through the same")
             self.iterators[id(iterator)] = Opened(iterator)
         return self.iterators[id(iterator)]
 
@@ -462,12 +465,10 @@ class World:
                 self.fact(guards.TypeMatch, place, type(whole))
                 self.fact(guards.Length, place, tuple.__len__(whole))
                 if beyond := beyond_items(whole):
-                    about = ResultOf(place, beyond_items, "what is beside the items of ")
-                    self.fact(guards.EqualsMatch, about, beyond)
+                    self.fact(guards.EqualsMatch, ResultOf(place, beyond_items, "more of "), beyond)
             if len(items) == tuple.__len__(whole):
                 half_loaded.pop()
-                loaded: Any = whole
-                has_own = hasattr(whole, "__dict__")
+                loaded, has_own = whole, hasattr(whole, "__dict__")
                 if has_own or not all(a is b for a, b in zip(items, tuple.__iter__(whole))):
                     loaded = new_tuple(type(whole), items, beyond_items(whole))
                 if has_own:

@@ -307,8 +307,9 @@ def put_back(iterator: Any, state: Any) -> None:
 def is_finite_iterator(x: Any) -> bool:
     """Whether `x` is an iterator of C that can be copied and that ends."""
     if type(x) in (enumerate, zip):
-        _, parts, *_ = reduced(x)
-        return all(map(is_finite_iterator, parts[:1] if type(x) is enumerate else parts))
+        _, parts, *strict = reduced(x)
+        is_read = all(map(is_finite_iterator, parts[:1] if type(x) is enumerate else parts))
+        return is_read and not strict
     return type(x) in _READ
 
 
@@ -326,10 +327,28 @@ def coming(iterator: Any) -> list[Any]:
 
 
 def _copied(x: Any) -> Any:
-    if type(x) in _READ:
-        return copy.copy(x)
-    made, args, *_ = reduced(x)
-    return made(*(_copied(part) if is_finite_iterator(part) else part for part in args))
+    """A copy whose parts are copies, each once: zip(a, a) takes two in turn."""
+    copies: dict[int, Any] = {}
+    for part in [*iterators_in(x)][::-1]:
+        if id(part) not in copies:
+            made, args = (copy.copy, (part,)) if type(part) in _READ else reduced(part)
+            copies[id(part)] = made(*(copies.get(id(arg), arg) for arg in args))
+    return copies[id(x)]
+
+
+def meet(x: Any, others: Iterable[Opened]) -> bool:
+    """Whether an iterator advances, or is, one that another one advances or is."""
+    parts = {*map(id, iterators_in(x))}
+    return any(id(part) in parts for one in others for part in iterators_in(one.iterator))
+
+
+def iterators_in(x: Any) -> Iterator[Any]:
+    """An iterator, and those that it advances, each behind the ones that advance it."""
+    yield x
+    if type(x) in (enumerate, zip):
+        for part in reduced(x)[1]:
+            if isinstance(part, ITERATORS):
+                yield from iterators_in(part)
 
 
 def gone_through(iterator: Any) -> list[tuple[Any, Any]]:

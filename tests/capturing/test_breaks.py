@@ -576,3 +576,27 @@ def test_tuples_that_there_is_one_of() -> None:
         return x + version.major, version is sys.version_info, flags is sys.flags
 
     same(fn, torch.ones(2), breaks=True)
+
+
+def pairs(x: torch.Tensor) -> Any:
+    whole = iter([x, x + 1, x + 2, x + 3, x + 4])
+    next(whole)
+    both = zip(whole, whole)
+    sys.stdout.write("")
+    return next(both), list(whole)
+
+
+def each_second(x: torch.Tensor) -> Any:
+    whole = iter(range(6))
+    return [(sys.stdout.write(""), k, next(whole, None)) for k in enumerate(whole)], x
+
+
+def as_long(x: torch.Tensor) -> Any:
+    both = zip([x, x], [1], strict=True)
+    sys.stdout.write("")
+    return list(both)
+
+
+@pytest.mark.parametrize("fn", [pairs, each_second, as_long], ids=lambda fn: fn.__name__)
+def test_iterators_that_go_through_one(fn: Callable[..., Any]) -> None:
+    same(fn, torch.ones(2), breaks=True)
