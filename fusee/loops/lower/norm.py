@@ -249,10 +249,11 @@ def _training(
 
     def root(v: Value) -> Value:
         # In float32 `+ eps` rounds all variances of one binade to the same side: errors of channels
-        # would add up. ATen has float64 here, too.
+        # would add up. ATen has float64 here, too, on CPUs.
         return cast(op("rsqrt", cast(v, torch.float64) + eps), v.dtype)
 
-    rstd = elementwise(root, var)
+    of_threads = call.lowering.values.profile.shares
+    rstd = elementwise(_rsqrt_of(eps) if of_threads else root, var)
     call.lowering.realise(rstd)
     weight, bias = _beside(x, weight, bias)
     found = _affine(call, _scaled, x, mean, rstd, weight=weight, bias=bias)
