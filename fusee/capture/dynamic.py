@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import cmath
 import enum
-import functools
 import math
 import operator
 import re
@@ -543,10 +542,13 @@ def before_graph(world: Any, function: Callable[..., Any], *operands: Any) -> An
     if (key := (*map(id, given), words)) not in world.computed:
         world.computed[key] = ComputedAt(of, how, words)
         if not _BEFORE[function]:
-            made = ComputedAt(of, how._replace(kind=kind), f"whether {words} is {kind.__name__}")
-            world.fact(EqualsMatch, made, True)
-    load = functools.partial(load_number, world) if kind is float else world.load
-    return load(how(now), world.computed[key])
+            sure = ComputedAt(of, how._replace(kind=kind), f"whether {words} is {kind.__name__}")
+            world.fact(EqualsMatch, sure, True)
+    if kind is not float:
+        return world.load(how(now), world.computed[key])
+    made = load_number(world, how(now), world.computed[key])
+    made.origins = frozenset().union(*(x.origins for x in given))  # what to make a constant of
+    return made
 
 
 def _computation(function: Any, operands: Args) -> tuple[Computation, list[Number]] | None:
