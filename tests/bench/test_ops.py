@@ -20,7 +20,6 @@ SAMPLE = (
     "torch.where(x > y, x, y * 2) [1000x1000, 1000x1000] f32 run",
     "x.logsumexp(1) [1000x1000] f32 run",
     "rms_norm(x, y) [8x128x768, 768, 768] f32 run",
-    "torch.stack((x, y, x - y, x + y), -1) [1000x1000, 1000x1000] f32 run",
     "euler(x, 30) [64x64] f32 run",
 )
 
