@@ -336,7 +336,7 @@ class Entry:
 class Site:
     """All entries of one place.
 
-    between  what is alive there, if it is no beginning
+    alive    what is alive there, if it is no beginning
     index    finds them, if they are many
     quick    the first one's, and run
     is_last  whether the one with symbols was made that comes after the limit
@@ -356,10 +356,10 @@ class Site:
     missed: tuple[_Key, Any] | None = None
     steps: int = 0
     growing: Fact | None = None
-    between: list[str] = field(init=False)
+    alive: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.between = self.place.parameters if self.place.at >= 0 else []
+        self.alive = self.place.parameters if self.place.at >= 0 else []
 
     def find(self, values: Values) -> Entry | None:
         given = values.values()

@@ -37,7 +37,7 @@ from fusee.capture.sources import (
     ResultOf,
     Several,
     SizeOf,
-)  # fmt: skip
+)
 from fusee.capture.torch_api import Mark, OpOverload, compiler_setting, dynamo_switch, marks
 from fusee.config import CaptureOptions
 from fusee.runtime.cache import Job, code_key, job_named
@@ -369,8 +369,7 @@ for _name in _NEED.split():
 
 # What a Number and another float, int or Number may go through in the graph.
 _NAMES = "add sub mul truediv pow".split()
-_PLAIN = {getattr(operator, f"i{name}"): getattr(operator, name) for name in _NAMES}
-_ARITHMETIC = {*_PLAIN, *_PLAIN.values(), operator.neg}
+_ARITHMETIC = {*(getattr(operator, name) for name in _NAMES), operator.neg}
 _EXACT = {operator.add, operator.sub, operator.neg}  # of integers
 _RAISE = {operator.truediv, operator.pow}  # for some numbers, but after the graph is too late
 # Torch calls that a graph may give one to, as backends know to compile them.
@@ -403,7 +402,6 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Nu
     kinds = {x.kind if type(x) is Number else type(x) for x in operands}
     if function not in _ARITHMETIC or not kinds <= {int, float}:
         numbers[0].need()
-    function = _PLAIN.get(function, function)
     origins = frozenset().union(*(x.origins for x in numbers))
     is_late = any(x.is_late for x in numbers)
     by = operands[1] if function is operator.truediv else None
@@ -514,7 +512,6 @@ _BEFORE: dict[Any, bool] = {  # and whether it never raises, and gives one class
     **dict.fromkeys((math.isnan, math.isinf, math.isfinite, math.atan, math.tanh, math.erf), True),
     **dict.fromkeys((int, round, math.floor, math.ceil, math.trunc, *FUNCTIONS), False),
     **dict.fromkeys((operator.truediv, operator.floordiv, operator.mod, operator.pow), False),
-    **dict.fromkeys((operator.ifloordiv, operator.imod), False),
 }  # fmt: skip
 _MOST_STEPS = 64
 
@@ -524,7 +521,6 @@ def before_graph(world: Any, function: Callable[..., Any], *operands: Any) -> An
 
     There are as many versions as answers of comparisons, not as values.
     """
-    function = _PLAIN.get(function, function)
     by = operands[-1]
     is_in_graph = function is operator.truediv and type(by) in (int, float) and by != 0
     if function not in _BEFORE or is_in_graph:
@@ -536,8 +532,11 @@ def before_graph(world: Any, function: Callable[..., Any], *operands: Any) -> An
     of = Several(tuple(map(world.origin, given)))
     now: Any = tuple(x.now for x in given)
     words = how.words([*map(str, of.parts)])
-    kind = next((x for x in (bool, int, float) if how._replace(kind=x)(now)), None)
-    if kind is None:  # it raises, or is complex
+    try:
+        value = how(now)
+    except (ArithmeticError, ValueError):
+        need_values(*operands)
+    if (kind := type(value)) not in (bool, int, float):  # it is complex
         need_values(*operands)
     if (key := (*map(id, given), words)) not in world.computed:
         world.computed[key] = ComputedAt(of, how, words)
@@ -545,8 +544,8 @@ def before_graph(world: Any, function: Callable[..., Any], *operands: Any) -> An
             sure = ComputedAt(of, how._replace(kind=kind), f"whether {words} is {kind.__name__}")
             world.fact(EqualsMatch, sure, True)
     if kind is not float:
-        return world.load(how(now), world.computed[key])
-    made = load_number(world, how(now), world.computed[key])
+        return world.load(value, world.computed[key])
+    made = load_number(world, value, world.computed[key])
     made.origins = frozenset().union(*(x.origins for x in given))  # what to make a constant of
     return made
 

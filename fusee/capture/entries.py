@@ -452,8 +452,8 @@ class CompiledFunction:
             site = self.sites.setdefault(key, Site(place))
         first = [f.function] * self.of_code
         cells = [f.cells[name] for name in own]
-        alive = [*first, *[held[x] for x in names], *f.stack, *cells, between.handled]
-        values = dict(zip(site.between, alive))
+        found = [*first, *[held[x] for x in names], *f.stack, *cells, between.handled]
+        values = dict(zip(site.alive, found))
         return self._entry(site, values), values
 
     def _entry(self, site: Site, values: Values) -> Entry | None:
@@ -691,9 +691,10 @@ class CompiledFunction:
         """
         of_module = isinstance(owner, torch.nn.Module)
         same: Any = function
-        differs = function.__closure__ or function.__defaults__ or function.__kwdefaults__
-        of_code = bool(differs or function.__dict__) and is_made_anew(function)
-        if of_code or not (differs or function.__dict__):
+        given = function.__closure__ or function.__defaults__ or function.__kwdefaults__
+        has_own = bool(given or function.__dict__)
+        of_code = has_own and is_made_anew(function)
+        if of_code or not has_own:
             same = function.__code__  # made anew, it does the same
         owner = owner if of_module else same
         _, mine = self._nested.get(id(owner), (None, {}))
@@ -722,9 +723,7 @@ class CompiledFunction:
         made.family = self.family
         self.family.setdefault(code, weakref.WeakSet()).add(made)
         if (key := id(owner)) not in self._nested:
-            me = weakref.ref(self)
-            forget: Any = lambda _: (one := me()) and one._nested.pop(key, None)  # noqa: E731
-            self._nested[key] = weakref.ref(owner, forget), {}
+            self._nested[key] = weakref.ref(owner, lambda _: self._nested.pop(key, None)), {}
         self._nested[key][1][same] = made
         return made.call(function) if of_code else made.call
 

@@ -166,9 +166,9 @@ class Interpreter(Capturing):
         in_place = kind >= _IN_PLACE
         function = BINARY[kind]
         is_written = in_place and isinstance(left, FakeTensor)  # numbers never are
-        of_tensors = function if is_written or not in_place else BINARY[kind - _IN_PLACE]
+        made_by = function if is_written or not in_place else BINARY[kind - _IN_PLACE]
         if _is_of_tensors(left, right):
-            return self.tensor_operator(of_tensors, left, right)
+            return self.tensor_operator(made_by, left, right)
         if type(left) is str and symbols.holds_open(right):
             if type(right) is symbols.Text or symbols.is_fixed(right):
                 return symbols.operated(function, left, right)
@@ -178,9 +178,9 @@ class Interpreter(Capturing):
                 return function(left, right)
         if type(left) is Number or type(right) is Number:
             left, right = symbols.value(left), symbols.value(right)
-            if (found := before_graph(self.world, function, left, right)) is not None:
+            if (found := before_graph(self.world, made_by, left, right)) is not None:
                 return found
-            return compute(self.world.recorder.graph, function, (left, right))
+            return compute(self.world.recorder.graph, made_by, (left, right))
         if _are_numbers(left, right):
             return symbols.operated(function, left, right)
         name = function.__name__.strip("_")
@@ -191,7 +191,7 @@ class Interpreter(Capturing):
         if custom is not NotImplemented:
             return custom
         if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
-            return self.tensor_operator(of_tensors, left, right)
+            return self.tensor_operator(made_by, left, right)
         self._refuse_asked(function, left, right, name, plain, f"r{plain}")
         if name == "iadd" and isinstance(left, (list, collections.deque)):
             right = self.listed(right) if isinstance(left, list) else self.items(right)
@@ -443,10 +443,10 @@ class Interpreter(Capturing):
                 return symbols.Text.of(format, x, spec)
             if not spec and all(map(symbols.is_fixed, parts)):
                 return symbols.Text.of(symbols.list_text if parts is x else str, *parts)
-        if type(x) is Number and x.origins and conversion != "a":
-            if spec is None or (type(spec) is str and not (conversion and spec)):
-                format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
-                return symbols.Text((format, (x, spec or "")))
+        is_plain = conversion != "a" and not (conversion and spec) and type(spec or "") is str
+        if type(x) is Number and x.origins and is_plain:
+            format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
+            return symbols.Text((format, (x, spec or "")))
         x = symbols.value(x)
         if isinstance(x, FakeTensor):
             raise GraphBreak("printing a tensor needs its values")

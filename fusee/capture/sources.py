@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from fusee.source import Args
+from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- origin
 
@@ -331,8 +332,8 @@ class Computation(NamedTuple):
 
 _SIGNS: dict[Any, str] = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/",
-    operator.floordiv: "//", operator.mod: "%", operator.pow: "**", operator.lt: "<",
-    operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==", operator.ne: "!=",
+    operator.floordiv: "//", operator.mod: "%", operator.pow: "**",
+    **{function: sign for sign, function in COMPARISONS.items()},
 }  # fmt: skip
 
 
