@@ -328,6 +328,8 @@ def coming(iterator: Any) -> list[Any]:
 
 def _copied(x: Any) -> Any:
     """A copy whose parts are copies, each once: zip(a, a) takes two in turn."""
+    if type(x) in _READ:  # it has no parts, and is what most loops go through at each turn
+        return copy.copy(x)
     copies: dict[int, Any] = {}
     for part in [*iterators_in(x)][::-1]:
         if id(part) not in copies:
