@@ -328,7 +328,9 @@ def refuse_new_geometry(
             return
         # meta kernels resize: so they get others to try
         likes = pytree.tree_map_only(
-            Tensor, lambda x: x.new_empty_strided(x.shape, x.stride()), into
+            Tensor,
+            lambda x: x.new_empty_strided(x.shape, x.stride()).requires_grad_(x.requires_grad),
+            into,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -339,6 +341,8 @@ def refuse_new_geometry(
                     f"out= is resized from {list(x.shape)} to {list(like.shape)}",
                     "give it a tensor of the result's shape",
                 )
+            if like.requires_grad != x.requires_grad:  # a factory's result begins without
+                raise GraphBreak(f"{name}(out=) ends that a tensor requires gradients")
 
 
 def storages(nodes: Iterable[fx.Node]) -> set[int]:

@@ -43,7 +43,9 @@ FOUND = Marker("found")
 
 # What cannot be looked up any more fails the check rather than the call: RuntimeError is that of a
 # nested tensor's shape, and of is_leaf.
-GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
+GONE = (
+    AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, ArithmeticError
+)  # fmt: skip
 
 
 class TensorFact(NamedTuple):

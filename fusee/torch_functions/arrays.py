@@ -481,13 +481,21 @@ def _like(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
 # ------------------------------------------------------------------------------ the border
 
 
-def as_tensor(x: Any) -> torch.Tensor:
+def as_tensor(x: Any, inference: bool = False) -> torch.Tensor:
     """How a graph is given an array from outside."""
+    if torch.is_inference_mode_enabled() is not inference:
+        with torch.inference_mode(inference):
+            return as_tensor(x, inference)
     if not isinstance(x, np.ndarray):
         return torch.from_numpy(np.asarray(x))
     with warnings.catch_warnings():  # of arrays that are only to be read
         warnings.simplefilter("ignore")
         return torch.from_numpy(x)
+
+
+def as_inference_tensor(x: Any) -> torch.Tensor:
+    """`as_tensor` of an array that the program first uses in inference mode."""
+    return as_tensor(x, inference=True)
 
 
 def layout_of(x: Any) -> tuple[Any, ...]:
@@ -535,9 +543,10 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
     world.fact(TypeMatch, origin, type(x))
     if not is_scalar:
         world.fact(EqualsMatch, ResultOf(origin, layout_of, "the layout of "), layout_of(x))
-    place = ResultOf(origin, as_tensor, "the tensor of ")
+    given = as_inference_tensor if torch.is_inference_mode_enabled() else as_tensor
+    place = ResultOf(origin, given, "the tensor of ")
     with torch._C.DisableTorchFunction():
-        tensor = world.input(as_tensor(x), place, origin)
+        tensor = world.input(given(x), place, origin)
     shadow = _meaningless(x) if is_scalar else _like(x.shape, x.strides, x.dtype)
     if not is_scalar:
         shadow.flags.writeable = x.flags.writeable

@@ -196,7 +196,8 @@ class Portrait:
 
 def _numbers(x: torch.Tensor) -> list[Any]:
     """The elements of a tensor."""
-    return [] if x.is_meta else x.detach().reshape(-1).tolist()
+    # copied first: one whose `.data` was given a tensor of inference mode has no views
+    return [] if x.is_meta else x.detach().clone().reshape(-1).tolist()
 
 
 def _is_leaf(x: torch.Tensor) -> bool | str:

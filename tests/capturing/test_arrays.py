@@ -547,3 +547,16 @@ def test_memory_of_arrays_stays_as_large_as_it_is() -> None:
             assert made.storage_offset() == 0
             with pytest.raises(RuntimeError, match="not resizable"):
                 made.resize_(9)
+
+
+def test_an_array_is_written_to_in_the_mode_that_is_on_there() -> None:
+    def fn(a: Any) -> Any:
+        print(end="")
+        with torch.inference_mode(False):
+            a[0] = 4
+        return lambda: a
+
+    made = np.ones(3)
+    with torch.inference_mode():
+        Traced(fn)(made)
+    assert made.tolist() == [4, 1, 1]

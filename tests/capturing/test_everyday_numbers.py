@@ -226,3 +226,15 @@ def test_names_and_texts_of_numbers_that_vary_stay_in_the_graph() -> None:
     for n in (2, 3):
         assert outcome(traced, torch.ones(2), n) == outcome(fn, torch.ones(2), n)
     assert not traced.stops
+
+
+def test_a_write_before_what_a_number_raises_is_done() -> None:
+    def fn(x: Any, n: float) -> int:
+        x.add_(1)
+        return int(n)
+
+    traced = Traced(fn)
+    for n in (1.5, 2.5, math.inf, 3.5, math.nan):
+        x, y = torch.ones(2), torch.ones(2)
+        assert outcome(traced, x, n) == outcome(fn, y, n)
+        assert x.tolist() == y.tolist()

@@ -551,3 +551,26 @@ def test_writes_to_inputs_whose_elements_share_memory(name: str, backend: str) -
                 except RuntimeError as error:
                     outcomes.append(str(error))
             assert outcomes[0] == outcomes[1]
+
+
+FACTORIES: dict[str, Program] = {
+    "ones": lambda x: torch.ones(4, out=x),
+    "full": lambda x: torch.full((4,), 2.0, out=x),
+    "arange": lambda x: torch.arange(4, out=x),
+    "normal": lambda x: torch.normal(0.0, 1.0, (4,), out=x),
+    "add": lambda x: torch.add(x, 1, out=x),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_what_a_factory_writes_to_no_longer_requires_gradients(name: str) -> None:
+    @torch.no_grad()
+    def fn(x: Tensor) -> Tensor:
+        return FACTORIES[name](x)[x > 0]
+
+    seen = []
+    for run in (fn, fusee.compile(fn)):
+        torch.manual_seed(0)
+        x = torch.ones(4, requires_grad=True)
+        seen.append((run(x).tolist(), x.tolist(), x.requires_grad))
+    assert seen[0] == seen[1]
