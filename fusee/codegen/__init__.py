@@ -280,7 +280,7 @@ class _Writer:
         if turned and len(view.shape) == 2 and offset == 0:
             return f"{name}.t()"
         shape, strides = self._constant(view.shape), self._constant(view.strides)
-        base = "" if buffer.role not in ("input", *_KEPT) else f"{name}.storage_offset() + "
+        base = "" if buffer.role in ("result", "large") else f"{name}.storage_offset() + "
         return f"as_strided({name}, {shape}, {strides}, {base}{self._constant(offset)})"
 
     # -------------------------------------------------------------------- steps

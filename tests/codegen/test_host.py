@@ -93,3 +93,18 @@ def test_transposed_inputs_of_calls_are_cheap_views() -> None:
     graph, source = host_of(lambda x, w: torch.mm(x, w.t()) * 2, x, w)
     torch.testing.assert_close(graph(x, w), x @ w.t() * 2)
     assert ".t()" in source and "as_strided" not in source
+
+
+PARTS: tuple[Callable[..., Any], ...] = (
+    lambda z, x: torch.bmm(z[:, 1:].real, x),
+    lambda z, x: z[1].imag[1:].t() @ x[0, :3],
+    lambda z, x: z[1:].imag[:, 1:, 1:].transpose(1, 2) @ x[:1, 1:],
+    lambda z, x: torch.view_as_real(z[1])[1, 1:].mm(x[1, :2]),
+    lambda z, x: x.diagonal(1, 1, 2)[1:] @ x[0, 1:],
+)
+
+
+@pytest.mark.parametrize("fn", PARTS)
+def test_parts_of_views_that_calls_give_begin_where_these_do(fn: Callable[..., Any]) -> None:
+    z, x = torch.randn(2, 4, 4, dtype=torch.cfloat), torch.randn(2, 4, 4)
+    torch.testing.assert_close(compiled(fn, z, x)(z, x), fn(z, x))
