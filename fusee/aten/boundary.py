@@ -31,6 +31,7 @@ from fusee.aten import (
     shown_symbols,
     tensor_input,
 )
+from fusee.aten.mutation import join_parts
 from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
 from fusee.aten.tracer import Builder, Storage, TracedTensor
 from fusee.errors import TraceError
@@ -286,6 +287,7 @@ class Results:
         b = self.b
         b.graph.output(tuple(self.nodes))
         remove_dead(b.graph)
+        join_parts(b.graph)
         self._settle()
         merge_equal(b.graph, self.memory)
         specs = self.given.specs()

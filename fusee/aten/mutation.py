@@ -9,24 +9,28 @@ written to the tensors by Builder.write.
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten import inverse
+from fusee.aten import inverse, is_view, remove_dead
 from fusee.aten.canonicalize import bound, convert
+from fusee.aten.subgraph import new_call
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
 from fusee.fake import on_metas
 from fusee.fake.layouts import extent, is_row_major, meet
 from fusee.fake.torch_python import mode_of
-from fusee.source import OpRules
+from fusee.source import OpRules, overloads
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom
@@ -38,6 +42,8 @@ from fusee.sym.symint import same_ints
 #
 #     mylib::step_(Tensor(a!) x, Tensor y) -> Tensor
 #     fusee::mylib__step__default(Tensor x, Tensor y) -> (Tensor, Tensor)
+
+aten = torch.ops.aten
 
 _ALIAS = re.compile(r"\([a-z]\w*!?\)")
 
@@ -122,9 +128,6 @@ def _is_partial(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 # ---------------------------------------------------------------------------- mutate
-
-
-aten = torch.ops.aten
 
 _WRITES: OpRules[Rule] = OpRules()
 
@@ -409,3 +412,181 @@ def _own(t: Tracer, op: OpOverload, target: torch.Tensor) -> TracedTensor:
     if value.store.origin is not None and value.parent is None:
         raise t.b.unsupported(f"{op} changes the shape or strides of an input")
     return value
+
+
+# ---------------------------------------------------------------------------- parts
+# What a loop writes, `y[:, i] = ...`, and the gradients of what it reads, `x[:, i]`, is put into
+# tensors part by part. One after the other, each would copy the parts before it once more.
+
+
+class _Parts:
+    """What was put into `base` along one axis.
+
+    at      begin -> (end, part). None overlap
+    begins  in order
+    reads   what reads a place of it -> the same of what was put there, or of the base
+    """
+
+    def __init__(self, base: fx.Node, axis: int) -> None:
+        self.base, self.axis = base, axis
+        self.at: dict[int, tuple[int, fx.Node]] = {}
+        self.begins: list[int] = []
+        self.reads: dict[fx.Node, tuple[Any, Args]] = {}
+
+    def put(self, begin: int, end: int, part: fx.Node) -> None:
+        if begin not in self.at:
+            bisect.insort(self.begins, begin)
+        self.at[begin] = end, part
+
+    def around(self, place: int) -> tuple[int, int, fx.Node]:
+        """(begin, end, part) of the last one that does not begin after a place; or of nothing."""
+        k = bisect.bisect_right(self.begins, place)
+        return (begin := self.begins[k - 1], *self.at[begin]) if k else (0, 0, self.base)
+
+    def is_free(self, begin: int, end: int) -> bool:
+        return begin < end and self.around(end - 1)[1] <= begin
+
+    def is_of(self, node: fx.Node, by: fx.Node) -> bool:
+        """Whether nobody else needs `node`, which has these parts."""
+        return all(user is by or user in self.reads for user in node.users)
+
+
+def join_parts(graph: fx.Graph) -> None:
+    """One `stack` or `cat` of what was put into a fill part by part, or takes all of a tensor.
+
+    What is read of it between is read where it was made. Gradients of several parts of a tensor, of
+    q, k and v say, are joined in place of being added.
+    """
+    known: dict[fx.Node, _Parts] = {}
+    for node in graph.nodes:
+        if node.target in _READS and node.args[0] in known:
+            _read(node, known[node.args[0]])
+        found = _added(node, known) if node.target is aten.add.Tensor else _put(node, known)
+        if found is not None:
+            known[node] = found
+    joined = {node: x for node, x in known.items() if len(x.at) > 1 and _is_joined(graph, node, x)}
+    moved = set[fx.Node]()
+    for parts in joined.values():
+        for node, (node.target, node.args) in parts.reads.items():
+            moved.add(node)
+    for node in graph.nodes if moved else ():  # views lie as what they are taken of
+        if node in moved or (is_view(node.target) and node.args[0] in moved):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+            node.meta["val"] = on_metas(node.target, *args, **kwargs)
+            moved.add(node)
+    remove_dead(graph)
+
+
+def _place(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
+    """(axis, begin, end) that a call names, of the axis -1 if they are not known or have steps."""
+    source: Any = node.args[0]
+    val = source.meta["val"]
+    axis, *rest = at or (0,)
+    size = val.shape[axis]
+    if node.kwargs or any(type(n) is not int for n in (size, *rest)) or rest[2:] not in ([], [1]):
+        return -1, 0, 0
+    by_index = node.target in (aten.select.int, aten.select_scatter.default)
+    begin = rest[0] % size if by_index else slice(*rest).indices(size)[0]
+    return axis % val.dim(), begin, begin + 1 if by_index else slice(*rest).indices(size)[1]
+
+
+def _read(node: fx.Node, parts: _Parts) -> None:
+    axis, begin, end = _place(node, node.args[1:])
+    first, last, part = parts.around(begin)
+    is_part = first <= begin < end <= last
+    if axis != parts.axis or any(user.op == "output" for user in node.users):
+        return
+    source = part if is_part else parts.base
+    if not (is_part or parts.is_free(begin, end)) or not _is_in_order(source.meta["val"]):
+        return  # what is computed of other strides would lie in another order
+    target: Any = node.target
+    args: Args = (source, *node.args[1:])
+    rank, rank_there = node.meta["val"].dim(), source.meta["val"].dim()
+    if is_part and rank_there == parts.base.meta["val"].dim():
+        at = (begin - first,) if target is aten.select.int else (begin - first, end - first, 1)
+        args = source, axis, *at
+    elif is_part and rank_there < rank:
+        target, args = aten.unsqueeze.default, (source, axis)
+    elif is_part:
+        target, args = aten.permute.default, (source, [*range(rank)])
+    parts.reads[node] = target, args
+
+
+def _is_in_order(val: torch.Tensor) -> bool:
+    steps = val.stride()
+    is_known = all(type(n) is int for n in steps)
+    return all(a >= b for a, b in itertools.pairwise(steps)) if is_known else is_row_major(val)
+
+
+def _put(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
+    """The parts that a tensor has with one more, or with another in a place that has one."""
+    if node.target not in _PUTS:
+        return None
+    base: Any
+    part: Any
+    base, part, *at = node.args
+    axis, begin, end = _place(node, at)
+    val = node.meta["val"]
+    if axis < 0 or begin >= end or part.meta["val"].dtype != val.dtype or not is_row_major(val):
+        return None
+    parts = known.get(base)
+    if parts is None or parts.axis != axis or not parts.is_of(base, node):
+        parts = _Parts(base, axis)
+    elif parts.is_free(begin, end) or parts.around(begin)[:2] == (begin, end):
+        del known[base]
+    else:
+        parts = _Parts(base, axis)
+    parts.put(begin, end, part)
+    return parts
+
+
+def _added(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
+    """The parts of a sum whose summands have theirs in different places."""
+    summands: Any = node.args
+    a, b = (known.get(x) if isinstance(x, fx.Node) else None for x in summands)
+    if not node.meta.get("backward") or node.kwargs or a is None or b is None or a is b:
+        return None  # in the program's own sum a part of -0.0 becomes 0.0
+    is_sum = all(known[x].is_of(x, node) and known[x].base.target in _ZEROS for x in summands)
+    a, b = sorted((a, b), key=lambda parts: -len(parts.at))
+    if not is_sum or a.axis != b.axis or not all(a.is_free(k, b.at[k][0]) for k in b.begins):
+        return None
+    for begin in b.begins:
+        a.put(begin, *b.at[begin])
+    a.reads |= b.reads
+    for x in summands:
+        del known[x]
+    return a
+
+
+def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
+    """Whether a tensor was written anew as all its parts together."""
+    axis, made = parts.axis, list[fx.Node]()
+    rank, rows = node.meta["val"].dim(), node.meta["val"].shape[axis]
+    is_whole = sum(end - begin for begin, (end, _) in parts.at.items()) == rows
+    if parts.base.op == "placeholder" or not (is_whole or parts.base.target in _FILLS):
+        return False
+    if is_whole and all(part.meta["val"].dim() < rank for _, part in parts.at.values()):
+        node.target, node.args = aten.stack.default, ([parts.at[k][1] for k in parts.begins], axis)
+        return True
+    done = 0
+    with graph.inserting_before(node):
+        for begin in [*parts.begins, rows]:
+            if done < begin:
+                args = parts.base, axis, done, begin, 1
+                made.append(new_call(graph, aten.slice.Tensor, args, {}, node.meta))
+            if begin < rows:
+                done, part = parts.at[begin]
+                if part.meta["val"].dim() < rank:
+                    part = new_call(graph, aten.unsqueeze.default, (part, axis), {}, node.meta)
+                made.append(part)
+    node.target, node.args = aten.cat.default, (made, axis)
+    return True
+
+
+_READS, _PUTS = overloads("select.int slice.Tensor"), overloads("select_scatter slice_scatter")
+_ZEROS = overloads("zeros zeros_like new_zeros")
+_FILLS = (
+    *_ZEROS,
+    *overloads("ones ones_like new_ones full full_like new_full"),
+    *overloads("empty.memory_format empty_like new_empty"),
+)

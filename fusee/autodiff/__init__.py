@@ -378,8 +378,6 @@ def prepare(joint: Joint) -> None:
                 sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]
                 node.target, node.args = aten.full.default, (sizes, value)
                 node.kwargs = {"dtype": val.dtype, "device": node.meta["device"]}
-        elif node.target is aten.add.Tensor and node.meta.get("backward"):
-            _put_together(node)
 
 
 def _narrow_dtype(node: fx.Node) -> torch.dtype | None:
@@ -436,44 +434,4 @@ _FILLS: dict[Any, Any] = {
     aten.new_zeros.default: 0,
     aten.new_ones.default: 1,
     aten.new_full.default: None,
-}
-
-
-def _put_together(node: fx.Node) -> None:
-    """Gradients of several parts of a tensor, of q, k and v say, are written, not added up."""
-    if len(node.args) != 2 or node.kwargs:
-        return
-    a, b = node.args
-    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
-        return
-    there, new = _parts_put_in(a), _parts_put_in(b)
-    strides = a.meta["val"].stride(), node.meta["val"].stride()
-    is_alone = len(a.users) == 1 and same_ints(*strides)
-    if is_alone and there and len(new) == 1:
-        ((dim, start, end),) = new
-        if all(at == dim and (last <= start or end <= first) for at, first, last in there):
-            node.target, node.args = b.target, (a, *b.args[1:])
-
-
-def _parts_put_in(node: fx.Node) -> list[tuple[int, int, int]]:
-    """(axis, begin, end) of what was put into zeros for `node`; empty if it is no such thing."""
-    found: list[tuple[int, int, int]] = []
-    while node.target in _DEFAULTS and not node.kwargs:
-        given: Any = (*node.args, *_DEFAULTS[node.target][len(node.args) :])
-        node, _, dim, *rest = given
-        size = node.meta["val"].shape[dim]
-        if any(type(n) is not int for n in (size, dim, *rest)) or rest[2:] not in ([], [1]):
-            return []
-        if len(rest) == 1:
-            start = rest[0] % size
-            end = start + 1
-        else:
-            start, end, _ = slice(*rest).indices(size)
-        found.append((dim % node.meta["val"].dim(), start, end))
-    return found if node.target is aten.full.default and node.args[1] == 0 else []
-
-
-_DEFAULTS: dict[Any, tuple[Any, ...]] = {
-    aten.select_scatter.default: (None, None, 0, 0),
-    aten.slice_scatter.default: (None, None, 0, 0, 2**63 - 1, 1),
 }

@@ -480,3 +480,66 @@ def test_inputs_that_share_memory_and_are_written_run_as_captured() -> None:
 def test_refusals_say_why(fn: Fn, reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
         traced(fn, x35())
+
+
+# ------------------------------------------------------------------------------ parts
+
+
+def rows_put(x: torch.Tensor) -> Any:
+    y = torch.zeros(5, 3)
+    for i in range(5):
+        y[i] = x[:, i].sin()
+    return y
+
+
+def columns_read_as_put(x: torch.Tensor) -> Any:
+    y = torch.zeros_like(x)
+    y[:, 0] = x[:, 1]
+    for i in range(1, 5):
+        y[:, i] += y[:, i - 1] * 2 + y[:, i : i + 1].sum(1) + y[:, i - 1 : i].cos().view(3)
+    return y, y * 2
+
+
+def pads_put(x: torch.Tensor) -> Any:
+    y = torch.full((3, 9), 2.0)
+    y[:, 2:-2] = x
+    y[:, 1] = y[:, 4]
+    return y
+
+
+def put_twice(x: torch.Tensor) -> Any:
+    y = torch.zeros(3, 5)
+    for _ in range(2):
+        for i in range(3):
+            y[i] = x[i] + y[i]
+    return y
+
+
+def written_and_returned(x: torch.Tensor) -> Any:
+    for i in range(3):
+        x[i] = x[i] + i
+    return x, x[1]
+
+
+def overlapping_parts(x: torch.Tensor) -> Any:
+    y = torch.zeros(3, 5)
+    y[:, :3], y[:, 2:] = 1, x[:, 2:]
+    return y
+
+
+def parts_of_two_axes(x: torch.Tensor) -> Any:
+    y = torch.zeros(3, 5)
+    y[0], y[:, 1], y[1], y[2] = x[0], 5, x[1], x[2].int()
+    return y.t()
+
+
+@pytest.mark.parametrize(
+    ("fn", "puts"),
+    [
+        (rows_put, 0), (columns_read_as_put, 0), (pads_put, 0), (put_twice, 0),
+        (written_and_returned, 3), (overlapping_parts, 2), (parts_of_two_axes, 4),
+    ],
+)  # fmt: skip
+def test_parts_that_are_put_are_joined(fn: Fn, puts: int) -> None:
+    found = [name for name in operators(same(fn, x35())) if "_scatter" in name]
+    assert len(found) == puts, found
