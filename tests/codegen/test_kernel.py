@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -121,7 +122,9 @@ def test_index_as_number_and_division(on: Machine) -> None:
             Store(bo, i.expr, values.load(bx, odd % 200)),
             Store(bp, i.expr, values.index(2 * i.expr + 3 + below)),
         ]
-        run(Kernel((i,), [Phase((), body)], lanes=i), {bx: x, bo: out, bp: places}, on=on)
+        kernel = Kernel((i,), [Phase((), body)], lanes=i)
+        text = run(kernel, {bx: x, bo: out, bp: places}, on=on).code.text
+        assert not re.search(r"u(div|rem) <\d+ x i64>", text), "halves do, and multiply as vectors"
         t = torch.arange(n)
         same(out, x[(t // 3 * 5 + (t + 1) % 7) % 200])
         same(places, 2 * t + 3 + (t - 5) // 4 + 3 + (t - 9) % 5)

@@ -25,7 +25,7 @@ from fusee.runtime.llvm_text import (
     splat,
     vector,
 )
-from fusee.sym import Atom, Call, Expr, Size, Symbol, coefficient, known_ge
+from fusee.sym import Atom, Call, Expr, Size, Symbol, coefficient, known_ge, known_lt
 
 # ---------------------------------------------------------------------------- index
 # Index expressions as i64 arithmetic, in parts: each part where it last changes.
@@ -196,7 +196,14 @@ def _call(ctx: Context, rank: int, atom: Call, a: str, b: str, lanes: int) -> st
     if atom.op in ("&", "<<"):
         return t.level.op(f"{'and' if atom.op == '&' else 'shl'} {kind} {a}, {b}")
     if known_ge(atom.a, 0):
-        return t.level.op(f"{'udiv' if atom.op == '//' else 'urem'} {kind} {a}, {b}")
+        name = "udiv" if atom.op == "//" else "urem"
+        if lanes > 1 and _has_number(atom) and known_lt(atom.a, 1 << 32):
+            # no machine multiplies vectors of 64 bits and keeps the upper half, as a division does
+            half = vector("i32", lanes)
+            a = t.level.op(f"trunc {kind} {a} to {half}")
+            a = t.level.op(f"{name} {half} {a}, {splat('i32', atom.b, lanes)}")
+            return t.level.op(f"zext {half} {a} to {kind}")
+        return t.level.op(f"{name} {kind} {a}, {b}")
     # divisors are positive: only a negative remainder has to be moved
     rest = t.level.op(f"srem {kind} {a}, {b}")
     negative = t.level.op(f"ashr {kind} {rest}, {splat('i64', 63, lanes)}")

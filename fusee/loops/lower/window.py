@@ -19,7 +19,7 @@ import torch
 
 from fusee.loops import REDUCTIONS, Loop, Value, cast, const, identity, op
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
-from fusee.loops.lower.tensor import Index, Lowering, OpCall, Tensor, lowers, opmath
+from fusee.loops.lower.tensor import Index, Lowering, OpCall, Shape, Tensor, lowers, opmath
 from fusee.loops.lower.views import inside, masked, reshape
 from fusee.loops.operators import named
 from fusee.sym import Size, Symbol, floordiv, maximum, minimum
@@ -105,18 +105,22 @@ class Windows:
         value = self.element(index, places, outside)
         number = None if which is None else which(places)
         reduced = [axis for axis in axes if axis.hi != 1]
-        return _looped(self.call, value, dtype, reduced, acc, None, number)
+        return _looped(self.call, value, dtype, self.call.meta.shape, reduced, acc, None, number)
 
 
 def _looped(
-    call: OpCall, value: Value, dtype: torch.dtype, reduced: Sequence[Symbol], *rest: Any
+    call: OpCall,
+    value: Value,
+    dtype: torch.dtype,
+    shape: Shape,
+    reduced: Sequence[Symbol],
+    *rest: Any,
 ) -> Tensor:
-    """A reduction whose result has the call's shape. `rest` are the last fields of the Loop."""
-    lowering, meta = call.lowering, call.meta
-    strides = lowering.like_loads(value, meta.shape, meta.strides)
-    buffer = lowering.buffer(meta.shape, dtype, strides)
-    index = buffer.index(lowering.axes(meta.shape))
-    axes = lowering.axis_symbols(meta.shape)
+    """A reduction in the order of what is read, or the call's. `rest`: the Loop's last fields."""
+    lowering = call.lowering
+    buffer = lowering.buffer(shape, dtype, lowering.like_loads(value, shape, call.meta.strides))
+    index = buffer.index(lowering.axes(shape))
+    axes = lowering.axis_symbols(shape)
     lowering.emit(Loop(buffer, axes, index, value, tuple(reduced), *rest))
     return lowering.whole(buffer)
 
@@ -229,33 +233,44 @@ def steps_of(large: Sequence[Size], small: Sequence[Size]) -> list[int] | None:
 
 
 def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
-    """Output i averages elements floor(i*n/m) to ceil((i+1)*n/m) - 1 of n, for m outputs."""
-    lowering, meta = call.lowering, call.meta
-    lowering.realise(x)
+    """The average of the elements of each window, for windows of unequal length.
+
+    One axis after the other: vectors along the last one pick what has been summed up before.
+    """
+    lowering, meta, total = call.lowering, call.meta, x
     compute = opmath(meta.dtype)
-    index = lowering.axes(meta.shape)
-    places: list[Size] = []
-    mask: Value | None = None
-    count: Size = 1
-    reduced: list[Symbol] = []
-    for k, (n, m) in enumerate(zip(x.shape[first:], meta.shape[first:], strict=True)):
+    for k in range(first, len(x.shape)):
+        n, m = x.shape[k], meta.shape[k]
         assert isinstance(n, int) and isinstance(m, int)
-        width = max(-((-(i + 1) * n) // m) - i * n // m for i in range(m))
-        i = index[first + k]
-        start = floordiv(i * n, m)
-        end = floordiv(i * n + n + m - 1, m)
-        axis = lowering.axis(f"r{k}", width)
-        reduced += [] if width == 1 else [axis]
-        places.append(start + (0 if width == 1 else axis.expr))
-        mask = inside(lowering, places[-1], end, mask)
-        count = count * (end - start)
-    value = x.at((*index[:first], *places))
-    if mask is not None:
-        value = masked(value, mask, const(value, 0))
-    acc = lowering.accumulator("sum", compute)
-    average = lowering.values.acc(acc) / lowering.values.index(count, compute)
-    result = cast(average, meta.dtype)
-    return _looped(call, cast(value, compute), meta.dtype, reduced, acc, result)
+        if n == m:
+            continue
+        lowering.realise(total)
+        shape = (*total.shape[:k], m, *total.shape[k + 1 :])
+        index = [*lowering.axes(shape)]
+        start, end = _window(index[k], n, m)
+        axis = lowering.axis("r0", max(-((-(i + 1) * n) // m) - i * n // m for i in range(m)))
+        index[k] = start + (0 if axis.hi == 1 else axis.expr)
+        value = total.at(tuple(index))
+        mask = inside(lowering, index[k], end)
+        if mask is not None:
+            value = masked(value, mask, const(value, 0))
+        reduced = [] if axis.hi == 1 else [axis]
+        acc = lowering.accumulator("sum", compute)
+        total = _looped(call, cast(value, compute), compute, shape, reduced, acc)
+
+    def at(ix: Index) -> Value:
+        count: Size = 1
+        for i, n, m in zip(ix[first:], x.shape[first:], meta.shape[first:], strict=True):
+            start, end = _window(i, n, m)
+            count = count * (end - start)
+        return cast(total.at(ix) / lowering.values.index(count, compute), meta.dtype)
+
+    return call.computed(at, total)
+
+
+def _window(i: Size, n: Size, m: Size) -> tuple[Size, Size]:
+    """Where the i-th of m windows over n elements begins and ends: floor(i*n/m), ceil((i+1)*n/m)."""
+    return floordiv(i * n, m), floordiv(i * n + n + m - 1, m)
 
 
 # ---------------------------------------------------------------------------- gradients

@@ -83,3 +83,12 @@ def test_whole_factors_need_no_data_dependent_index() -> None:
     (loop,) = graph.steps
     assert isinstance(loop, Loop)
     assert not any(value.op == "cast" for value in walk([loop.value]))
+
+
+def test_windows_of_unequal_length_are_summed_up_axis_by_axis() -> None:
+    """Nine elements picked for each of 20 x 20 results took longer than three, twice."""
+    x = torch.randn(2, 4, 28, 28).to(memory_format=torch.channels_last)
+    graph = check_op(aten._adaptive_avg_pool2d.default, x, [20, 20])
+    loops = [step for step in graph.steps if isinstance(step, Loop)]
+    assert [len(loop.reduce_axes) for loop in loops if loop.reduce_axes] == [1, 1]
+    assert all(loop.buffer.strides[1] == 1 for loop in loops), "channels lie last throughout"
