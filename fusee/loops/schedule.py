@@ -166,6 +166,43 @@ def scans_along(phase: Phase) -> bool:
     )
 
 
+def scanned_rows(kernel: Kernel) -> Symbol | None:
+    """The axis of the rows that a kernel scans, if its elements lie along these, one after another.
+
+    Then vectors may run along that axis, through squares of rows and columns.
+    """
+    own = {*kernel.outer, *(axis for phase in kernel.phases for axis in phase.inner)}
+    scans = [is_scan(phase) for phase in kernel.phases]
+    if kernel.ordered or not any(scans):
+        return None
+    for phase, scan in zip(kernel.phases, scans, strict=True):
+        sums = any(isinstance(s, Accumulate) for s in phase.body)
+        if len(phase.inner) != 1 or (sums and not scan):
+            return None
+    fitting = (r for r in kernel.outer if all(_is_of_rows(p, r, own) for p in kernel.phases))
+    return next(fitting, None)
+
+
+def _is_of_rows(phase: Phase, rows: Symbol, own: set[Symbol]) -> bool:
+    """Whether what a phase reads and stores lies along its inner axis, or is all points' alike."""
+    stores = [s for s in phase.body if isinstance(s, Store)]
+    stored, found = {s.buffer for s in stores}, [(s.index, s.mode == "set") for s in stores]
+    for value in walk(phase.operands):
+        is_load = value.op == "load"
+        if value.op == "check" or (is_load and (value.args or value.attr[0] in stored)):
+            return False
+        if is_load or value.op == "index":
+            found.append((index_of(value), is_load))
+    for index, is_memory in found:
+        down, along = coefficient(index, rows), coefficient(index, phase.inner[0])
+        if payloads(index) or down is None or along is None or own & {*symbols(down[0])}:
+            return False
+        is_along = is_memory and along[0] == 1 and down[0] not in (0, 1)
+        if not is_along and (down[0] != 0 or along[0] != 0):
+            return False
+    return True
+
+
 def keeps_order(phase: Phase) -> bool:
     """True if the order of the phase's inner points shows in its results."""
     return is_scan(phase) or any(

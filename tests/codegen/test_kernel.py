@@ -431,6 +431,34 @@ def test_scans(lanes: bool, on: Machine) -> None:
             same(places, x.cummax(1).indices)
 
 
+@MACHINES
+@pytest.mark.parametrize("dtype", [F32, torch.float64, torch.bfloat16, torch.int64], ids=str)
+def test_scans_of_many_rows_go_through_squares(dtype: torch.dtype, on: Machine) -> None:
+    """Rows of a vector or less took a scatter for each column, and 17 columns a vector for one."""
+    wide = torch.float64 if dtype is F32 else F32 if dtype is torch.bfloat16 else dtype
+    for n, are_open in itertools.product((1, 5, 8, 17, 40), (False, True)):
+        x, around = torch.randn(150, n).mul(9).to(dtype), torch.full((2, 150, n + 3), 7).to(dtype)
+        out, twice = around[..., 1 : n + 1]
+        values, total = Values(), Acc("t", "sum", wide)
+        bx, bo, bt = (buffer(s, t) for s, t in zip("xot", (x, out, twice), strict=True))
+        sizes = {Symbol("s0", 0, hint=150): 150, Symbol("s1", 0, hint=n): n}
+        i, j = axes("i j", [s.expr for s in sizes] if are_open else [150, n])
+        running = cast(values.acc(total), dtype)
+        first: list[Statement] = [
+            Accumulate(total, cast(values.load(bx, at(bx, i, j)), wide)),
+            Store(bo, at(bo, i, j), running),
+        ]
+        again = values.load(bo, at(bo, i, j))
+        double = cast(op("add", cast(again, wide), cast(again, wide)), dtype)
+        phases = [Phase((j,), first), Phase((j,), [Store(bt, at(bt, i, j), double)])]
+        text = run(Kernel((i,), phases), {bx: x, bo: out, bt: twice}, sizes, on, 3).code.text
+        same(out, x.to(wide).cumsum(1).to(dtype), rtol=1e-6)
+        same(twice, out + out)
+        assert bool((around[..., 0] == 7).all()) and bool((around[..., n + 1 :] == 7).all())
+        if "avx512bw" in on.features and on.bits == 512:
+            assert "scatter" not in text and "shufflevector" in text
+
+
 @pytest.mark.parametrize("inner", [True, False], ids=["along", "across"])
 @pytest.mark.parametrize("n", [100, 3000, 100_000, 3_000_000])
 def test_sums_are_as_accurate_as_eager(n: int, inner: bool) -> None:

@@ -36,8 +36,8 @@ from fusee.codegen.llvm.body import (
 )
 from fusee.codegen.llvm.ops import STATIC_SIZE, Context
 from fusee.loops import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
-from fusee.loops.schedule import scans_along
-from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, vector
+from fusee.loops.schedule import scanned_rows, scans_along
+from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, memory_type, vector
 from fusee.sym import Size, Symbol, count_points, hint, maximum, minimum, product
 
 # ---------------------------------------------------------------------------- loops
@@ -170,7 +170,7 @@ class Along(_Nest):
     def _inside(self, parts: Parts) -> Parts:
         size, start = self.ctx.size_of(self.lane), "0"
         for stage in self.stages:
-            stop = size if stage.masked or stage.lanes == 1 else self._whole(size, stage.width)
+            stop = size if stage.masked or stage.lanes == 1 else _whole(self.ctx, size, stage.width)
             if stop == start:
                 continue
             if self.two_level and stage is self.stages[0]:
@@ -182,13 +182,6 @@ class Along(_Nest):
                 parts = self._segment(stage, start, stop, parts, size)
             start = stop
         return parts
-
-    def _whole(self, size: str, width: int) -> str:
-        """The part of the axis that whole vectors cover."""
-        if size.isdigit():
-            return str(int(size) & -width)
-        entry = self.ctx.ranked[0]
-        return entry.once(("whole", size, width), lambda: entry.op(f"and i64 {size}, {-width}"))
 
     def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
         """One loop along the lanes; two-level sums start from zero, then join the outer ones.
@@ -220,6 +213,14 @@ class Along(_Nest):
             else:
                 merged[acc] = [how.merge(wide, outer[acc][0], whole), *outer[acc][1:]]
         return merged
+
+
+def _whole(ctx: Context, size: str, width: int) -> str:
+    """The part of an axis that whole vectors cover."""
+    if size.isdigit():
+        return str(int(size) & -width)
+    entry = ctx.ranked[0]
+    return entry.once(("whole", size, width), lambda: entry.op(f"and i64 {size}, {-width}"))
 
 
 class Scan(Along):
@@ -456,8 +457,10 @@ class Strip:
 GRAIN_WORK = 1 << 15
 # Lanes per parallel iteration: of plain kernels, of those that reduce within, and so on.
 BLOCK, BLOCK_REDUCING, BLOCK_ORDERED, BLOCK_TILED = 1024, 64, 256, 256
-# Strips of columns that a reduction down the rows should have at least; how wide they may be.
+# Strips of columns, or of scanned rows, that there should be at least; how wide they may be.
 STRIPS, WIDEST_STRIP = 16, 1024
+# Rows of a scan that are turned at a time, at most: each is a stream for the prefetcher.
+SQUARE = 8
 
 
 @dataclass(frozen=True)
@@ -499,8 +502,11 @@ class _Emitter:
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
         lane, orders = self._outer_lane(), list(self.orders.values())
         self.lane, self.stages, self.tile = choose_vectors(kernel, orders, lane, machine)
+        self.rows = self._rows_in_a_square(machine)
+        if self.rows:
+            self.lane = scanned_rows(kernel)
         self.writer.outlined = outlined(self.orders.values())
-        self.body = Body(self.ctx, self.orders, masks_sums=self.lane is None)
+        self.body = Body(self.ctx, self.orders, masks_sums=self.lane is None or self.rows > 0)
         self.parallel = [a for a in kernel.outer if a not in kernel.ordered and a != self.lane]
         self.ordered = [a for a in kernel.outer if a in kernel.ordered]
         self.ctx.base_rank = 1 + len(self.ordered) + bool(self.lane) + bool(self.tile)
@@ -512,6 +518,8 @@ class _Emitter:
             self.block = BLOCK_TILED if self.tile.is_square else BLOCK
         elif self.ordered:
             self.block = BLOCK_ORDERED
+        elif self.rows:
+            self.block = self.rows
         elif reduces:
             self.block = self._strip_width()
 
@@ -532,6 +540,19 @@ class _Emitter:
         others = hint(count_points(self.parallel))
         fair = hint(self.lane.hi) * max(others, 1) // STRIPS
         return min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
+
+    def _rows_in_a_square(self, machine: Machine) -> int:
+        """How many rows of scans, and as many columns, are turned at a time; 0: none are."""
+        kernel, lane = self.kernel, scanned_rows(self.kernel)
+        if lane is None:
+            return 0
+        accs = [s for phase in kernel.phases for s in phase.body if isinstance(s, Accumulate)]
+        dtypes = [dtype for s in accs for dtype in carried(s, False).dtypes]
+        rows = min(SQUARE, *(machine.bits // BITS[HELD[dtype]] for dtype in dtypes))
+        buffers = [s.buffer for s in kernel.statements() if isinstance(s, Store)]
+        buffers += [v.attr[0] for order in self.orders.values() for v in order if v.op == "load"]
+        masks = all(machine.can_mask(BITS[memory_type(b.dtype, machine)]) for b in buffers)
+        return rows if rows >= 4 and masks and hint(count_points([lane])) >= STRIPS * rows else 0
 
     # -------------------------------------------------------------------------- function
 
@@ -698,17 +719,57 @@ class _Emitter:
             with self.writer.each("0", self.ctx.size_of(axis)) as i:
                 self.ctx.open_axis(axis, i, 2 + position)
                 self._ordered(position + 1, low, high)
+        elif self.lane is not None and self.rows:
+            self._squares(self.lane, self.rows, low, high)
         elif self.lane is not None:
             self._outer_lanes(self.lane, low, high)
         else:
+            self._point()
+
+    def _point(self) -> None:
+        """One point of all outer axes."""
+        for phase in self.kernel.phases:
+            if phase.inner and not self.body.is_scan(phase):
+                Along(self.body, phase).emit()
+            elif phase.inner and scans_along(phase):
+                Scan(self.body, phase).emit()
+            else:
+                self.body.set_stage(None, Stage(1, 1), None)
+                Across(self.body, phase).emit()
+
+    def _squares(self, lane: Symbol, rows: int, low: str, high: str) -> None:
+        """Scans along rows: through squares of as many rows as there are lanes, then the rest.
+
+        In a turned square what is accumulated goes from vector to vector, one operation for each.
+        """
+        ctx, op = self.ctx, self.writer.top.op
+        whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-rows}")
+        middle = op(f"add i64 {low}, {whole}")
+        with self.writer.each(low, middle, rows) as i:
+            ctx.open_axis(lane, i, ctx.base_rank)
             for phase in self.kernel.phases:
-                if phase.inner and not self.body.is_scan(phase):
-                    Along(self.body, phase).emit()
-                elif phase.inner and scans_along(phase):
-                    Scan(self.body, phase).emit()
-                else:
-                    self.body.set_stage(None, Stage(1, 1), None)
-                    Across(self.body, phase).emit()
+                self._square(phase, lane, rows)
+        with self.writer.each(middle, high) as i:
+            ctx.open_axis(lane, i, ctx.base_rank)
+            self._point()
+
+    def _square(self, phase: Phase, lane: Symbol, rows: int) -> None:
+        """A phase of so many rows, as many columns at a time."""
+        ctx, body, (axis,) = self.ctx, self.body, phase.inner
+        size, rank = ctx.size_of(axis), ctx.base_rank + 1
+        whole = _whole(ctx, size, rows)
+        hows = accumulators(phase, two_level=False)
+        kinds = {acc: how.kinds(rows) for acc, how in hows.items()}
+        parts: Parts = {acc: [how.start(rows)] for acc, how in hows.items()}
+        for start, stop, is_tail in (("0", whole, False), (whole, size, True)):
+            if start == stop:
+                continue
+            with body.carry(start, stop, rows, parts, kinds) as (j, now, parts):
+                ctx.open_axis(axis, j, rank)
+                body.set_stage(lane, Stage(rows, rows), None)
+                ctx.copy_axis = axis
+                ctx.tail = body.tail_mask(rows, j, size) if is_tail else None
+                parts |= body.statements(phase, now, hows, rank)
 
     # -------------------------------------------------------------------------- lanes
 

@@ -328,16 +328,16 @@ class Body:
     def set_stage(self, lane: Symbol | None, stage: Stage, mask: str | None) -> None:
         ctx = self.ctx
         ctx.lane = lane if stage.lanes > 1 else None
-        ctx.copy_axis = None
+        ctx.copy_axis = ctx.tail = None
         ctx.lanes, ctx.copies, ctx.mask = stage.lanes, stage.copies, mask
 
     def open_lanes(self, lane: Symbol, stage: Stage, stop: str, i: str, rank: int) -> None:
         """The top level becomes the body of a loop along the lanes."""
         self.ctx.open_axis(lane, i, rank)
-        mask = self._tail_mask(stage.lanes, i, stop) if stage.masked else None
+        mask = self.tail_mask(stage.lanes, i, stop) if stage.masked else None
         self.set_stage(lane, stage, mask)
 
-    def _tail_mask(self, lanes: int, i: str, stop: str) -> str:
+    def tail_mask(self, lanes: int, i: str, stop: str) -> str:
         op = self.writer.top.op
         left = op(f"trunc i64 {op(f'sub i64 {stop}, {i}')} to i32")
         limit = self.writer.top.splat("i32", left, lanes)
@@ -371,6 +371,9 @@ class Body:
                     pending.append(statement)
                     continue
                 acc, how = statement.acc, hows[statement.acc]
+                if ctx.copy_axis is not None:
+                    parts[acc] = self._running(statement, parts[acc], how, rank)
+                    continue
                 if scans and self.masks_sums and ctx.lanes > 1:
                     parts[acc] = self._scan(statement, parts[acc], how, rank)
                     continue
@@ -415,6 +418,18 @@ class Body:
         self.publish(how, [found])
         last = [lanes - 1] * lanes
         return [[t.level.shuffle(k, x, "poison", last) for k, x in zip(kinds, found, strict=True)]]
+
+    def _running(
+        self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int
+    ) -> list[list[str]]:
+        """What has been accumulated with each copy of a tile, which are one after the other."""
+        ctx, found = self.ctx, old
+        t = ctx.target(rank, ctx.lanes)
+        given = [v for v in (statement.value, statement.which) if v is not None]
+        for new in zip(*map(ctx.vectors, given), strict=True):
+            found = [*found, accumulate(ctx, t, how, found[-1], list(new), None)]
+        self.publish(how, found[1:])
+        return found[-1:]
 
     def _accumulate(
         self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int

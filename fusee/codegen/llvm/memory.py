@@ -405,11 +405,16 @@ class AccessPlace:
 
     def masked(self, what: str, copy: int, mask: str | None, value: str = "") -> str:
         """A load or store of a copy's lanes, beside one another or gathered, those of the mask."""
-        lanes, kind, bits = self.ctx.lanes, self.kind, BITS[self.kind]
-        full, place = vector(kind, lanes), ("ptr", self.block(copy)) if self.step else ()
-        wide = ".p0" if self.step else f".v{lanes}p0"
-        where = place or (vector("ptr", lanes), self.pointers(copy))
-        rest = ("i32", str(bits // 8)), (vector("i1", lanes), mask or "splat (i1 true)")
+        lanes = self.ctx.lanes
+        where = ("ptr", self.block(copy)) if self.step else ()
+        where = where or (vector("ptr", lanes), self.pointers(copy))
+        return self.masked_at(what, where, mask or "splat (i1 true)", value)
+
+    def masked_at(self, what: str, where: tuple[str, str], mask: str, value: str = "") -> str:
+        """The same at a pointer, or at a vector of them."""
+        lanes, kind = self.ctx.lanes, self.kind
+        full, wide = vector(kind, lanes), ".p0" if where[0] == "ptr" else f".v{lanes}p0"
+        rest = ("i32", str(BITS[kind] // 8)), (vector("i1", lanes), mask)
         name = f"llvm.masked.{what}.{mangled(kind, lanes)}{wide}"
         if value:
             return self.t().level.call("void", name, (full, value), where, *rest)
@@ -441,6 +446,19 @@ class TilePlace(AccessPlace):
         if ctx.copies == ctx.lanes:
             return [self.lane(0, lane, None) for lane in range(ctx.lanes)]
         return [self.ahead(self.address, row * ctx.lanes) for row in range(ctx.copies)]
+
+    def load_row(self, address: str) -> str:
+        tail = self.ctx.tail
+        if tail is None:
+            return load_element(self.t(), self.kind, address)
+        return self.masked_at("load", ("ptr", address), tail)
+
+    def store_row(self, x: str, address: str) -> None:
+        tail = self.ctx.tail
+        if tail is None:
+            store_element(self.t(), self.kind, x, address)
+        else:
+            self.masked_at("store", ("ptr", address), tail, x)
 
     def block(self, copy: int) -> str:
         if copy not in self.blocks:
@@ -549,7 +567,7 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
     if not ctx.size_fact(index)[1]:
         return _load_shared(ctx, place, value)
     if isinstance(place, TilePlace) and place.is_turned:
-        rows = [load_element(t, place.kind, address) for address in place.rows()]
+        rows = [place.load_row(address) for address in place.rows()]
         turns = turned(t, place.kind, rows, ctx.copies)
         return [from_memory(t, buffer.dtype, x) for x in turns]
     found: list[str] = []
@@ -668,7 +686,7 @@ def store_vector(ctx: Context, store: Store, rank: int) -> None:
     if isinstance(place, TilePlace) and place.is_turned and store.mode == "set":
         rows = [to_memory(t, dtype, x) for x in ctx.vectors(store.value)]
         for x, address in zip(turned(t, place.kind, rows, ctx.lanes), place.rows(), strict=True):
-            store_element(t, place.kind, x, address)
+            place.store_row(x, address)
         return
     for copy, new in enumerate(ctx.vectors(store.value)):
         x = new

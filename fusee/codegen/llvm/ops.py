@@ -403,6 +403,7 @@ class Context:
         self.copies = 1
         self.mask: str | None = None
         self.copy_axis: Symbol | None = None  # along which copies run, if not along the lanes
+        self.tail: str | None = None  # the copies that there are of these, as the lanes of a mask
 
     # -------------------------------------------------------------------------- places
 

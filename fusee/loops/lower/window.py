@@ -269,7 +269,7 @@ def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
 
 
 def _window(i: Size, n: Size, m: Size) -> tuple[Size, Size]:
-    """Where the i-th of m windows over n elements begins and ends: floor(i*n/m), ceil((i+1)*n/m)."""
+    """Where window i of m over n elements begins and ends: floor(i*n/m) and ceil((i+1)*n/m)."""
     return floordiv(i * n, m), floordiv(i * n + n + m - 1, m)
 
 
