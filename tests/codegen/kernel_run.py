@@ -43,7 +43,7 @@ def layouts() -> list[Machine]:
     """
     features = jit.host_target().features
     known = [*machines(), Machine(features, 32)]
-    wide = Machine(features | {"avx512f", "avx512bw"}, 512)
+    wide = Machine(features - {"sse4a"} | {"avx512f", "avx512bw"}, 512)
     return [*known, wide] if wide.is_x86 else known
 
 

@@ -28,6 +28,12 @@ def test_host_is_what_llvm_says() -> None:
     assert ("neon" in host.features) != ("sse2" in host.features)
 
 
+def test_no_gathers_and_scatters_where_they_are_microcode() -> None:
+    assert Machine(frozenset({"avx512f"})).has_gather
+    assert not Machine(frozenset({"avx512f", "sse4a"})).has_gather
+    assert not Machine(frozenset({"avx2"})).has_gather
+
+
 @pytest.mark.parametrize(
     ("name", "bits", "has", "has_not", "register"),
     [
