@@ -249,12 +249,13 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     lanes, is_moved = _lanes(result), kind_of(nodes[0].target) is Kind.MOVING
     sums = [x for x in given if x.dim() and name_of(op_of(nodes[0])) in REDUCTIONS]
     sums = [x for x in sums if not same_ints(x.shape, result.shape)]
-    dim = () if is_moved else _given(nodes[0], "dim")
+    picks = name_of(op_of(nodes[0])) in _PICKING | _PUTTING
+    dim = _given(nodes[0], "dim") if picks or not is_moved else ()
     axes = [k for k in (dim if isinstance(dim, (tuple, list)) else (dim,)) if type(k) is int]
     # lanes of an operand run along none of these axes; if there are none, by its shape
     is_down = any(
         not _among(axes, x) if axes else same_ints(x.shape[-1:], result.shape[-1:])
-        for x in (given if axes else sums)
+        for x in ((given[:1] if picks else given) if axes else sums)
         if x.dim()
     )
     rows = [x.shape[k] for x in sums if not is_down for k in _among(axes, x) or [-1]]
