@@ -164,10 +164,10 @@ def _understood(arguments: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------ the others
 
 # What torch.compiler has and ours does for both.
-_OURS = (
-    "cudagraph_mark_step_begin", "get_default_backend", "list_backends", "load_cache_artifacts",
-    "save_cache_artifacts", "set_default_backend",
-)  # fmt: skip
+_OURS = tuple(
+    "cudagraph_mark_step_begin get_default_backend list_backends load_cache_artifacts"
+    " save_cache_artifacts set_default_backend".split()
+)
 
 
 def _reset() -> None:

@@ -21,12 +21,12 @@ from fusee.aten.torch_api import (
     is_composite,
     storage_id,
 )
-from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
+from fusee.aten.tracer import Rule, Tracer
 from fusee.fake import on_metas
 from fusee.fake.layouts import is_row_major, suggested_layout
 from fusee.fake.open_sizes import narrowed, selected, within
 from fusee.fake.rules import LAYERS
-from fusee.source import OpRules, overloads
+from fusee.source import Args, Kwargs, OpRules, overloads
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- always

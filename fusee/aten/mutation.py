@@ -25,12 +25,12 @@ from fusee.aten import inverse, is_view, remove_dead
 from fusee.aten.canonicalize import bound, convert
 from fusee.aten.subgraph import new_call
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
-from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
+from fusee.aten.tracer import Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
 from fusee.fake import on_metas
 from fusee.fake.layouts import extent, is_row_major, meet
 from fusee.fake.torch_python import mode_of
-from fusee.source import OpRules, overloads
+from fusee.source import Args, Kwargs, OpRules, overloads
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom

@@ -17,6 +17,7 @@ from torch import Tensor
 from fusee.aten.torch_api import sym_sqrt
 from fusee.errors import TraceError
 from fusee.fake.open_composites import spaced
+from fusee.source import Args
 from fusee.sym.ranges import FUNCTIONS
 from fusee.sym.shape_env import FloatNode, Node, wrapped
 
@@ -64,7 +65,7 @@ def of_sizes(call: Any) -> Callable[..., Any] | None:
     return compute
 
 
-def with_scalars(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def with_scalars(args: Args) -> Args | None:
     """Arguments with Scalars for floats of sizes whose value is open; None: there are none."""
     open_floats = [
         type(x) is torch.SymFloat

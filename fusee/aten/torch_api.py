@@ -533,7 +533,7 @@ def as_autocast_calls(
     args: Args,
     kwargs: Kwargs,
     convert: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
-) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
+) -> tuple[OpOverload, Args, Kwargs]:
     """An operator and its arguments as autocast passes them on: float64 is left alone."""
     if kind in ("dtype", "norm"):
         places = [x.name for x in op._schema.arguments].index("dtype") if kind == "dtype" else 99

@@ -53,13 +53,13 @@ from fusee.aten.torch_api import (
     unwrapped,
     with_autograd,
 )
-from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
+from fusee.aten.tracer import Builder, Rule, Tracer
 from fusee.errors import TraceError
 from fusee.fake import Twins, fake_mode, may_raise
 from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, moved
-from fusee.source import Rules
+from fusee.source import Args, Kwargs, Rules
 from fusee.sym.shape_env import ShapeEnv, SizeNode
 from fusee.sym.symint import TorchSymbols, open_numbers
 

@@ -32,7 +32,7 @@ from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake import Twins
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
-from fusee.source import NodeGraph, OpRules
+from fusee.source import Args, Kwargs, NodeGraph, OpRules
 from fusee.sym import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import size_of, wrapped
@@ -54,7 +54,7 @@ from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 
-View = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
+View = tuple[OpOverload, Args, Kwargs]
 _CPU = torch.device("cpu")
 
 
@@ -369,10 +369,7 @@ def _scatter(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
 _calls = itertools.count()
 
 # What happens to one operator: (tracer, operator, arguments, keyword arguments) -> its result.
-Rule = Callable[["Tracer", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
+Rule = Callable[["Tracer", OpOverload, Args, Kwargs], Any]
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook
@@ -622,7 +619,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
 
     # -------------------------------------------------------------------------- arguments
 
-    def operands(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def operands(self, args: Sequence[Any]) -> tuple[Args, Args]:
         """Arguments twice: tensors replaced by nodes, and by their meta twins."""
         nodes: list[Any] = []
         metas: list[Any] = []
@@ -633,8 +630,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         return tuple(nodes), tuple(metas)
 
     def named_operands(self, kwargs: Kwargs) -> tuple[Kwargs, Kwargs]:
-        nodes: dict[str, Any] = {}
-        metas: dict[str, Any] = {}
+        nodes: Kwargs = {}
+        metas: Kwargs = {}
         for name, x in kwargs.items():
             if x is None or (name == "pin_memory" and not x) or name == "layout":
                 if x is not None and x is not torch.strided and name == "layout":
@@ -652,7 +649,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             return list(nodes), list(metas)
         return x, x
 
-    def _place(self, named: dict[str, Any], args: Sequence[Any]) -> torch.device:
+    def _place(self, named: Kwargs, args: Sequence[Any]) -> torch.device:
         """The device of the result: the one that is asked for, or else that of the operands."""
         if "device" not in named:
             return self.device_of(args)

@@ -615,10 +615,10 @@ def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
 
 
 # What functions of one code may differ in; and what else lies in none's dict.
-_NOT_OF_CODE = {
-    "__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__",
-    "__closure__", "__annotations__",
-}  # fmt: skip
+_NOT_OF_CODE = frozenset(
+    "__name__ __qualname__ __module__ __doc__ __defaults__ __kwdefaults__ __closure__"
+    " __annotations__".split()
+)
 _FUNCTION_SLOTS = {*_NOT_OF_CODE, "__code__", "__get__", "__globals__", "__call__", "__class__"}
 
 

@@ -150,10 +150,10 @@ _READING = (
     " TO_BOOL UNARY_INVERT UNARY_NEGATIVE UNARY_NOT"
 ).split()
 _READING_PARTS = ("CALL", "_FAST", "JUMP_FORWARD", "_IF_", "COPY_FREE_VARS")
-_READERS_IN_C = {
-    "NotImplemented", "abs", "bool", "float", "format", "hash", "id", "int", "isinstance", "len",
-    "repr", "round", "str", "tuple", "type",
-}  # fmt: skip
+_READERS_IN_C = frozenset(
+    "NotImplemented abs bool float format hash id int isinstance len repr round str tuple"
+    " type".split()
+)
 
 
 def is_reading(function: types.FunctionType) -> bool:
@@ -174,7 +174,7 @@ def is_reading(function: types.FunctionType) -> bool:
 
 
 # What reads variables without naming them.
-_READERS = {"super", "locals", "vars", "dir", "eval", "exec"}
+_READERS = frozenset("super locals vars dir eval exec".split())
 
 
 def overwritten(code: types.CodeType, at: int) -> frozenset[str]:
@@ -214,10 +214,10 @@ def _live(code: types.CodeType, known: Bytecode) -> list[int]:
     return live
 
 
-_LEAVE = {
-    "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RETURN_VALUE", "RETURN_CONST",
-    "RAISE_VARARGS", "RERAISE",
-}  # fmt: skip
+_LEAVE = frozenset(
+    "JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT RETURN_VALUE RETURN_CONST"
+    " RAISE_VARARGS RERAISE".split()
+)
 
 _TAKING = (lambda: locals()).__code__
 _STARRED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

@@ -97,7 +97,7 @@ _BY_METHOD = {
     abs: "__abs__", round: "__round__", format: "__format__", math.floor: "__floor__",
     math.ceil: "__ceil__", math.trunc: "__trunc__", operator.index: "__index__",
 }  # fmt: skip
-_PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "_struct", "unicodedata"}
+_PURE_MODULES = frozenset("math cmath _operator itertools _bisect _struct unicodedata".split())
 _DATES = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
 _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
@@ -279,19 +279,18 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
 
 
 # These look at nothing that they move.
-_MOVE = {
-    "append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "clear",
-    "copy", "reverse", "rotate", "keys", "values", "items", "__len__", "__init__", "__iter__",
-    "move_to_end", "__iadd__",
-}  # fmt: skip
+_MOVE = frozenset(
+    "append appendleft extend extendleft insert pop popleft popitem clear copy reverse"
+    " rotate keys values items __len__ __init__ __iter__ move_to_end __iadd__".split()
+)
 
 _BY_KEY = {"insert", "move_to_end", "pop", "rotate"}  # but at a key, or a place
 
-_TAKE_ITERABLES = {
-    "extend", "update", "union", "intersection", "difference", "symmetric_difference", "join",
-    "issubset", "issuperset", "isdisjoint", "intersection_update", "difference_update", "fromkeys",
-    "extendleft", "__init__", "__iadd__", "__ior__",
-}  # fmt: skip
+_TAKE_ITERABLES = frozenset(
+    "extend update union intersection difference symmetric_difference join issubset"
+    " issuperset isdisjoint intersection_update difference_update fromkeys extendleft"
+    " __init__ __iadd__ __ior__".split()
+)
 
 
 def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
@@ -399,12 +398,12 @@ def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 
 # torch functions in Python that run natively, under the recorder.
-_NATIVE_MODULES = {
-    "torch.nn.functional", "torch.functional", "torch._tensor", "torch._jit_internal", "torch.jit",
-    "torch._VF", "torch.fft", "torch.linalg", "torch.special", "torch.overrides", "torch._utils",
-    "torch._ops", "torch.jit._trace", "torch.jit._script", "torch.library", "torch.utils._pytree",
-    "torch._library.custom_ops",
-}  # fmt: skip
+_NATIVE_MODULES = frozenset(
+    "torch.nn.functional torch.functional torch._tensor torch._jit_internal torch.jit"
+    " torch._VF torch.fft torch.linalg torch.special torch.overrides torch._utils"
+    " torch._ops torch.jit._trace torch.jit._script torch.library torch.utils._pytree"
+    " torch._library.custom_ops".split()
+)
 
 # But for what tells how the program runs, and what branches on values, to raise.
 _IN_PYTHON = (torch._utils.is_compiling, torch.nn.functional.gaussian_nll_loss)

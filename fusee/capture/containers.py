@@ -302,10 +302,10 @@ def _count(m: Capturing, counts: Any, iterable: Any) -> None:
 ASK_SETS = {"__contains__", "__len__", "isdisjoint", "issubset", "issuperset"}
 ASK_SETS |= {f"__{name}__" for name in ("eq", "ne", "le", "lt", "ge", "gt")}
 _OF_ONE = {"add", "discard", "remove"}
-CHANGE_SETS = _OF_ONE | {
-    "clear", "pop", "update", "intersection_update", "difference_update", "__init__",
-    "symmetric_difference_update", "__ior__", "__iand__", "__isub__", "__ixor__",
-}  # fmt: skip
+CHANGE_SETS = _OF_ONE | frozenset(
+    "clear pop update intersection_update difference_update __init__"
+    " symmetric_difference_update __ior__ __iand__ __isub__ __ixor__".split()
+)
 
 
 def change_set(m: Capturing, function: Any, owner: Any, /, *args: Any) -> Any:

@@ -108,11 +108,11 @@ def _effects_of_name(name: str) -> frozenset[str]:
     return frozenset(effect for effect, holds in known.items() if holds)
 
 
-_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
-_RANDOM_WORDS = (
-    "rand", "drop", "bernoulli", "normal", "binomial", "standard_gamma", "dirichlet", "exponential",
-    "geometric", "cauchy", "uniform",
-)  # fmt: skip
+_RANDOM = frozenset("multinomial poisson rrelu gumbel_softmax scaled_dot_product_attention".split())
+_RANDOM_WORDS = tuple(
+    "rand drop bernoulli normal binomial standard_gamma dirichlet exponential geometric"
+    " cauchy uniform".split()
+)
 
 # Which argument, by place or name, says that these write to an operand; what it is by default.
 _WRITE_IF: dict[str, tuple[int, str, Any]] = {

@@ -777,10 +777,10 @@ def capture(*given: Any) -> Captured:
 
 
 # Modules of torch and of Python whose functions run what the program gave them, or its modules.
-_PASS_ON = (
-    "torch.nn.modules.", "torch.nn.parallel.", "torch.nn.utils.", "torch.utils._contextlib",
-    "torch.utils.checkpoint", "torch.amp.", "contextlib", "functools",
-)  # fmt: skip
+_PASS_ON = tuple(
+    "torch.nn.modules. torch.nn.parallel. torch.nn.utils. torch.utils._contextlib"
+    " torch.utils.checkpoint torch.amp. contextlib functools".split()
+)
 
 
 @functools.lru_cache(maxsize=4096)

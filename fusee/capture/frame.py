@@ -49,20 +49,10 @@ UNBOUND = Marker("UNBOUND")
 ABSENT = Marker("nothing")
 
 # What Python does to find out whether a handler takes an exception, and to raise it again.
-_MATCHING = {
-    "BUILD_TUPLE",
-    "CALL_INTRINSIC_1",
-    "CLEANUP_THROW",
-    "CHECK_EXC_MATCH",
-    "COPY",
-    "LOAD_GLOBAL",
-    "NOP",
-    "POP_EXCEPT",
-    "POP_JUMP_FORWARD_IF_FALSE",
-    "POP_JUMP_IF_FALSE",
-    "PUSH_EXC_INFO",
-    "RERAISE",
-}
+_MATCHING = frozenset(
+    "BUILD_TUPLE CALL_INTRINSIC_1 CLEANUP_THROW CHECK_EXC_MATCH COPY LOAD_GLOBAL NOP"
+    " POP_EXCEPT POP_JUMP_FORWARD_IF_FALSE POP_JUMP_IF_FALSE PUSH_EXC_INFO RERAISE".split()
+)
 
 # An opcode returns True if the frame stops here: it returned or it yielded; False if another
 # exception is handled from here on; else None.

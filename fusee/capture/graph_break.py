@@ -223,7 +223,7 @@ class Failing:
 # Adapter of what FakeTensors raise, torch._subclasses and its texts. Tested with torch 2.13.
 
 # Whose operators are not the user's to complete.
-_TORCHS = ("aten", "prim", "prims", "quantized", "mkldnn", "torchvision")
+_TORCHS = tuple("aten prim prims quantized mkldnn torchvision".split())
 
 
 def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
@@ -277,9 +277,7 @@ CHANGING = frozenset(
 _KEYWORDS = ("and_", "or_", "not_")
 
 # These change the shape or the strides of a tensor, and not its memory.
-TURN = {
-    "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
-}  # fmt: skip
+TURN = frozenset("t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_".split())
 # These change its memory, too.
 _RESIZE = {"resize_", "resize_as_", "set_"}
 # These see it beyond the tensor's elements.

@@ -247,7 +247,7 @@ class Alias(Fact):
     TORCH, REMEDY = "DUPLICATE_INPUT", "the same object at each call"
 
     def conditions(self, at: str, source: Source) -> list[str]:
-        return [f"{at} is {source.expression(self.value)}"]
+        return [f"{at} {self.WORDS} {source.expression(self.value)}"]
 
     def holds(self, look: Look) -> bool:
         return look(self.origin) is look(self.value)
@@ -260,9 +260,6 @@ class NotAlias(Alias):
     """It is not what lies at another origin."""
 
     WORDS = "is not"
-
-    def conditions(self, at: str, source: Source) -> list[str]:
-        return [f"{at} is not {source.expression(self.value)}"]
 
     def holds(self, look: Look) -> bool:
         return look(self.origin) is not look(self.value)

@@ -603,7 +603,7 @@ def _answered(symbol: str, x: Any, other: Any) -> bool:
 # has changed nothing (graph_break.py): Python runs it again, and raises what the program raises.
 
 # After these it is not sure that the instructions that follow run, or what becomes of an error.
-_LEAVING = ("JUMP", "FOR_ITER", "SEND", "YIELD", "RETURN", "RERAISE", "BEFORE_WITH")
+_LEAVING = tuple("JUMP FOR_ITER SEND YIELD RETURN RERAISE BEFORE_WITH".split())
 
 
 def raising_truth(program: Bytecode, at: int) -> bool | None:
@@ -646,7 +646,7 @@ def is_heard(frames: Sequence[Frame], on_its_way: bool = False) -> bool:
     return False
 
 
-_ENDS = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "RAISE_VARARGS"}
+_ENDS = frozenset("CHECK_EXC_MATCH CHECK_EG_MATCH POP_EXCEPT RERAISE RAISE_VARARGS".split())
 _BY_VALUES = (IndexError, ValueError, RuntimeError, AssertionError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 

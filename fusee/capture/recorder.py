@@ -81,22 +81,22 @@ from fusee.sym.shape_env import wrapped
 
 
 # Methods of tensors that leave the world of tensors.
-_VALUES = {
-    "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__",
-    "__array__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__", "data_ptr",
-    "const_data_ptr", "untyped_storage", "storage", "storage_type", "is_set_to", "_is_view",
-    "__repr__", "__format__", "__reduce_ex__", "apply_", "map_", "map2_", "is_shared", "is_pinned",
-}  # fmt: skip
+_VALUES = frozenset(
+    "item tolist numpy __bool__ __int__ __float__ __index__ __complex__ __array__"
+    " __contains__ is_nonzero equal allclose __dlpack__ data_ptr const_data_ptr"
+    " untyped_storage storage storage_type is_set_to _is_view __repr__ __format__"
+    " __reduce_ex__ apply_ map_ map2_ is_shared is_pinned".split()
+)
 
 # Those of them that give what numbers alone decide.
-_NUMBERS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
+_NUMBERS = tuple("item tolist __bool__ __int__ __float__ __index__".split())
 
 # Methods that change what a tensor is, or what happens in a backward pass.
-_STATEFUL = {
-    "register_hook", "register_post_accumulate_grad_hook",
-    "retain_grad", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_",
-    "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
-}  # fmt: skip
+_STATEFUL = frozenset(
+    "register_hook register_post_accumulate_grad_hook retain_grad set_ resize_ resize_as_"
+    " share_memory_ pin_memory detach_ _set_data rename_ as_subclass __deepcopy__"
+    " swap_tensors".split()
+)
 
 # A model of 100 layers has about 5,000.
 _MOST_CALLS = 50_000
@@ -110,7 +110,7 @@ _LEFT_TO_EAGER = {
 }
 
 # Attributes that are tensors themselves.
-_TENSOR_ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag", "data"}
+_TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
 
 # How a method of tensors is written as an operator.
 _OPERATORS: dict[str, Callable[..., Any]] = {

@@ -53,10 +53,10 @@ pytree = _pytree
 without_modes = _python_dispatch._disable_current_modes
 
 # Modules of C functions that compute tensors from tensors.
-_GRAPH_MODULES = {
-    "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special", "torch._C._nested",
-    "torch._C._sparse",
-}  # fmt: skip
+_GRAPH_MODULES = frozenset(
+    "torch._C._nn torch._C._fft torch._C._linalg torch._C._special torch._C._nested"
+    " torch._C._sparse".split()
+)
 # What a program that is captured learns from these.
 FIXED_ANSWERS: dict[Any, Any] = {
     torch._jit_internal.is_scripting: False,
@@ -138,11 +138,11 @@ SWITCHED_BY: dict[Any, tuple[Any, ...]] = {
     torch.autograd.Variable._execution_engine.is_checkpoint_valid: (),
 }
 
-_GLOBAL_HOOKS = (
-    "_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_pre_hooks",
-    "_global_forward_hooks", "_global_forward_hooks_always_called",
-    "_global_forward_hooks_with_kwargs",
-)  # fmt: skip
+_GLOBAL_HOOKS = tuple(
+    "_global_backward_pre_hooks _global_backward_hooks _global_forward_pre_hooks"
+    " _global_forward_hooks _global_forward_hooks_always_called"
+    " _global_forward_hooks_with_kwargs".split()
+)
 # Says whether hooks for all modules are registered: C, since each call asks it.
 has_global_hooks: Callable[[], object] = functools.partial(
     any, [getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS]

@@ -58,7 +58,7 @@ from fusee.fake.torch_python import (
     refuse_dtypes,
     refuse_scalars,
 )
-from fusee.source import overload, overloads
+from fusee.source import Args, Kwargs, overload, overloads
 from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
 from fusee.sym.symint import same_ints
@@ -79,14 +79,6 @@ _DIFFERENCES: tuple[str, _Refuses] = (
 )
 
 
-def check_dtypes() -> None:
-    """Puts the checks before the rules."""
-    for names, refuses in (_PRODUCTS, _DIFFERENCES):
-        for op in map(overload, names.split()):
-            rule = RULES.get(op, lambda *args, **kwargs: None)
-            RULES[op] = functools.partial(_checked, rule, refuses)
-
-
 def _checked(rule: Callable[..., Found], refuses: _Refuses, *args: Any, **kwargs: Any) -> Found:
     dtypes = [torch.bool if type(x) is bool else getattr(x, "dtype", None) for x in args]
     if refuses(dtypes):
@@ -94,10 +86,12 @@ def _checked(rule: Callable[..., Found], refuses: _Refuses, *args: Any, **kwargs
     return rule(*args, **kwargs)
 
 
+for _names, _refuses in (_PRODUCTS, _DIFFERENCES):  # before the rules
+    for _op in overloads(_names):
+        _rule = RULES.get(_op, lambda *args, **kwargs: None)
+        RULES[_op] = functools.partial(_checked, _rule, _refuses)
+
 # ---------------------------------------------------------------------------- mode
-
-
-check_dtypes()
 
 
 def fake_mode() -> Any:
@@ -293,7 +287,7 @@ _METHODS: dict[str, Any] = {
 _OF_DEVICE = (torch.ops.prim.device.default, overload("_to_copy"))
 
 
-def _of_device(mode: _Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of_device(mode: _Mode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A tensor's device; its copy on the meta device, which torch's mode leaves where it was."""
     if func is _OF_DEVICE[0]:
         return _META if mode.in_kernel_invocation else args[0].fake_device
@@ -312,9 +306,7 @@ def _quick_mode() -> type[FakeTensorMode]:
     makers = frozenset(overloads(_MAKERS))
     select = overload("select.int")
 
-    def dispatch(
-        self: _Mode, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def dispatch(self: _Mode, func: Any, kinds: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _OF_DEVICE and (found := _of_device(self, func, args, kwargs)) is not None:
             return found
@@ -383,7 +375,7 @@ class _NewSizes:
 
 
 def _by_users_kernel(
-    mode: FakeTensorMode, env: ShapeEnv, op: OpOverload, args: tuple[Any, ...], kwargs: Any
+    mode: FakeTensorMode, env: ShapeEnv, op: OpOverload, args: Args, kwargs: Any
 ) -> Any:
     """What the fake kernel of a user's operator gives, with sizes that only data knows.
 
@@ -495,7 +487,7 @@ def _uncached(mode: _Mode) -> Iterator[None]:
         mode.cache_enabled = before
 
 
-def _on_meta(mode: _Mode, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _on_meta(mode: _Mode, run: Any, args: Args, kwargs: Kwargs) -> Any:
     """Run a kernel on the meta tensors that fakes are."""
     before = mode.in_kernel_invocation
     by_cpp = torch._C._DisablePythonDispatcher()
@@ -614,9 +606,7 @@ class Twins:
         data = _new(size, stride, dtype)
         return data if self.mode is None else _fake(self.mode, data, device)
 
-    def run(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _CPU
-    ) -> Any:
+    def run(self, op: Any, args: Args, kwargs: Kwargs, device: torch.device = _CPU) -> Any:
         """
         device   of the operands
         """
@@ -655,9 +645,7 @@ class Twins:
                 raise
             return _by_users_kernel(self.mode, self.env, op, args, kwargs)
 
-    def by_torch(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _CPU
-    ) -> Any:
+    def by_torch(self, op: Any, args: Args, kwargs: Kwargs, device: torch.device = _CPU) -> Any:
         """What torch's own fakes give. On the CPU they let an operator without a meta kernel run on
         zeros.
 
@@ -677,7 +665,7 @@ class Twins:
             found = op(*given, **named)
         return fx.node.map_aggregate(found, meta)
 
-    def _beside(self, args: tuple[Any, ...], size: Any, stride: Any, dtype: Any) -> torch.Tensor:
+    def _beside(self, args: Args, size: Any, stride: Any, dtype: Any) -> torch.Tensor:
         """A result on the device of the operands; of numbers alone, on the CPU."""
         flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,))]
         device = next((x.device for x in flat if isinstance(x, torch.Tensor)), _CPU)

@@ -38,7 +38,7 @@ from fusee.fake.layouts import (
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
 from fusee.loops.operators import ROWS, Row, is_pointwise
-from fusee.source import OpRules, overloads
+from fusee.source import Args, Kwargs, OpRules, overloads
 from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ Rule = Callable[..., Found]
 RULES: OpRules[Rule] = OpRules()
 
 
-def results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
+def results(op: Op, args: Args, kwargs: Kwargs) -> Found:
     """What an operator gives for these tensors and literals; None: it is torch's to say.
 
     raises   RuntimeError where the operator would
@@ -98,7 +98,7 @@ def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
     return iterated(map(_lies, operands), dtype)
 
 
-def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
+def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
     """Of an operator that goes element by element, the first operand's order before the others'."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if _SEEDED in op.tags:
@@ -763,7 +763,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def results_there(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
+def results_there(op: Op, args: Args, kwargs: Kwargs) -> Found:
     """As `results`, on such a GPU."""
     found = None if op in ASKING else results(op, args, kwargs)
     lies = _ELSEWHERE.get(op)

@@ -38,6 +38,7 @@ from torch._subclasses.meta_utils import MetaConverter
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 from fusee.loops.operators import is_pointwise as is_pointwise
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- sizes
 
@@ -124,11 +125,11 @@ _DYNAMO = types.SimpleNamespace(
 
 # ---------------------------------------------------------------------------- functions
 
-_HOMES = (
-    "torch._subclasses", "torch._refs", "torch._prims", "torch._prims_common", "torch._decomp",
-    "torch._meta_registrations", "torch.functional", "torch.nn.functional",
-    "torch._tensor", "torch._C", "torch._VF",
-)  # fmt: skip
+_HOMES = tuple(
+    "torch._subclasses torch._refs torch._prims torch._prims_common torch._decomp"
+    " torch._meta_registrations torch.functional torch.nn.functional torch._tensor torch._C"
+    " torch._VF".split()
+)
 # The code of functions that `torch._disable_dynamo` has wrapped.
 _LAZY_CODE = _disable_dynamo(lambda: None).__code__
 _INSTEAD["torch._dynamo"] = _DYNAMO
@@ -426,7 +427,7 @@ def mode_of(args: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
     return next(modes, contextlib.nullcontext())
 
 
-def on_ones(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_ones(op: Any, args: Args, kwargs: Kwargs) -> Any:
     """What the CPU's kernel gives for tensors of one element; the meta kernel, where that raises.
 
     It may raise for values (`x // 0`) as for dtypes: which is said when the program runs.
@@ -504,9 +505,7 @@ def packet_name(op: Any) -> str:
     return name.partition("::")[2].rstrip("_")
 
 
-def refuse_dtypes(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
-) -> None:
+def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | None) -> None:
     """Raise what ATen raises for operands of these dtypes, of which meta kernels take more.
 
     device  of the operands; None: unknown, as where torch knows values
@@ -541,9 +540,7 @@ def refuse_dtypes(
         raise type(found)(str(found))
 
 
-def refuse_scalars(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
-) -> None:
+def refuse_scalars(op: Any, args: Args, kwargs: Kwargs, device: torch.device | None) -> None:
     """Raise what ATen raises for a number that the dtype which it becomes does not have.
 
     source   c10/core/Scalar.h, Scalar::to; of an open number it is a guard that it fits

@@ -103,7 +103,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 #   where   operands (bool, x, y)
 #   check   attr: (size, message index, wraps)   operand int64 x: reports what is outside of
 #           [0, size), or where it wraps negatives of [-size, size)
-SPECIAL_OPS = frozenset({"const", "index", "load", "acc", "cast", "bitcast", "where", "check"})
+SPECIAL_OPS = frozenset("const index load acc cast bitcast where check".split())
 
 # Reductions: what an accumulator may do. The identity is derived from the accumulator's dtype.
 #   argmax/argmin accumulate a value beside its index (Accumulate.index) and yield the int64 index:

@@ -298,17 +298,7 @@ def _written(captured: Captured) -> bytes:
     return names.written((found, parts))
 
 
-_FIELDS = (
-    "facts",
-    "inputs",
-    "source",
-    "names",
-    "grad",
-    "inference",
-    "taken",
-    "answers",
-    "is_plain",
-)
+_FIELDS = tuple("facts inputs source names grad inference taken answers is_plain".split())
 
 
 def _reduced(x: Any) -> Any:

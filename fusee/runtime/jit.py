@@ -626,16 +626,9 @@ def pool() -> Pool | None:
 
 _METH_FASTCALL = 0x80
 
-_C_API = (
-    "PyLong_AsSsize_t",
-    "PyLong_FromSsize_t",
-    "PyErr_Occurred",
-    "PyErr_Clear",
-    "PyTuple_GetItem",
-    "PyErr_SetString",
-    "PyEval_SaveThread",
-    "PyEval_RestoreThread",
-    "PyDict_GetItemWithError",
+_C_API = tuple(
+    "PyLong_AsSsize_t PyLong_FromSsize_t PyErr_Occurred PyErr_Clear PyTuple_GetItem"
+    " PyErr_SetString PyEval_SaveThread PyEval_RestoreThread PyDict_GetItemWithError".split()
 )
 
 
@@ -742,7 +735,7 @@ def _c_api() -> dict[str, int]:
 # number c itself, or of the numbers a and b: a + c*b, or what the operation says.
 Step = tuple[str, int, int, int]
 
-_OPERATIONS = ("number", "+", "*", "min", "max", "==", "!=", "<=", "&", "<<", "//", "%")
+_OPERATIONS = tuple("number + * min max == != <= & << // %".split())
 STEP_WORDS = 4
 
 

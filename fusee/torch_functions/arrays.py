@@ -50,7 +50,7 @@ from fusee.source import Args, Kwargs
 np: Any = sys.modules.get("numpy")  # torch imports it, where there is one
 
 # What NumPy's own result says of an array, and capture may tell the program.
-_FACTS = {"dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides"}
+_FACTS = frozenset("dtype itemsize nbytes ndim shape size strides".split())
 _PARTS = {name: operator.attrgetter(name) for name in ("T", "real", "imag")}
 
 _UNKNOWN = "needs the elements of an array, which are known only when the graph has run"
@@ -154,7 +154,7 @@ _DIFFERS = set(
 """.split()
 )
 _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod divmod".split())
-_OF_FLOATS = {"around", "ceil", "floor", "rint", "round", "trunc"}
+_OF_FLOATS = frozenset("around ceil floor rint round trunc".split())
 
 
 # Of ordinary values these may make others that NumPy warns of.

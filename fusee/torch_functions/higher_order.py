@@ -61,11 +61,11 @@ _TRANSFORMS: tuple[Any, ...] = (
 _CLOSURES = ("wrapped", "wrapper", "wrapper_fn")
 
 # What is the same for one example of a batch, or a tensor that is differentiated.
-_SAME = {
-    "shape", "size", "dtype", "device", "ndim", "dim", "ndimension", "numel", "nelement", "__len__",
-    "is_floating_point", "is_complex", "element_size", "itemsize", "layout", "is_sparse", "is_cuda",
-    "is_quantized", "is_nested", "is_mkldnn", "is_meta", "is_cpu",
-}  # fmt: skip
+_SAME = frozenset(
+    "shape size dtype device ndim dim ndimension numel nelement __len__ is_floating_point"
+    " is_complex element_size itemsize layout is_sparse is_cuda is_quantized is_nested"
+    " is_mkldnn is_meta is_cpu".split()
+)
 
 
 class _Within(TorchFunctionMode):
@@ -657,9 +657,27 @@ def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     count = len(scoring.outside)
 
     def flex_attention(query: T, key: T, value: T, *outside: T) -> tuple[T, T, T]:
-        scored = _mapped(scoring, (0,), outside[:count])
-        masked = _mapped(masking, (), outside[count:])
-        return _attention(query, key, value, scale, working, scored, masked)
+        """What eager gives: the result; log2 of the sums of exponentials; the largest scores,
+        likewise.
+
+        source   torch/_higher_order_ops/flex_attention.py, math_attention, whose formula it is
+        """
+        groups = query.size(1) // key.size(1)
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        key, value = (x.expand(query.size(0), *x.shape[1:]) for x in (key, value))
+        scores = query.to(working) @ key.to(working).transpose(-2, -1)
+        places = [torch.arange(n, device=scores.device) for n in scores.shape]
+        scores = (scores * scale).to(working)
+        hidden = _mapped(masking, (), outside[count:])(*places).logical_not()
+        scored = _mapped(scoring, (0,), outside[:count])(scores, *places)
+        scores = scored.to(working).masked_fill(hidden, -math.inf)
+        empty = (scores == -math.inf).all(-1)
+        sums = scores.logsumexp(-1).masked_fill(empty, -math.inf)
+        weights = scores.softmax(-1).masked_fill(empty.unsqueeze(-1), 0.0)
+        out = weights.to(query.dtype) @ value.to(query.dtype)
+        order = sorted(range(4), key=query.stride().__getitem__, reverse=True)
+        out = out.permute(order).contiguous().permute([order.index(k) for k in range(4)])
+        return out, sums / math.log(2), scores.amax(-1) / math.log(2)
 
     setattr(flex_attention, BODY, [*scoring.calls, *masking.calls])
     given = (query, key, value, *scoring.outside, *masking.outside)
@@ -692,36 +710,6 @@ def _mapped(
         axes = tuple(0 if j == k else None for j in range(4))
         function = torch.vmap(function, in_dims=(*before, *axes))
     return function
-
-
-def _attention(
-    query: T,
-    key: T,
-    value: T,
-    scale: float,
-    working: torch.dtype,
-    scored: Callable[..., T],
-    masked: Callable[..., T],
-) -> tuple[T, T, T]:
-    """What eager gives: the result; log2 of the sums of exponentials; the largest scores, likewise.
-
-    source   torch/_higher_order_ops/flex_attention.py, math_attention, of which it is the formula
-    """
-    groups = query.size(1) // key.size(1)
-    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    key, value = (x.expand(query.size(0), *x.shape[1:]) for x in (key, value))
-    scores = query.to(working) @ key.to(working).transpose(-2, -1)
-    places = [torch.arange(n, device=scores.device) for n in scores.shape]
-    scores = (scores * scale).to(working)
-    hidden = masked(*places).logical_not()
-    scores = scored(scores, *places).to(working).masked_fill(hidden, -math.inf)
-    empty = (scores == -math.inf).all(-1)
-    sums = scores.logsumexp(-1).masked_fill(empty, -math.inf)
-    weights = scores.softmax(-1).masked_fill(empty.unsqueeze(-1), 0.0)
-    out = weights.to(query.dtype) @ value.to(query.dtype)
-    order = sorted(range(4), key=query.stride().__getitem__, reverse=True)
-    out = out.permute(order).contiguous().permute([order.index(k) for k in range(4)])
-    return out, sums / math.log(2), scores.amax(-1) / math.log(2)
 
 
 if hasattr(higher_order, "flex_attention"):

@@ -282,9 +282,9 @@ def dropped(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return x if keepdim else squeeze(x, dims)
 
 
-def prepared(x: Tensor, passes: int = 2) -> Tensor:
+def prepared(x: Tensor) -> Tensor:
     """An operand that is read several times: computed once if that is cheaper."""
-    if passes > 1 and x.lowering.is_heavy(x):
+    if x.lowering.is_heavy(x):
         x.lowering.realise(x)
     return x
 
