@@ -722,7 +722,7 @@ def is_deterministic(op: Any) -> bool:
 @functools.cache
 def is_view(op: Any) -> bool:
     """Whether the result shares memory with the first argument (or may, as `reshape` may)."""
-    if op is torch.ops.aten._unsafe_view.default or op is torch.ops.aten.reshape.default:
+    if op is torch.ops.aten.reshape.default:
         return True
     if not isinstance(op, OpOverload) or op._schema.is_mutable:
         return False

@@ -308,18 +308,18 @@ def _converted(f: _Followed, node: fx.Node, index: Index) -> Element:
     return _mapped(_typed(dtype), found)
 
 
-@_RULES.rule("clone alias detach expand")
+@_RULES.rule("clone expand")
 def _same(f: _Followed, node: fx.Node, index: Index) -> Element:
     return f.operand(node.args[0], index)
 
 
 @_RULES.rule("unsqueeze")
 def _unsqueeze(f: _Followed, node: fx.Node, index: Index) -> Element:
-    dim = arguments(node)["dim"] % len(index)
+    dim: Any = node.args[1]
     return f.at(node.args[0], index[:dim] + index[dim + 1 :])
 
 
-@_RULES.rule("view _unsafe_view squeeze.dim squeeze.dims")
+@_RULES.rule("view squeeze.dims")
 def _view(f: _Followed, node: fx.Node, index: Index) -> Element:
     """Of views that only make and drop axes of one element."""
     source: Any = node.args[0]
@@ -331,36 +331,27 @@ def _view(f: _Followed, node: fx.Node, index: Index) -> Element:
     return f.at(source, tuple([0 if n == 1 else next(rest) for n in before]))
 
 
-@_RULES.rule("permute transpose.int")
+@_RULES.rule("permute")
 def _permute(f: _Followed, node: fx.Node, index: Index) -> Element:
-    count = len(index)
-    order = list(range(count))
-    if node.target is aten.transpose.int:
-        a, b = (int(k) % count for k in node.args[1:])  # type: ignore[arg-type]
-        order[a], order[b] = b, a
-    else:
-        order = [int(k) % count for k in node.args[1]]  # type: ignore[union-attr, arg-type]
+    order: Any = node.args[1]
     places = dict(zip(order, index, strict=True))
-    return f.at(node.args[0], tuple([places[k] for k in range(count)]))
+    return f.at(node.args[0], tuple([places[k] for k in range(len(index))]))
 
 
 @_RULES.rule("slice.Tensor")
 def _slice(f: _Followed, node: fx.Node, index: Index) -> Element:
-    named = arguments(node)
-    dim, start = named["dim"] % len(index), named["start"] or 0
-    if not _is_size(start) or not known_ge(start, 0):
+    source, dim, start, _, step = arguments(node).values()
+    if not known_ge(start, 0):
         raise _NotFollowed
-    at = start + index[dim] * named["step"]
-    return f.at(node.args[0], (*index[:dim], at, *index[dim + 1 :]))
+    return f.at(source, (*index[:dim], start + index[dim] * step, *index[dim + 1 :]))
 
 
 @_RULES.rule("select.int")
 def _select(f: _Followed, node: fx.Node, index: Index) -> Element:
-    named = arguments(node)
-    dim, place = named["dim"] % (len(index) + 1), named["index"]
-    if not _is_size(place) or not known_ge(place, 0):
+    source, dim, place = arguments(node).values()
+    if not known_ge(place, 0):
         raise _NotFollowed
-    return f.at(node.args[0], (*index[:dim], place, *index[dim:]))
+    return f.at(source, (*index[:dim], place, *index[dim:]))
 
 
 @_RULES.rule("cat")

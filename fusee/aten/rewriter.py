@@ -238,7 +238,7 @@ aten = torch.ops.aten
 
 LEAST_SCORES = 512 * 512  # per head
 
-_RESHAPES = tuple(overloads("view _unsafe_view expand clone reshape"))
+_RESHAPES = tuple(overloads("view expand clone"))
 
 
 def fuse_attention(edit: Editor) -> None:
@@ -301,7 +301,7 @@ def _rewrite(
         return edit.call(aten.view.default, x, size, like=node)
 
     with edit.before(node):
-        keys_first = edit.call(aten.transpose.int, k, 1, 2, like=node)
+        keys_first = edit.call(aten.permute.default, k, [0, 2, 1], like=node)
         q, k, v = images(q, queries), images(keys_first, keys), images(v, keys)
         out = on_metas(Tensor.new_empty, val(q), (batch, heads, queries, val(v).shape[-1]))
         made = edit.call(

@@ -39,15 +39,8 @@ _ALONG = frozenset(
     " gather logsumexp mean scatter scatter_add sum".split()
 )
 _PUT = (aten.slice_scatter.default, aten.select_scatter.default)
-_SAME = (aten.clone.default, aten.alias.default, aten.detach.default)
-_SIZED = (*overloads("view _unsafe_view reshape expand"),)
-_MOVES = (
-    *_SIZED,
-    *overloads(
-        "slice.Tensor select.int squeeze squeeze.dim squeeze.dims unsqueeze permute transpose.int"
-    ),
-)
-_TURNS = (aten.permute.default, aten.t.default, aten.transpose.int)
+_SIZED = overloads("view expand")
+_MOVES = _SIZED + overloads("slice.Tensor select.int squeeze.dims unsqueeze permute")
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
 _LOSS, _LOSS_BACKWARD = aten.nll_loss_forward.default, aten.nll_loss_backward.default
 _NONE, _MEAN, _SUM = range(3)  # reductions of a loss
@@ -95,7 +88,8 @@ class _RowLoss:
         for node in self.order:
             if any(x in self.rows for x in node.all_input_nodes) and node not in self.rows:
                 x: Any = node.args[0]
-                if node.target in _TURNS and self._is_wide(x) and x.meta["val"].dim() == 2:
+                is_turn = node.target is aten.permute.default
+                if is_turn and self._is_wide(x) and x.meta["val"].dim() == 2:
                     self.turned[node] = x
                 elif (found := self._follow(node)) is not None:
                     self.rows[node] = found
@@ -130,7 +124,7 @@ class _RowLoss:
             return rows if node.args[0] is first and self._is_wide(first) else None
         if not is_pure(node) or not isinstance(val, Tensor):
             return None
-        if op in _SAME:
+        if op is aten.clone.default:
             return rows
         if op in _PUT:
             return self._put(node)
@@ -458,7 +452,7 @@ class _ChunkWriter:
         return self._part(x, rows, has_columns, like)
 
     def _column(self, x: fx.Node, like: fx.Node) -> fx.Node:
-        return self._call(aten.squeeze.dim, x, 1, like=like)
+        return self._call(aten.squeeze.dims, x, [1], like=like)
 
     def _chunk(self, node: fx.Node) -> fx.Node:
         """A chunk of what `node` computes: rows, and columns or one."""
@@ -476,7 +470,7 @@ class _ChunkWriter:
         if op in _PUT:
             source: Any = node.args[1]
             return self._filled(made[source], loss.rows[source], 0, node)
-        if op in _SAME or op in _MOVES:
+        if op is aten.clone.default or op in _MOVES:
             moved: fx.Node = self._operand(node.args[0], rows, True, node)
             shape = [stop - start, loss.width(node)]
             if list(moved.meta["val"].shape) == shape:

@@ -173,7 +173,7 @@ class Indexing:
         return tuple(places)
 
 
-@lowers("index.Tensor _unsafe_index.Tensor", unless=_has_mask)
+@lowers("index.Tensor", unless=_has_mask)
 def _index(call: OpCall, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if all(t is None for t in indices):
         return x

@@ -550,7 +550,7 @@ def _glu_backward(call: OpCall, grad: Tensor, x: Tensor, dim: int) -> Tensor:
 # Tensors made from nothing: fills, ranges, triangles. Their elements follow from the index.
 
 
-@lowers("full full_like new_full scalar_tensor fill.Scalar fill.Tensor")
+@lowers("full full_like new_full fill.Scalar fill.Tensor")
 def filled(call: OpCall, *given: Operand) -> Tensor:
     """The call's result with every element the last argument."""
     meta, number = call.meta, given[-1]

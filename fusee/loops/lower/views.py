@@ -304,38 +304,21 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 # ---------------------------------------------------------------------------- aten
+# Of operators with several spellings tracing records one (aten/canonicalize.py).
 
 
 lowers("permute")(lambda call, x, dims: permute(x, dims))
-lowers("t")(lambda call, x: permute(x, range(len(x.shape))[::-1]))
 lowers("expand expand_copy")(lambda call, x: expand(x, call.meta.shape))
-lowers("view _unsafe_view reshape _reshape_alias view_copy")(
-    lambda call, x: reshape(x, call.meta.shape)
-)
+lowers("view reshape view_copy")(lambda call, x: reshape(x, call.meta.shape))
 lowers("unsqueeze")(lambda call, x, dim: unsqueeze(x, dim % (len(x.shape) + 1)))
+lowers("squeeze.dims")(lambda call, x, dims: squeeze(x, dims))
 lowers("flip")(lambda call, x, dims: flip(x, dims))
 lowers("diagonal")(
     lambda call, x, offset, dim1, dim2: diagonal(x, call.meta.shape, offset, dim1, dim2)
 )
-lowers("alias detach clone lift_fresh lift_fresh_copy lift")(lambda call, x: x)
+lowers("clone lift_fresh_copy")(lambda call, x: x)
 lowers("_to_copy")(lambda call, x: converted(x, call.meta.dtype))
 lowers("copy")(lambda call, x, src: expand(converted(src, x.dtype), x.shape))
-
-
-@lowers("transpose.int")
-def _transpose(call: OpCall, x: Tensor, dim0: int, dim1: int) -> Tensor:
-    dims = list(range(len(x.shape)))
-    if dims:
-        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
-    return permute(x, dims)
-
-
-@lowers("squeeze squeeze.dim squeeze.dims")
-def _squeeze(call: OpCall, x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    rank = len(x.shape)
-    given = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    dims = [d % max(rank, 1) for d in given]
-    return squeeze(x, [d for d in dims if d < rank and x.shape[d] == 1])
 
 
 @lowers("select.int")

@@ -157,7 +157,7 @@ def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
         edit.become(node, aten.view.default, made, list(out.shape))
         return "dot products"
     with edit.before(node):
-        factor = edit.call(aten.t.default, weight, like=node)
+        factor = edit.call(aten.permute.default, weight, [1, 0], like=node)
         if rank > 2:  # a matrix of its last axis
             if not val(x).is_contiguous():
                 x = edit.contiguous(x, node)
@@ -199,7 +199,8 @@ def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
     if not packs_linear(val(node).dtype):
         return False
     with edit.before(node):
-        weight = edit.contiguous(edit.call(aten.t.default, factor, like=node), node)
+        turned = edit.call(aten.permute.default, factor, [1, 0], like=node)
+        weight = edit.contiguous(turned, node)
     _packed_linear(edit, ops, node, x, weight, bias)  # type: ignore[arg-type]
     return True
 
@@ -218,7 +219,7 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
         with edit.before(node):
             flat = edit.call(aten.squeeze.dims, x, [2, 3], like=node)
             factor = edit.call(aten.squeeze.dims, weight, [2, 3], like=node)
-            factor = edit.call(aten.t.default, factor, like=node)
+            factor = edit.call(aten.permute.default, factor, [1, 0], like=node)
         node.meta.pop("layout", None)
         _become_product(edit, node, flat, factor, bias)  # type: ignore[arg-type]
         return "matrix product"

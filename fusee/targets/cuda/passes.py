@@ -187,7 +187,7 @@ def _heads(node: fx.Node | None) -> Any:
 def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
     """What each head of a group is a copy of: x[:, :, None].expand(..).reshape(..)."""
     shape = edit.sizes(node)
-    if node.target not in (aten.view.default, aten._unsafe_view.default) or len(shape) != 4:
+    if node.target is not aten.view.default or len(shape) != 4:
         return None
     source: Any = node.args[0]
     while source.target is aten.clone.default:
@@ -195,7 +195,7 @@ def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
     if source.target is not aten.expand.default:
         return None
     inner = source.args[0]
-    if inner.target is not aten.unsqueeze.default or inner.args[1] not in (2, -3):
+    if inner.target is not aten.unsqueeze.default or inner.args[1] != 2:
         return None
     found: fx.Node = inner.args[0]
     own = edit.sizes(found)

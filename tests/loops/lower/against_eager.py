@@ -29,6 +29,33 @@ def layouts(args: Sequence[Tensor]) -> list[Buffer]:
     ]
 
 
+aten = torch.ops.aten
+
+
+def _turned(x: Tensor, a: int = 0, b: int = -1) -> Tensor:
+    axes = [*range(x.dim())]
+    if axes:
+        axes[a], axes[b] = axes[b], axes[a]
+    return x.permute(axes)
+
+
+def _squeezed(x: Tensor, axis: int | None = None) -> Tensor:
+    axes = range(x.dim()) if axis is None else [axis % x.dim()] * bool(x.dim())
+    return x.squeeze(tuple(k for k in axes if x.shape[k] == 1))
+
+
+# Operators of eager's, by the one spelling that tracing records (fusee/aten/canonicalize.py).
+_CANONICAL: dict[Any, Callable[..., Tensor]] = {
+    aten.t.default: _turned,
+    aten.transpose.int: _turned,
+    aten.squeeze.default: _squeezed,
+    aten.squeeze.dim: _squeezed,
+    aten._unsafe_view.default: Tensor.view,
+    **dict.fromkeys((aten.alias.default, aten.detach.default), lambda x: x.view(x.shape)),
+    aten.scalar_tensor.default: lambda value, **options: torch.full((), value, **options),
+}
+
+
 def aten_graph(
     fn: Callable[..., Any],
     args: Sequence[Tensor],
@@ -36,7 +63,7 @@ def aten_graph(
 ) -> fx.GraphModule:
     """The functional ATen ops that eager runs, with what they return."""
     functional = torch.func.functionalize(lambda *a: tuple(tree_leaves(fn(*a))))
-    module = make_fx(functional, tracing_mode=tracing_mode)(*args)
+    module = make_fx(functional, _CANONICAL, tracing_mode=tracing_mode)(*args)
     for node in module.graph.nodes:
         if node.op == "get_attr":
             node.meta["val"] = getattr(module, str(node.target))

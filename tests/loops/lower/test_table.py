@@ -23,6 +23,10 @@ ELSEWHERE = {
     aten.sym_storage_offset.default,
     aten.sym_stride.int,
     aten.var.dim,  # ATen composes it: it comes as var.correction
+    # Tracing records another spelling (fusee/aten/canonicalize.py): view, full and squeeze.dims.
+    aten.alias.default,
+    aten.scalar_tensor.default,
+    aten.squeeze.dim,
 }
 
 
