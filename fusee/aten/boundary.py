@@ -27,7 +27,6 @@ from fusee.aten import (
     geometry_of,
     memory_root,
     merge_equal,
-    remove_dead,
     shown_symbols,
     tensor_input,
 )
@@ -286,7 +285,6 @@ class Results:
         """
         b = self.b
         b.graph.output(tuple(self.nodes))
-        remove_dead(b.graph)
         join_parts(b.graph)
         self._settle()
         merge_equal(b.graph, self.memory)

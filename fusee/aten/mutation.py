@@ -455,8 +455,9 @@ def join_parts(graph: fx.Graph) -> None:
     """One `stack` or `cat` of what was put into a fill part by part, or takes all of a tensor.
 
     What is read of it between is read where it was made. Gradients of several parts of a tensor, of
-    q, k and v say, are joined in place of being added.
+    q, k and v say, are joined in place of being added. Nodes that nobody uses are erased.
     """
+    remove_dead(graph)
     known: dict[fx.Node, _Parts] = {}
     for node in graph.nodes:
         if node.target in _READS and node.args[0] in known:
