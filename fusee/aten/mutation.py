@@ -5,6 +5,8 @@ written to the tensors by Builder.write.
     add.out(x, y, out=z)        z <- add.Tensor(x, y)
     uniform_(x, a, b)           x <- uniform(x, a, b)      random operators keep their order
     transpose_(x, i, j)         x becomes a view of what it was
+
+join_parts      parts that a loop has written, `y[:, i] = ...`, become one tensor together
 """
 
 from __future__ import annotations
