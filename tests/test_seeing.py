@@ -147,7 +147,7 @@ PROGRAM = """
 import torch
 
 def program(x):
-    return torch.softmax(x, -1).sum(0)
+    return torch.softmax(x * 2 + 1, -1).sum(0) * 3
 
 with torch.no_grad():
     torch.compile(program, backend="fusee")(torch.randn(3, 4))
