@@ -477,7 +477,8 @@ def join_parts(graph: fx.Graph) -> None:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
             node.meta["val"] = on_metas(node.target, *args, **kwargs)
             moved.add(node)
-    remove_dead(graph)
+    if joined:
+        remove_dead(graph)
 
 
 def _place(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
@@ -488,9 +489,11 @@ def _place(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
     size = val.shape[axis]
     if node.kwargs or any(type(n) is not int for n in (size, *rest)) or rest[2:] not in ([], [1]):
         return -1, 0, 0
-    by_index = node.target in (aten.select.int, aten.select_scatter.default)
-    begin = rest[0] % size if by_index else slice(*rest).indices(size)[0]
-    return axis % val.dim(), begin, begin + 1 if by_index else slice(*rest).indices(size)[1]
+    if node.target in (aten.select.int, aten.select_scatter.default):
+        begin, end = rest[0] % size, rest[0] % size + 1
+    else:
+        begin, end, _ = slice(*rest).indices(size)
+    return axis % val.dim(), begin, end
 
 
 def _read(node: fx.Node, parts: _Parts) -> None:
