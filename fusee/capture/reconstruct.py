@@ -60,7 +60,8 @@ from fusee.capture.torch_api import FakeTensor, of_subclass, spent
 def _of_array(x: torch.Tensor) -> torch.Tensor:
     """What torch.from_numpy() makes of an array that lies here: nobody can resize its memory."""
     with torch._C.DisableTorchFunction():
-        return torch.from_numpy(x.numpy())
+        # one with a history is left as it is: its memory alone would lose that
+        return x if x.requires_grad else torch.from_numpy(x.numpy())
 
 
 def _resumed(

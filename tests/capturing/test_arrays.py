@@ -560,3 +560,17 @@ def test_an_array_is_written_to_in_the_mode_that_is_on_there() -> None:
     with torch.inference_mode():
         Traced(fn)(made)
     assert made.tolist() == [4, 1, 1]
+
+
+def test_an_arrays_memory_that_is_written_to_with_gradients_keeps_them_over_a_break() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+
+    def fn(a: Any) -> Any:
+        made = torch.as_tensor(np.add(a, a))
+        made.mul_(leaf)
+        print(end="")
+        return made.sum()
+
+    for run in (fn, Traced(fn)):
+        (found,) = torch.autograd.grad(run(SCALE), leaf)
+        assert found.tolist() == [2, 4, 6]

@@ -413,3 +413,34 @@ def test_tensors_are_looked_for_in_order(search: Callable[..., Any]) -> None:
             return str(error)
 
     assert outcome(Traced(search)) == outcome(search)
+
+
+THROUGH = {
+    "zip": lambda a, b: zip(a, b),
+    "zip of one": lambda a, b: zip(b),
+    "zip of enumerate": lambda a, b: zip(enumerate(b)),
+    "enumerate": lambda a, b: enumerate(b),
+    "map": lambda a, b: map(lambda p, q: p, a, b),
+    "filter": lambda a, b: filter(None, b),
+    "reversed": lambda a, b: reversed(b),
+}
+
+
+@pytest.mark.parametrize("kind", THROUGH)
+def test_a_list_shrinks_while_an_iterator_of_it_crosses_a_break(kind: str) -> None:
+    def shrinks(x, a, b):
+        turns = 0
+        for _ in THROUGH[kind](a, b):
+            turns += 1
+            if turns == 1:
+                print(end="")
+            x = x * 2
+            a.append(turns)
+            del b[0]
+        return x, turns
+
+    told = []
+    for run in (shrinks, Traced(shrinks)):
+        a, b = [7, 8], [1, 2, 3, 4]
+        told.append((str(run(torch.ones(1), a, b)), a, b))
+    assert told[0] == told[1]
