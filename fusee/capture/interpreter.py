@@ -654,7 +654,10 @@ def _takes(f: Frame, first: int, on_its_way: bool) -> bool:
     """Whether the handler that begins here may take what a call raises for its values."""
     taken, at = f.program.instructions, first
     while True:
-        at = next(k for k in range(at, len(taken)) if taken[k].name in _ENDS)
+        begin = at
+        at = next(k for k in range(begin, len(taken)) if taken[k].name in _ENDS)
+        if any(one.name == "PUSH_EXC_INFO" for one in taken[begin + 1 : at]):
+            return True  # a `finally` with a `try` in it
         if taken[at].name == "RERAISE":
             is_matched = any(one.name == "CHECK_EXC_MATCH" for one in taken[first:at])
             # a `finally` that does nothing which might raise, or would be left out

@@ -420,9 +420,22 @@ def test_a_finally_that_raises_as_well_is_heard() -> None:
             before = found
         return before
 
+    def nested(seen: T, index: T, log: T) -> T:
+        seen.add_(1)
+        try:
+            seen = seen + F.embedding(index, WEIGHT)[0, 0]
+        finally:
+            try:
+                log.append(1)
+            except KeyError:
+                log.append(2)
+            log.append(index.to("there"))
+        return seen
+
     for index in (INSIDE, OUTSIDE):
-        with pytest.raises(RuntimeError, match="there"):
-            Traced(fn)(torch.zeros(2), index, [])
+        for run in (fn, nested):
+            with pytest.raises(RuntimeError, match="there"):
+                Traced(run)(torch.zeros(2), index, [])
     assert not same(plain, torch.zeros(2), INSIDE).stops
 
 

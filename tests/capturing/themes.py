@@ -1450,7 +1450,7 @@ def defaulted(k, into=[]):
             cached(<I>);
             defaulted(<I>); len(variadic(<I>, *<LI>)); variadic(<I>, c=<I>)[3]; [lambda: i for i in
             <LI>][0]();
-            sum([(lambda j: j + k)(1) for k in <LI>]); [y for y in [1, 2]][0];
+            sum([(lambda j: j + each)(1) for each in <LI>]); [y for y in [1, 2]][0];
             len({j: [i for i in range(j % 4)] for j in <LI>});
             (lambda f: f(f, <I> % 6))(lambda f, k: 1 if k < 1 else k * f(f, k - 1));
             maker(<I>)[0](2);
