@@ -106,6 +106,17 @@ def test_sizes_and_weights_that_change(records: list[int]) -> None:
 
 @gpu
 @torch.no_grad()
+def test_open_sizes_are_recorded_one_by_one(records: list[int]) -> None:
+    module = block()
+    fast = compiled(module, dynamic=True)
+    for batch in (2, 7, 3, 7, 2):
+        x = torch.randn(batch, 3, 16, 16, device="cuda")
+        torch.testing.assert_close(fast(x), module(x), rtol=0, atol=0)
+    assert len(records) == 3
+
+
+@gpu
+@torch.no_grad()
 def test_inputs_that_are_written_and_results_that_share_memory() -> None:
     def step(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         state.mul_(0.5).add_(x)

@@ -501,6 +501,23 @@ def test_memory_does_not_grow() -> None:
     assert reserved[-1] == reserved[10]
 
 
+def test_memory_of_many_sizes_has_a_bound() -> None:
+    """Fifty lengths, seen again and again: as much memory as after they were seen twice."""
+    net = Block().cuda().eval()
+    compiled, reserved = fusee.compile(net, dynamic=True), []
+    lengths = [*range(16, 16 + 50 * 8, 8)]
+    with torch.no_grad():
+        for turn in range(5):
+            for length in lengths if turn % 2 else lengths[::-1]:
+                x = torch.randn(2, length, 256, device="cuda")
+                found = compiled(x)
+                if turn == 4:
+                    close(found, net(x))
+            torch.cuda.synchronize()
+            reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] <= reserved[1]
+
+
 TRITON = f"""
 {KERNEL}
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusee
+from tests.autodiff.test_chunks import LOSSES, chunked, operands, outcome
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
@@ -294,3 +295,32 @@ def test_gradients_outlive_the_next_step() -> None:
         kept.append((grads, copy.deepcopy(grads)))
     for grads, copies in kept:
         torch.testing.assert_close(grads, copies, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_in_chunks_of_rows(name: str, dtype: torch.dtype) -> None:
+    given = [x if x is None else x.to(DEVICE) for x in operands(dtype)]
+    step = fusee.compile(LOSSES[name], options={"memory_budget": 0.5})
+    theirs, exact = (outcome(LOSSES[name], given, kind) for kind in (dtype, torch.float64))
+    for _ in range(3):  # the second is recorded
+        ours = outcome(step, given, dtype)
+        for x, y, z in zip(ours, theirs, exact, strict=True):
+            assert (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
+            floor = 2 * torch.finfo(dtype).eps * z.norm()
+            assert (x.double() - z).norm() <= max(2 * (y.double() - z).norm(), floor)
+    assert chunked(step)
+
+
+@pytest.mark.parametrize("name", ["mean", "cast", "by hand"])
+def test_one_chunk_of_rows_is_in_memory(name: str) -> None:
+    given = [x if x is None else x.to(DEVICE) for x in operands(torch.float32)]
+    peaks = []
+    for budget in (0.5, 1.0):
+        step = fusee.compile(LOSSES[name], options={"memory_budget": budget, "graphs": False})
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            outcome(step, given, torch.float32)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[0] < peaks[1] / 2
