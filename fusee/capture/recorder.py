@@ -101,10 +101,17 @@ _STATEFUL = frozenset(
 # A model of 100 layers has about 5,000.
 _MOST_CALLS = 50_000
 
+# What tells of the elements that a sparse tensor holds: stand-ins hold none.
+_OF_ELEMENTS = frozenset(
+    "_nnz indices values _indices _values is_coalesced crow_indices col_indices ccol_indices"
+    " row_indices".split()
+)
+
 # Attributes that stand-ins have otherwise.
 _LEFT_TO_EAGER = {
     "grad": "a tensor's grad is the result of a backward pass",
     "retains_grad": "whether a tensor keeps its grad is said outside of graphs",
+    "grad_dtype": "the dtype of a tensor's grad is said outside of graphs",
     "_base": "of what a tensor is a view shows only outside the graph",
     "_version": "how often a tensor was written to shows only outside the graph",
 }
@@ -236,8 +243,7 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):
             return self._attribute(func, name, args)
-        if isinstance(func, (OpOverload, OpOverloadPacket)):
-            name = ""
+        name = "" if isinstance(func, (OpOverload, OpOverloadPacket)) else name
         if self.replaced and isinstance(func, types.FunctionType) and func in self.replaced:
             raise GraphBreak(f"a method of torch.Tensor is replaced by {func.__qualname__}")
         if name in _VALUES:
@@ -252,6 +258,8 @@ class Recorder(TorchFunctionMode):
         if self.has_numbers and holds_number((*args, *kwargs.values())):
             if not is_known or meets_integers(*args, *kwargs.values()):
                 need_values(*args, *kwargs.values())
+        if name in _OF_ELEMENTS and args and args[0].layout is not torch.strided:
+            raise self.ending(name, args[0], f"{name}() {VALUE}", "call to_dense()")
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
         if name == "storage_offset":
@@ -260,7 +268,8 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak("backward() runs autograd, between two graphs", "")
         if name == "requires_grad_":
             return self.begin_at(*args, **kwargs)
-        if kwargs.get("requires_grad") is True:
+        keeps_history = func is torch.asarray and getattr(args[0], "requires_grad", False)
+        if kwargs.get("requires_grad") is True and not keeps_history:
             made = self.call(func, *args, **{**kwargs, "requires_grad": False})
             return self.begin_at(made)
         if name in _STATEFUL:

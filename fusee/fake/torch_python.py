@@ -381,8 +381,19 @@ def kernel(op: Any) -> Any:
 
 
 def _ours(op: OpOverload, function: Any) -> Any:
-    is_of_images = packet_name(op).lstrip("_").startswith("upsample_")
-    return functools.partial(_of_images, moved(function)) if is_of_images else moved(function)
+    name = packet_name(op)
+    around = _out_of_meta if name == "_to_copy" else None
+    if name.lstrip("_").startswith("upsample_"):
+        around = _of_images
+    return functools.partial(around, moved(function)) if around else moved(function)
+
+
+def _out_of_meta(function: Callable[..., Any], x: Any, **kwargs: Any) -> Any:
+    """A copy: where kernels ask for one on another device, torch's function would ask again."""
+    device, meta = kwargs.get("device"), torch.device("meta")
+    if device is not None and isinstance(x, torch.Tensor) and x.device == meta != device:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+    return function(x, **kwargs)
 
 
 def _of_images(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

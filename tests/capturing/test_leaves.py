@@ -100,6 +100,18 @@ def its_own_data(x):
     return LINEAR.to(torch.float32)(x), p
 
 
+def dtypes_of_grads(x):
+    p = nn.Parameter(x * 2)
+    before, p.grad_dtype = p.grad_dtype, torch.float16
+    return before, p.grad_dtype
+
+
+def asked_of_what_has_a_history(x):
+    y = LINEAR.weight * 2
+    made = torch.asarray(y, requires_grad=True)
+    return made, torch.asarray(x * 2, requires_grad=True), made * 2
+
+
 def other_data(x):
     y = x * 2
     y.data = torch.zeros(2, 3)
@@ -109,9 +121,10 @@ def other_data(x):
 PROGRAMS = [
     a_module, trained, frozen, shares_memory, a_view, a_view_that_is_used, of_integers,
     asked_of_integers, on_and_off, an_input, several_times, registered, its_own_data, other_data,
+    dtypes_of_grads, asked_of_what_has_a_history,
 ]  # fmt: skip
 # Without gradients; with them the use of a leaf ends a graph, and the next one has it as an input.
-BROKEN = {trained, a_view, of_integers, an_input, other_data}
+BROKEN = {trained, a_view, of_integers, an_input, other_data, dtypes_of_grads}
 
 
 def shown(x: Any) -> Any:

@@ -219,3 +219,31 @@ def test_draws_of_numbers_are_drawn_at_each_call() -> None:
         outcomes.append([call(FLOATS)[0] for _ in range(3)])
     assert outcomes[0] == outcomes[1] == outcomes[2]
     assert outcomes[0][0] != outcomes[0][1]
+
+
+SPARSE: dict[str, T] = {
+    "_nnz": lambda x: x.to_sparse()._nnz(),
+    "of a sum": lambda x: (x.to_sparse() + x.to_sparse())._nnz(),
+    "indices": lambda x: x.to_sparse().indices().shape,
+    "values": lambda x: x.to_sparse(1).values().shape,
+    "of rows": lambda x: x.to_sparse_csr().crow_indices() * 2,
+    "of columns": lambda x: x.to_sparse_csc().values().shape,
+    "coalesced": lambda x: torch.sparse_coo_tensor(INTS * 0, x[0, :2], (2, 3)).coalesce().values(),
+    "branch": lambda x: x + 1 if x.to_sparse()._nnz() > 2 else x - 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # in beta state
+@pytest.mark.parametrize("name", SPARSE)
+def test_how_many_elements_a_sparse_tensor_holds(name: str) -> None:
+    """Stand-ins hold none."""
+    assert same(SPARSE[name], torch.tensor([[1.0, 0, 2], [0, 0, 3]]), breaks=True).stops
+
+
+@pytest.mark.filterwarnings("ignore:[Ss]parse:UserWarning")
+def test_sparse_tensors_of_blocks() -> None:
+    def fn(x: T) -> T:
+        rows = x.to_sparse_csr()
+        return rows.to_sparse_bsr((2, 1)).to_dense(), rows.to_sparse_bsc((1, 2)).to_dense() * 2
+
+    assert not same(fn, torch.eye(4)).stops
