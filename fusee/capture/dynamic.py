@@ -380,13 +380,8 @@ _TAKE_NUMBERS = {
 _COMPARE = {*"gt ge lt le eq ne".split()}
 
 
-# For these an integer is a size or a place, whatever its dtype.
-_TAKE_SIZES = frozenset(
-    """
-    view reshape expand repeat narrow select split chunk unflatten flatten permute transpose squeeze
-    unsqueeze roll tile getitem __getitem__ zeros ones empty arange softmax cumsum flip movedim
-    """.split()
-)
+# For these a number of NumPy's is an array.
+_LOOK_AT_DTYPES = frozenset("tensor as_tensor asarray new_tensor".split())
 
 
 def takes_numbers(name: str) -> bool:
@@ -453,7 +448,9 @@ def argument(x: Any, name: str, graph: fx.Graph) -> Any:
     if type(x) is Number and x.node.graph is not graph:
         x.need()  # it is computed outside of a transform's function, or within
     if isinstance(x, NUMPY):
-        if not takes_numbers(name) and not (name in _TAKE_SIZES and hasattr(x, "__index__")):
+        # what is one of Python's, or has its `__index__`, is that number to all that ask no dtype
+        is_pythons = isinstance(x, (float, complex)) or hasattr(x, "__index__")
+        if not takes_numbers(name) and (name in _LOOK_AT_DTYPES or not is_pythons):
             raise GraphBreak(f"numpy's numbers have a dtype, at which {name}() may look")
         return x.item()
     return x.node if type(x) is Number else x

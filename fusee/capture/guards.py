@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import datetime
 import itertools
+import sys
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from fusee.source import define
 # ---------------------------------------------------------------------------- facts
 
 
+DTYPES = (sys.modules["numpy"].dtype,) if "numpy" in sys.modules else ()  # torch imports it
 SHARED = Marker("one of them, or they are not distinct")
 FOUND = Marker("found")
 
@@ -450,9 +452,10 @@ class Keys(Fact):
         raw, at = source.raw(self.origin), source.once(at)
         listed = f"{raw}.keys({at})" if raw else at
         same = f"[*{listed}] == {source.constant(list(self.value))}"
-        if any(isinstance(key, (int, float)) for key in self.value):  # 1 == True == 1.0
-            kinds = f"[*{source.python('map')}({source.python('type')}, {listed})]"
-            same = f"{kinds} == {source.constant([*map(type, self.value)])} and {same}"
+        if any(map(_equals_others, self.value)):
+            kinds = [*map(_kinds, self.value)]
+            mapped = f"[*{source.python('map')}({source.constant(_kinds)}, {listed})]"
+            same = f"{mapped} == {source.constant(kinds)} and {same}"
         return [same]
 
     def fits(self, now: Any) -> bool:
@@ -466,6 +469,16 @@ class Keys(Fact):
         whole = seen.whole(self.origin)
         # what moves to the end of an OrderedDict stays what it was to a dict
         return isinstance(whole, dict) and type(whole) is not collections.OrderedDict
+
+
+def _equals_others(key: Any) -> bool:
+    """Whether a key of another class may equal it: 1 == True == 1.0, a dtype of NumPy its name."""
+    is_row = type(key) is tuple
+    return any(map(_equals_others, key)) if is_row else isinstance(key, (int, float, *DTYPES))
+
+
+def _kinds(key: Any) -> Any:
+    return tuple(map(_kinds, key)) if type(key) is tuple else type(key)
 
 
 class Empty(Fact):

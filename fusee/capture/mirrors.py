@@ -17,7 +17,7 @@ import torch
 from fusee.capture.bytecode import Line
 from fusee.capture.frame import ABSENT, FIXED, is_scalar
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import EqualsMatch
+from fusee.capture.guards import DTYPES, EqualsMatch
 from fusee.capture.sources import Origin, ResultOf
 from fusee.source import Args, Kwargs
 
@@ -144,7 +144,7 @@ def is_key(x: Any) -> bool:
     """Whether == tells `x` from other keys of a dict, and nothing in it changes."""
     if type(x) in (tuple, frozenset):
         return all(map(is_key, x))
-    return is_scalar(x) or isinstance(x, FIXED)
+    return is_scalar(x) or isinstance(x, (*FIXED, *DTYPES))
 
 
 def keys_of(obj: dict[Any, Any]) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ Capture itself knows Python and what a tensor is. Each module here registers sta
 
 from fusee.torch_functions import (  # noqa: F401
     arrays,
+    composites,
     higher_order,
     training,
     triton_kernels,

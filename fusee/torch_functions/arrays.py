@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_TYPE, SPECIAL, stands_for, stands_for_each
+from fusee.capture.builtins import BY_TYPE, SPECIAL, stands_for_each
 from fusee.capture.dynamic import LOADERS, NUMPY, Computed, Number
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
@@ -39,7 +38,6 @@ from fusee.capture.torch_api import (
     by_torch,
     counterparts,
     pytree,
-    shape_as_tensor,
     tensor_of,
 )
 from fusee.source import Args, Kwargs
@@ -61,15 +59,20 @@ class Array(Computed):
 
     shadow   one like it in all but its elements
     tensor   the stand-in of the tensor that has the elements
+    known    what its memory's arrays share: not empty while NumPy alone has written there what it
+             made of constants; then the shadow's elements are its own
     """
 
-    __slots__ = ("m", "shadow", "tensor")
+    __slots__ = ("known", "m", "shadow", "tensor")
     __array_ufunc__ = None  # NumPy's own operators leave it to those below
 
-    def __init__(self, m: Capturing, shadow: Any, tensor: torch.Tensor) -> None:
+    def __init__(
+        self, m: Capturing, shadow: Any, tensor: torch.Tensor, known: list[Any] | None = None
+    ) -> None:
         self.m = m
         self.shadow = shadow
         self.tensor = tensor
+        self.known = [] if known is None else known
 
     @property
     def kind(self) -> Any:
@@ -100,6 +103,9 @@ class Array(Computed):
     def _need(self, *_: Any) -> Any:
         raise GraphBreak(f"the program {_UNKNOWN}")
 
+    def __str__(self) -> Any:
+        return str(self.shadow) if self.known else self._need()
+
     def __len__(self) -> int:
         return len(self.shadow)
 
@@ -126,6 +132,9 @@ def _operators() -> None:
 
         return method
 
+    def asking(method: Any) -> Callable[..., Any]:
+        return lambda self: method(self.shadow) if self.known else self._need()
+
     for name in "lt le eq ne gt ge neg pos invert abs".split():
         setattr(Array, f"__{name}__", way(getattr(operator, name)))
     for name in "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split():
@@ -135,8 +144,9 @@ def _operators() -> None:
         setattr(Array, f"__i{name}__", in_place(changing, plain))
     for name, order in (("__divmod__", 1), ("__rdivmod__", -1)):
         setattr(Array, name, way(divmod, order))
-    needing = "bool int float complex index repr format hash array contains round trunc"
-    for name in needing.split():
+    for name in "bool int float complex index repr".split():
+        setattr(Array, f"__{name}__", asking(getattr(np.ndarray, f"__{name}__")))
+    for name in "format hash array contains round trunc".split():
         setattr(Array, f"__{name}__", Array._need)
 
 
@@ -155,6 +165,10 @@ _DIFFERS = set(
 )
 _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod divmod".split())
 _OF_FLOATS = frozenset("around ceil floor rint round trunc".split())
+_EMPTY = "empty", "empty_like"
+# Methods of known arrays that torch._numpy lacks.
+_PLAIN = "item", "tolist", "tobytes"
+_IN_MEMORY = object()
 
 
 # Of ordinary values these may make others that NumPy warns of.
@@ -197,7 +211,7 @@ def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
-    if name in ("item", "tolist") and len(args) == 1:
+    if name in ("item", "tolist") and len(args) == 1 and not args[0].known:
         return m.call(getattr(torch.Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     given = [value(x) for x in given]  # NumPy takes no sizes that vary
@@ -205,6 +219,11 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         given = [_of_tensor(m, name, x) if isinstance(x, FakeTensor) else x for x in given]
     operands = [x for x in given if isinstance(x, Array)]
     by_name = function if _is_operator(function) else counterparts().get(function)
+    is_known = all(x.known for x in operands)
+    if is_known and name not in _EMPTY and (by_name or name in _PLAIN):
+        made = _of_constants(m, name, function, given, spec)
+        if made is not _IN_MEMORY:
+            return made
     # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
     values = [getattr(x, "shadow", x) for x in args[1:]] if name == "fill" else ()
     is_row = any(isinstance(x, (list, tuple, np.ndarray)) for x in values)
@@ -212,14 +231,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if by_name is None or (operands and is_unlike):
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
     shadows = pytree.tree_unflatten([_shadow(name, x) for x in given], spec)
-    shadow = _by_numpy(m, name, function, bool(operands), *shadows)
-    if not operands and not any(isinstance(x, np.ndarray) for x in pytree.tree_leaves(shadow)):
-        return shadow
-    if not operands and isinstance(shadow, np.ndarray) and name not in ("empty", "empty_like"):
-        with m.world.mode:
-            literal = _literal(shadow)
-        if literal is not None:
-            return _array(m, name, [], shadow, literal)
+    shadow = _by_numpy(m, name, function, not is_known, *shadows)
     if is_unlike:
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
     is_list = function in (np.array, np.asarray) and isinstance(args[0], (list, tuple))
@@ -227,7 +239,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     made, (values, named) = shadow, shadows
     if isinstance(function, np.ufunc) and ("out" in named or len(values) > function.nin):
         named = {key: x for key, x in named.items() if key != "out"}
-        made = _by_numpy(m, name, function, bool(operands), values[: function.nin], named)
+        made = _by_numpy(m, name, function, not is_known, values[: function.nin], named)
     is_float = _is_loop(function) and getattr(getattr(made, "dtype", None), "kind", "?") in "fc"
     to = _torch_dtype(made.dtype) if is_float else None
     before = _versions(operands)
@@ -244,9 +256,12 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     written = [
         x for x, *versions in zip(operands, before, _versions(operands)) if len({*versions}) > 1
     ]
+    if not is_known:  # nobody counts what is written in inference mode
+        for x in written if None not in before else operands:
+            x.known.clear()
     if any(m.world.recorder.has_gradients(x.tensor) for x in written):
         raise GraphBreak(f"{name} writes to memory of a tensor with gradients, unknown to autograd")
-    if _is_loop(function) and name.strip("_") in _WARN:
+    if not is_known and _is_loop(function) and name.strip("_") in _WARN:
         for x in found if isinstance(found, tuple) else (found,):
             _expect_no_warning(m, tensor_of(x), [x for x in operands if x not in written])
     return _joined(m, name, operands, shadow, found)
@@ -278,10 +293,32 @@ def _expect_no_warning(m: Capturing, x: Any, operands: list[Array]) -> None:
     torch._assert_async(holds)
 
 
-def _versions(operands: list[Array]) -> list[int]:
+def _versions(operands: list[Array]) -> list[int | None]:
     """How often each was written to; in inference mode nobody counts, and nothing has gradients."""
     with torch._C.DisableTorchFunction():
-        return [0 if x.tensor.is_inference() else x.tensor._version for x in operands]
+        return [None if x.tensor.is_inference() else x.tensor._version for x in operands]
+
+
+def _of_constants(m: Capturing, name: str, function: Any, given: list[Any], spec: Any) -> Any:
+    """What NumPy makes of what is known now, where it is new; else _IN_MEMORY: it is to be written,
+    or to be a view."""
+    copies = [x.shadow.copy("K") if isinstance(x, Array) else _shadow(name, x) for x in given]
+    found = _by_numpy(m, name, function, False, *pytree.tree_unflatten(copies, spec))
+    pairs = [(x.shadow, y) for x, y in zip(given, copies) if isinstance(x, Array)]
+    is_written = any(x.tobytes() != y.tobytes() for x, y in pairs)
+    roots = [_root(y) for _, y in pairs]
+    leaves, of = pytree.tree_flatten(found)
+    owners = [id(_root(x)) for x in leaves if isinstance(x, np.ndarray)]
+    if found is None or is_written or len(set(owners)) < len(owners):
+        return _IN_MEMORY
+    for k, x in enumerate(leaves):
+        if isinstance(x, np.ndarray):
+            with m.world.mode:
+                literal = None if any(_root(x) is y for y in roots) else _literal(x)
+            if literal is None:
+                return _IN_MEMORY
+            leaves[k] = _array(m, name, [], x, literal)
+    return pytree.tree_unflatten(leaves, of)
 
 
 def _literal(x: Any) -> torch.Tensor | None:
@@ -430,6 +467,8 @@ def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: torch
             is_same = _has_strides(x, shadow)
     if not is_same:
         raise GraphBreak(f"torch._numpy's {name} gives another kind of array than NumPy's")
+    if name not in _EMPTY and all(one.known for one in operands):
+        return Array(m, shadow, x, [True] if of is None else of.known)
     return Array(m, shadow if of is not None else _meaningless(shadow), x)
 
 
@@ -608,6 +647,8 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
             strides = [step // x.shadow.itemsize for step in x.shadow.strides]
             plain = m.call(plain.new_empty_strided, [*x.shadow.shape], strides)
         found = m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
+    if not copies:  # torch may write there
+        x.known.clear()
     if found is plain and x.shadow.size:
         m.world.of_arrays[id(found)] = found
     return found
@@ -733,61 +774,3 @@ def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:
     if any(x.dim() or (x.is_floating_point() and is_whole) for x in numbers):
         raise GraphBreak("a tensor is made of arrays, or an integer of a float")
     return m.call(torch.stack, [m.call(torch.Tensor.to, x, **given) for x in numbers])
-
-
-@stands_for(shape_as_tensor)
-def _shape_as_tensor(m: Capturing, x: Any) -> Any:
-    return m.call(torch.tensor, [*m.attribute(x, "shape")], dtype=torch.int64, device="cpu")
-
-
-@stands_for(F.one_hot)
-def _one_hot(m: Capturing, x: Any, num_classes: Any = -1) -> Any:
-    if type(num_classes) is int and num_classes == -1 and m.world.recorder.reads_numbers:
-        num_classes = m.call(torch.Tensor.item, m.call(torch.Tensor.max, x)) + 1
-    return calls.on_tensors(m, F.one_hot, (x, num_classes), {})
-
-
-# torch's own ask for the value of a tensor: whether observations are left after the correction.
-
-
-@stands_for(torch.cov)
-def _cov(m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
-    """source   aten/src/ATen/native/Correlation.cpp"""
-    is_plain = not weights and isinstance(x, FakeTensor) and x.dtype is not torch.bool
-    rows = m.call(torch.Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
-    count = m.attribute(rows, "shape")[1] if is_plain and rows.dim() == 2 else 0
-    if not is_plain or not m.truth(count > correction):
-        return calls.on_tensors(m, torch.cov, (x,), {"correction": correction, **weights})
-    mean = m.call(operator.truediv, m.call(torch.Tensor.sum, rows, 1, True), count)
-    rest = m.call(operator.sub, rows, mean)
-    made = m.call(torch.mm, rest, m.call(torch.conj, m.call(torch.t, rest)))
-    return m.call(torch.squeeze, m.call(operator.truediv, made, count - correction))
-
-
-@stands_for(torch.corrcoef)
-def _corrcoef(m: Capturing, x: Any) -> Any:
-    if not isinstance(x, FakeTensor) or x.dtype.is_complex or x.dim() != 2:
-        return calls.on_tensors(m, torch.corrcoef, (x,), {})
-    made = _cov(m, x)
-    if made.dim() < 2:
-        return m.call(operator.truediv, made, made)
-    spread = m.call(torch.sqrt, m.call(torch.diagonal, made))
-    for axis in (1, 0):
-        made = m.call(operator.truediv, made, m.call(torch.unsqueeze, spread, axis))
-    return m.call(torch.clip, made, -1, 1)
-
-
-@stands_for(torch.kaiser_window)
-def _kaiser(m: Capturing, n: Any, periodic: Any = True, beta: Any = 12.0, **named: Any) -> Any:
-    """source   aten/src/ATen/native/TensorFactories.cpp, kaiser_window, which has no fake kernel"""
-    made = named.get("dtype") or torch.get_default_dtype()
-    is_usual = made in (torch.float32, torch.float64) and {*named} <= {"dtype", "device"}
-    if not is_usual or type(periodic) is not bool or not m.truth(n > 1):
-        return calls.on_tensors(m, torch.kaiser_window, (n, periodic, beta), named)
-    half, given = (n + periodic - 1) / 2, {**named, "dtype": made}
-    at = m.call(torch.arange, n + periodic, **given)
-    at = m.call(operator.truediv, m.call(operator.sub, at, half), half)
-    root = m.call(torch.sqrt, m.call(operator.sub, 1, m.call(torch.square, at)))
-    whole = m.call(torch.i0, m.call(torch.full, (), beta, **given))
-    window = m.call(operator.truediv, m.call(torch.i0, m.call(operator.mul, root, beta)), whole)
-    return m.call(torch.Tensor.narrow, window, 0, 0, n) if periodic else window

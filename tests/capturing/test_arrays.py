@@ -166,6 +166,103 @@ def _plain(x: Any) -> Any:
     return np.array(x)
 
 
+# ------------------------------------------------------------------------------ made of constants
+
+
+def parts(x: Any) -> Any:
+    ends = np.cumsum([0, 1, 2])
+    a, b, c = ends
+    return x[:, a:b], x[:, b:c], [x[:, :n] for n in ends], ends.tobytes(), ends.tolist(), ends
+
+
+def written(x: Any) -> Any:
+    a = np.arange(4)
+    b = a[1:3]
+    b += 10
+    shown = str(b), f"{a[1]}", repr(a), bool(a[1] > 3), int(a[2]), [*map(int, np.sort(-a))]
+    a[0] = 7
+    return shown, a.tolist(), b, x * a[0], np.nonzero(a > 7)[0], np.argsort(-a), a
+
+
+def mixed(x: Any) -> Any:
+    a, y = np.zeros(3), x.numpy()
+    a[1] = 2
+    before = a.tolist()
+    np.add(y[0], 1, out=a)
+    return before, a * 2, a
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+@pytest.mark.parametrize("fn", [parts, written, mixed], ids=lambda fn: fn.__name__)
+def test_elements_of_constants_are_known(fn: Callable[..., Any], is_inference: bool) -> None:
+    with torch.inference_mode(is_inference):
+        assert agree(fn, X) == []
+
+
+def test_elements_are_known_until_something_else_writes_them() -> None:
+    def by_torch(x: Any) -> Any:
+        a = np.zeros(3)
+        view = a[1:]
+        tensor = torch.from_numpy(view)
+        tensor += x[0, 0]
+        return a.tolist()
+
+    def by_numpy(x: Any) -> Any:
+        a = np.zeros(3)
+        a[:2] = x.numpy()[0, :2]
+        return a.tolist()
+
+    for fn in (by_torch, by_numpy):
+        agree(fn, X)
+    with torch.inference_mode():
+        agree(by_numpy, X)
+
+
+def test_an_array_is_empty_until_it_is_written() -> None:
+    def program(x: Any) -> Any:
+        a = np.empty(3)
+        a.fill(2)
+        return float(a[0]) + x
+
+    agree(program, X)
+
+
+def test_a_cache_by_what_numpy_makes_of_a_list() -> None:
+    cache: dict[Any, Any] = {}
+
+    def constant(value: Any) -> Any:
+        array = np.asarray(value)
+        key = array.shape, array.dtype, array.tobytes(), torch.float32
+        if key not in cache:
+            cache[key] = torch.as_tensor(array.copy(), dtype=torch.float32)
+        return cache[key]
+
+    def program(x: Any) -> Any:
+        return x * constant([1.0, 2.0, 3.0]) + constant([3])
+
+    traced = Traced(program)
+    for _ in range(2):
+        assert torch.equal(traced(X), program(X)) and traced.stops == []
+
+
+def test_numbers_of_numpy_are_pythons_to_what_asks_no_dtype() -> None:
+    def program(x: Any, v: Any, k: Any) -> Any:
+        y, z = x.clone(), x.clone()
+        y[..., 0] = v
+        y[:, k] = k
+        filled = z.masked_fill(x > 0, v), x.new_full((k,), v), torch.full((2,), v), z.fill_(v)
+        return y, filled, x.clone().uniform_(0, v) < v, torch.add(x, x, alpha=k)
+
+    def looks(x: Any, v: Any) -> Any:
+        return torch.tensor(v), torch.as_tensor(v), x.new_tensor(v)
+
+    for k in (np.int64(1), np.int32(1), np.uint8(1)):
+        assert agree(program, X, np.float64(0.25), k) == []
+    assert agree(lambda x, v: x.fill_(v) if v else x, X, np.float32(0.1))
+    for v in (np.float64(2), np.float32(2), np.int16(2)):
+        agree(looks, X, v)
+
+
 # ------------------------------------------------------------------------------ Python runs it
 
 

@@ -1,0 +1,75 @@
+"""Functions of torch that ask for a value of a tensor, or lack a fake kernel: by others.
+
+Each goes by torch's own formula, which its source names.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from fusee.capture import calls
+from fusee.capture.attributes import Capturing
+from fusee.capture.builtins import stands_for
+from fusee.capture.torch_api import FakeTensor, shape_as_tensor
+
+
+@stands_for(shape_as_tensor)
+def _shape_as_tensor(m: Capturing, x: Any) -> Any:
+    return m.call(torch.tensor, [*m.attribute(x, "shape")], dtype=torch.int64, device="cpu")
+
+
+@stands_for(F.one_hot)
+def _one_hot(m: Capturing, x: Any, num_classes: Any = -1) -> Any:
+    if type(num_classes) is int and num_classes == -1 and m.world.recorder.reads_numbers:
+        num_classes = m.call(torch.Tensor.item, m.call(torch.Tensor.max, x)) + 1
+    return calls.on_tensors(m, F.one_hot, (x, num_classes), {})
+
+
+# torch's own ask for the value of a tensor: whether observations are left after the correction.
+
+
+@stands_for(torch.cov)
+def _cov(m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
+    """source   aten/src/ATen/native/Correlation.cpp"""
+    is_plain = not weights and isinstance(x, FakeTensor) and x.dtype is not torch.bool
+    rows = m.call(torch.Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
+    count = m.attribute(rows, "shape")[1] if is_plain and rows.dim() == 2 else 0
+    if not is_plain or not m.truth(count > correction):
+        return calls.on_tensors(m, torch.cov, (x,), {"correction": correction, **weights})
+    mean = m.call(operator.truediv, m.call(torch.Tensor.sum, rows, 1, True), count)
+    rest = m.call(operator.sub, rows, mean)
+    made = m.call(torch.mm, rest, m.call(torch.conj, m.call(torch.t, rest)))
+    return m.call(torch.squeeze, m.call(operator.truediv, made, count - correction))
+
+
+@stands_for(torch.corrcoef)
+def _corrcoef(m: Capturing, x: Any) -> Any:
+    if not isinstance(x, FakeTensor) or x.dtype.is_complex or x.dim() != 2:
+        return calls.on_tensors(m, torch.corrcoef, (x,), {})
+    made = _cov(m, x)
+    if made.dim() < 2:
+        return m.call(operator.truediv, made, made)
+    spread = m.call(torch.sqrt, m.call(torch.diagonal, made))
+    for axis in (1, 0):
+        made = m.call(operator.truediv, made, m.call(torch.unsqueeze, spread, axis))
+    return m.call(torch.clip, made, -1, 1)
+
+
+@stands_for(torch.kaiser_window)
+def _kaiser(m: Capturing, n: Any, periodic: Any = True, beta: Any = 12.0, **named: Any) -> Any:
+    """source   aten/src/ATen/native/TensorFactories.cpp, kaiser_window, which has no fake kernel"""
+    made = named.get("dtype") or torch.get_default_dtype()
+    is_usual = made in (torch.float32, torch.float64) and {*named} <= {"dtype", "device"}
+    if not is_usual or type(periodic) is not bool or not m.truth(n > 1):
+        return calls.on_tensors(m, torch.kaiser_window, (n, periodic, beta), named)
+    half, given = (n + periodic - 1) / 2, {**named, "dtype": made}
+    at = m.call(torch.arange, n + periodic, **given)
+    at = m.call(operator.truediv, m.call(operator.sub, at, half), half)
+    root = m.call(torch.sqrt, m.call(operator.sub, 1, m.call(torch.square, at)))
+    whole = m.call(torch.i0, m.call(torch.full, (), beta, **given))
+    window = m.call(operator.truediv, m.call(torch.i0, m.call(operator.mul, root, beta)), whole)
+    return m.call(torch.Tensor.narrow, window, 0, 0, n) if periodic else window
