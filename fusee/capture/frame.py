@@ -128,6 +128,7 @@ class Frame:
     own      the exception that a suspended generator is handling itself
     unwound  the exception that went to a handler last
     raised_again  what an exception knew before it was raised once more: traceback and context
+    turns    how often its loops have gone round
     """
 
     def __init__(self, machine: Any, code: types.CodeType, globals_: dict[str, Any]) -> None:
@@ -148,6 +149,7 @@ class Frame:
         self.own: BaseException | None = None
         self.unwound: BaseException | None = None
         self.raised_again: list[tuple[Any, Any]] = []
+        self.turns = 0
 
     @classmethod
     def of(cls, machine: Any, function: types.FunctionType) -> Frame:
@@ -483,7 +485,7 @@ class Semantics:
         """The line that runs, `file.py:41 in step`."""
         return self.frames[-1].where if self.frames else ""
 
-    def repeat(self) -> None:
+    def repeat(self, f: Frame) -> None:
         """A loop goes round once more."""
 
     # ---------------------------------------------------------------------- names

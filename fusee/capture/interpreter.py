@@ -60,7 +60,6 @@ class Interpreter(Capturing):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self.repeated = 0
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
         self.world.recorder.is_heard = functools.partial(is_heard, self.frames, True)
         self.world.recorder.expects = self.expects
@@ -153,12 +152,12 @@ class Interpreter(Capturing):
         known = passed(self.world.slot(error, "__traceback__"), *place)
         self.world.set_slot(error, "__traceback__", known)
 
-    def repeat(self) -> None:
+    def repeat(self, f: Frame) -> None:
         """Where a call raises for its values, Python never comes to a loop that has no end."""
-        self.repeated += 1
+        f.turns += 1
         nodes = self.world.recorder.graph.nodes
-        if self.repeated % _MANY == 0 and any("raises" in effects(node) for node in nodes):
-            raise GraphBreak(f"a loop goes round {self.repeated} times behind what may raise")
+        if f.turns % _MANY == 0 and any("raises" in effects(node) for node in nodes):
+            raise GraphBreak(f"a loop goes round {f.turns} times behind what may raise")
 
     # ---------------------------------------------------------------------- operators
 

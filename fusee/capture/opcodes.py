@@ -28,7 +28,7 @@ from fusee.capture.graph_break import GraphBreak, Opaque
 
 def _jump(f: Frame, i: Instruction) -> None:
     if i.target < f.at:
-        f.machine.repeat()
+        f.machine.repeat(f)
     f.next = i.target
 
 

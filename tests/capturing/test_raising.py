@@ -15,6 +15,7 @@ from torch import Tensor, tensor
 import fusee
 from fusee.fake import may_raise, name_may_raise
 from tests.check import copy_tree
+from tests.counting import Counting
 
 Fn = Callable[..., Any]
 
@@ -377,6 +378,19 @@ def test_a_check_is_made_once() -> None:
         compiled(i, weight)
         (report,) = fusee.report(compiled)
         assert len(report.kernels) == 1, str(report)
+
+
+def test_what_raises_before_many_loops_with_an_end() -> None:
+    def digits(k: int) -> list[int]:
+        return [k * n % 10 for n in range(200)]
+
+    def program(i: Tensor) -> Tensor:
+        y = torch.ones(4)[i]
+        return y + sum(sum(digits(k)) for k in range(60))
+
+    count = Counting()
+    assert torch.equal(fusee.compile(program, backend=count)(tensor([1])), program(tensor([1])))
+    assert len(count.graphs) == 1
 
 
 def test_what_raises_before_a_loop_without_end() -> None:
