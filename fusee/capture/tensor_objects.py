@@ -275,3 +275,15 @@ def _parameter(m: Capturing, data: Any = None, requires_grad: Any = True) -> tor
     recorder.leaves[id(fake)] = True
     recorder.begin_at(fake, m.truth(requires_grad))
     return fake  # type: ignore[no-any-return]
+
+
+@stands_for(torch.autograd.Variable)
+def _variable(m: Capturing, data: Any = None, requires_grad: Any = False) -> Any:
+    """source   torch/csrc/autograd/python_legacy_variable.cpp"""
+    if data is None:
+        data = m.call(torch.empty, 0)
+    if not isinstance(data, FakeTensor) or id(data) in m.world.seen or m.modes:
+        raise GraphBreak("a Variable of no tensor, or of one whose class, or a mode, is not asked")
+    detached = m.call(torch.Tensor.detach, data)
+    is_leaf = m.truth(requires_grad)
+    return m.call(torch.Tensor.requires_grad_, detached) if is_leaf else detached

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import Variable
 
 import fusee
 from tests.capturing.same import Traced
@@ -118,13 +119,44 @@ def other_data(x):
     return y + 1
 
 
+def old_variables(x):
+    v, w = Variable(x * 2), Variable(data=torch.ones(3), requires_grad=False)
+    v.add_(1)
+    Variable(x.detach()).mul_(2)
+    return v * w + Variable(x), isinstance(v, Variable), isinstance(x, Variable), Variable()
+
+
+def an_old_variable_that_is_a_leaf(x):
+    z = Variable(x * 2, requires_grad=True)
+    (z * z).sum().backward()
+    return z.grad, z
+
+
+def of_no_tensor(x):
+    y = x * 2
+    try:
+        return Variable([1, 2])
+    except TypeError as error:
+        return y + 1, str(error)
+
+
 PROGRAMS = [
+    old_variables, an_old_variable_that_is_a_leaf, of_no_tensor,
     a_module, trained, frozen, shares_memory, a_view, a_view_that_is_used, of_integers,
     asked_of_integers, on_and_off, an_input, several_times, registered, its_own_data, other_data,
     dtypes_of_grads, asked_of_what_has_a_history,
 ]  # fmt: skip
 # Without gradients; with them the use of a leaf ends a graph, and the next one has it as an input.
-BROKEN = {trained, a_view, of_integers, an_input, other_data, dtypes_of_grads}
+BROKEN = {
+    an_old_variable_that_is_a_leaf,
+    of_no_tensor,
+    trained,
+    a_view,
+    of_integers,
+    an_input,
+    other_data,
+    dtypes_of_grads,
+}
 
 
 def shown(x: Any) -> Any:
