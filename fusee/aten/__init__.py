@@ -643,7 +643,7 @@ def must_run(node: fx.Node) -> bool:
 def refuses(node: fx.Node) -> bool:
     """Whether a call may raise for what its operands hold."""
     target = node.target
-    if not isinstance(target, OpOverload):
+    if not isinstance(target, OpOverload) or node.meta.get("never_raises"):
         return False
     return may_raise(target) or raises(node, packet_name(target), "val")
 

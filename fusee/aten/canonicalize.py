@@ -383,7 +383,13 @@ def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @ALWAYS.rule("index.Tensor _unsafe_index.Tensor")
 def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if _has_mask(args[1]) and t.b.twins.env is not None:
-        return t.record(aten.index.Tensor, (args[0], _without_masks(t, args[1])), kwargs)
+        found = t.record(aten.index.Tensor, (args[0], _without_masks(t, args[1])), kwargs)
+        (mask, *more) = args[1]
+        if not more and same_ints(mask.shape, args[0].shape[: mask.dim()]):
+            made = t.node(found)
+            made.meta["never_raises"] = True
+            t.b.taken[made] = t.node(mask), t.node(args[0])
+        return found
     if _has_mask(args[1]):
         raise t.b.unsupported(
             "indexing with a mask gives as many elements as the mask has ones",
@@ -399,6 +405,10 @@ def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     is_fill = len(indices) == 1 and not accumulate and all(n == 1 for n in values.shape)
     if env is None or to_size is None or is_fill or not _has_mask(indices):
         return t.record(op, args, kwargs)
+    if len(indices) == 1 and not accumulate:
+        merged = _where_taken(t, x, indices[0], values)
+        if merged is not None:
+            return merged
     found = _without_masks(t, indices)
     twins = [None if index is None else t.value(index).tensor for index in found]
     made = t.run_meta(aten.index.Tensor, (t.value(x).tensor, twins), {})
@@ -406,6 +416,23 @@ def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if type(n) is not int or n != 1:
             env.data.require(to_size(n), "==", to_size(m))
     return t.record(op, (x, found, values, accumulate), {})
+
+
+def _where_taken(t: Tracer, x: Any, mask: Any, values: Any) -> Any:
+    """`x[mask] = other[mask]`, without a size that only the data knows; None for other values."""
+    by, other = t.b.taken.get(t.node(values), (None, None))
+    if other is None or by is not t.node(mask) or mask.dtype is not torch.bool:
+        return None
+    twin, given = t.value(x).tensor, other.meta["val"]
+    is_alike = given.dtype is twin.dtype and same_ints(given.shape, twin.shape)
+    if not (is_alike and is_row_major(twin) and is_row_major(given)):
+        return None
+    whole = t.call(aten.reshape.default, mask, [*mask.shape, *[1] * (x.dim() - mask.dim())])
+    device = t.device_of((x,))
+    out = t.run_meta(aten.where.self, (t.value(whole).tensor, twin, twin), {}, device)
+    node = t.b.emit(aten.where.self, (t.node(whole), other, t.node(x)), {}, out, device)
+    t.adopt(out, node, None, device)
+    return out
 
 
 def _has_mask(indices: Sequence[Any]) -> bool:

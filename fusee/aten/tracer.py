@@ -125,6 +125,8 @@ class Builder:
         # of unbacked symbols, where they show: a result, and its axis
         self.shown: dict[Symbol, tuple[fx.Node, int | None]] = {}
         self.places_in: dict[fx.Node, torch.Tensor] = {}  # by mask, what nonzero() gives for it
+        # by what a mask takes of a tensor: the mask, the tensor
+        self.taken: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self.from_start: set[int] = set()  # as AtenGraph's
 
     # -------------------------------------------------------------------------- nodes

@@ -627,6 +627,10 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         data = m.deep(args[0])
         if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(data)):
             return _of_tensors(m, data, kwargs.get("dtype"))
+    if args and isinstance(args[0], NUMPY) and function is not torch.from_numpy and not m.modes:
+        dtype = kwargs.get("dtype") or _torch_dtype(args[0].dtype)
+        if dtype is not None:
+            args, kwargs = (args[0].item(), *args[1:]), {**kwargs, "dtype": dtype}
     if not args or not isinstance(args[0], Array):
         is_open = args and holds_open(args[0]) and len(args) == 1 and not m.modes
         is_open = is_open and {*kwargs} <= {"dtype", "device"}

@@ -254,13 +254,13 @@ def test_numbers_of_numpy_are_pythons_to_what_asks_no_dtype() -> None:
         return y, filled, x.clone().uniform_(0, v) < v, torch.add(x, x, alpha=k)
 
     def looks(x: Any, v: Any) -> Any:
-        return torch.tensor(v), torch.as_tensor(v), x.new_tensor(v)
+        return torch.tensor(v), torch.as_tensor(v), torch.tensor(v, dtype=torch.float16) + x
 
     for k in (np.int64(1), np.int32(1), np.uint8(1)):
         assert agree(program, X, np.float64(0.25), k) == []
     assert agree(lambda x, v: x.fill_(v) if v else x, X, np.float32(0.1))
-    for v in (np.float64(2), np.float32(2), np.int16(2)):
-        agree(looks, X, v)
+    for v in (np.float64(2), np.float32(2), np.int16(2), np.bool_(True)):
+        assert agree(lambda x, v=v: looks(x, np.sqrt(np.square(v))), X) == []
 
 
 # ------------------------------------------------------------------------------ Python runs it

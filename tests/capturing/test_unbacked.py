@@ -55,6 +55,50 @@ def outcome(run: Callable[..., Any], x: Tensor, *rest: Any) -> Any:
         return type(error).__name__, str(error)
 
 
+def taken_and_put(x: Tensor) -> Any:
+    mask, y = x > 0, x * 2
+    z = torch.zeros(6, 4)
+    z[mask] = y[mask]
+    rows = torch.ones(6, 4)
+    rows[mask[:, 0]] = x[mask[:, 0]]
+    return z, rows
+
+
+def put_after_writes(x: Tensor) -> Any:
+    """What is put is not what was taken, or not where."""
+    mask, y, z = x > 0, x * 2, torch.zeros(6, 4)
+    taken = y[mask]
+    taken += 1
+    z[mask] = taken
+    y[mask] = y[mask.flip(0)] if bool((mask == mask.flip(0)).all()) else y[mask]
+    before = y[mask]
+    y.mul_(3)
+    w = y.t().clone().t()
+    w[mask] = before
+    z[mask] += y.double()[mask].float()
+    mask = mask.clone()
+    mask[0] = False
+    return z, w, y[mask]
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_what_a_mask_takes_is_put_where_it_was(is_training: bool) -> None:
+    for program in (taken_and_put, put_after_writes):
+        compiled = fusee.compile(program)
+        for x in data():
+            found = []
+            for run in (program, compiled):
+                leaf = x.clone().requires_grad_(is_training)
+                out = run(leaf)
+                if is_training:
+                    sum((k + 1) * y.sin().sum() for k, y in enumerate(out)).backward()
+                found.append((*out, leaf.grad) if is_training else out)
+            same(*found)
+        if program is taken_and_put and not is_training:
+            (report,) = fusee.report(compiled)
+            assert not report.externs, str(report)
+
+
 def graphs_of(program: Program, backend: str = "eager", **options: bool) -> int:
     """Runs a program over all data beside eager; how many graphs that takes."""
     graphs = []
