@@ -370,6 +370,7 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]
     is_grad = torch.is_grad_enabled()
+    has_asked, m.asks_compiling = m.asks_compiling, False
     calls = m.world.recorder.calls
     if not (is_grad and any(needs)):  # nothing goes backward: it is what its lines do
         _switch_grad(m, False)
@@ -394,9 +395,12 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
                 raise GraphBreak(f"{cls.__qualname__}.backward raises {error!r}") from None
         finally:
             set_grad_enabled(is_grad)
+            asks, m.asks_compiling = m.asks_compiling, m.asks_compiling or has_asked
     m.world.recorder.calls = calls
     if m.world.changes()[1:] != before:
         raise GraphBreak(f"{cls.__qualname__} does more than compute tensors")
+    if asks:  # it would run otherwise on stand-ins, and keep them
+        raise GraphBreak(f"{cls.__qualname__} asks whether it is compiled, where nobody tells it")
 
     def apply(*args: Any) -> Any:
         return cls.apply(*args)

@@ -1278,3 +1278,30 @@ def test_a_loop_through_an_ordered_dict_around_a_break(turned: Any, is_written: 
 
     traced = alike(fn, torch.ones(2))
     assert not any("advancing" in stop for stop in traced.stops), traced.stops
+
+
+@pytest.mark.parametrize("backend", ["fusee", "eager"])
+def test_an_autograd_function_that_asks_whether_it_is_compiled_keeps_no_stand_in(
+    backend: str,
+) -> None:
+    def build(n: int) -> torch.Tensor:
+        return torch.arange(float(n))
+
+    table = functools.lru_cache(build)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * (build(3) if torch.compiler.is_compiling() else table(3))
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * (build(3) if torch.compiler.is_compiling() else table(3))
+
+    compiled = fusee.compile(lambda x: Scaled.apply(x * 2).sin(), backend=backend)
+    x = torch.ones(3, requires_grad=True)
+    y = compiled(x)
+    y.sum().backward()
+    assert type(table(3)) is torch.Tensor and torch.equal(table(3), build(3))
+    assert torch.equal(y, (build(3) * 2).sin()) and x.grad is not None
+    assert torch.equal(x.grad, (build(3) * 2).cos() * build(3) * 2)
