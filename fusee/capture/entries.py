@@ -39,7 +39,15 @@ from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, room
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import EqualsMatch, Guard, Values
-from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_skipped, is_suspending, original
+from fusee.capture.policy import (
+    ORIGINAL,
+    WRAPPER,
+    MadeAnew,
+    Policy,
+    is_skipped,
+    is_suspending,
+    original,
+)
 from fusee.capture.sources import is_made_anew, is_trusted
 from fusee.capture.torch_api import (
     AROUND_FORWARD,
@@ -279,7 +287,7 @@ class CompiledFunction:
         self._nested: dict[int, tuple[weakref.ref[Any], dict[Any, CompiledFunction]]] = {}
         # by code, those compiled between pieces of all that belongs together
         self.family: dict[types.CodeType, weakref.WeakSet[CompiledFunction]] = {}
-        self._nested_codes: dict[types.CodeType, int] = {}
+        self._nested_codes: dict[types.CodeType, MadeAnew] = {}
         self.call, self._native = entrances(self)
         self.is_forced = False
         self._forced: dict[Any, CompiledFunction] = {}  # by the backend that a stance names
@@ -650,9 +658,8 @@ class CompiledFunction:
         fact = site.growing
         if fact is None or fact is was:
             return is_growing
-        if isinstance(
-            fact, EqualsMatch
-        ):  # a count that decides something: nobody can give it one size
+        # a count that decides something: nobody can give it one size
+        if isinstance(fact, EqualsMatch):
             log.publish("recompiles", self.name, f"{fact.origin} grows at each call")
         else:
             found = site.entries[-1].captured.facts.found(fact, values)
@@ -687,9 +694,9 @@ class CompiledFunction:
     def nested(self, function: types.FunctionType, owner: Any) -> Callable[..., Any]:
         """A function that is called between two pieces, compiled unless there is no point.
 
-        Each module has entries of its own: a hundred layers don't fight for a limit of eight.
+        Each module has entries of its own, once it is made: a hundred layers don't fight for eight.
         """
-        of_module = isinstance(owner, torch.nn.Module)
+        of_module = isinstance(owner, torch.nn.Module) and function.__name__ != "__init__"
         same: Any = function
         given = function.__closure__ or function.__defaults__ or function.__kwdefaults__
         has_own = bool(given or function.__dict__)
@@ -710,14 +717,12 @@ class CompiledFunction:
             return functools.partial(around, self.nested, function)
         if is_parallel(function):
             return functools.partial(run_parallel, Between(self.nested).call, function)
-        if self.policy.refusal(function) is not None:
+        if self.policy.refusal(function) is not None or original(function) is not None:
             return function
-        if original(function) is not None:
-            return function
-        count = self._nested_codes.get(code, 0)
-        if count >= self.recompile_limit and not of_module:  # made anew at each call
-            return function
-        self._nested_codes[code] = count + 1
+        anew = type(owner) if of_module else None  # whose methods are made with it
+        if anew is None or (of_code and function in vars(anew).values()):
+            if not self._nested_codes.setdefault(code, MadeAnew(self.recompile_limit)).grows(anew):
+                return function
         made = replace(self, function=_bare(function) if of_code else function, of_code=of_code)
         made.is_told = True
         made.family = self.family

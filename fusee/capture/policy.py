@@ -12,6 +12,7 @@ import inspect
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -319,3 +320,22 @@ def calling(target: Callable[..., Any]) -> types.FunctionType:
 def as_function(x: Any) -> types.FunctionType:
     """What `def` makes, called by its type."""
     return x  # type: ignore[no-any-return]
+
+
+class MadeAnew:
+    """What has one code: functions, or the classes that have it as a method."""
+
+    def __init__(self, limit: int) -> None:
+        self.count, self.limit = 0, limit
+        self.classes = weakref.WeakSet[type]()
+
+    def grows(self, cls: type | None) -> bool:
+        """Take in one more, unless one is made at each call, to be compiled for that."""
+        if cls in self.classes:
+            return True
+        if self.count >= self.limit:
+            return False
+        self.count += 1
+        if cls is not None:
+            self.classes.add(cls)
+        return True

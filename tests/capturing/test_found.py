@@ -1280,6 +1280,37 @@ def test_a_loop_through_an_ordered_dict_around_a_break(turned: Any, is_written: 
     assert not any("advancing" in stop for stop in traced.stops), traced.stops
 
 
+def test_modules_of_classes_that_are_made_at_each_call_run_eagerly_in_the_end() -> None:
+    def patched(scale: float) -> torch.nn.Module:
+        class Patched(torch.nn.Linear):
+            pass
+
+        def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, self.weight) * scale
+
+        Patched.__qualname__ = "Patched"
+        Patched.forward = forward  # type: ignore[assignment, method-assign]
+        return Patched(2, 2)
+
+    def fn(x: torch.Tensor, layers: int) -> torch.Tensor:
+        made = [patched(k + 1.0) for k in range(layers)]
+        opaque(layers)
+        for layer in made:
+            x = layer(x).detach()
+            opaque(layers)
+        return x
+
+    traced = Traced(fn)
+    count = []
+    for _ in range(18):
+        torch.manual_seed(0)
+        want = fn(torch.ones(1, 2), 2)
+        torch.manual_seed(0)
+        torch.testing.assert_close(traced(torch.ones(1, 2), 2), want)
+        count.append(len(traced.graphs))
+    assert count[0] and count[-1] == count[-4], count
+
+
 @pytest.mark.parametrize("backend", ["fusee", "eager"])
 def test_an_autograd_function_that_asks_whether_it_is_compiled_keeps_no_stand_in(
     backend: str,
