@@ -377,3 +377,26 @@ def test_an_address_that_is_marked() -> None:
         for x in tensors:
             traced(x)
         assert len(traced.graphs) == count
+
+
+def test_open_places_from_the_end_are_written_and_go_backward() -> None:
+    """`p[:, -n:]`, whose gradient is put at the place that the program gave."""
+
+    def fn(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[1]
+        p = p * 2
+        p[:, -n:] = x
+        p[:, -n] += 1
+        return p[:, -n:] * 3 + p[:, -n].unsqueeze(1)
+
+    compiled = fusee.compile(fn)
+    for n, more in ((3, 0), (4, 0), (5, 2), (7, 1)):
+        found = []
+        for run in (fn, compiled):
+            torch.manual_seed(0)
+            p = torch.randn(2, n + more, 3, requires_grad=True)
+            x = torch.randn(2, n, 3, requires_grad=True)
+            out = run(p, x)
+            (out * torch.arange(out.numel()).reshape(out.shape)).sum().backward()
+            found.append((out.detach(), p.grad, x.grad))
+        torch.testing.assert_close(found[1], found[0])
