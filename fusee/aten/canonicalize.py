@@ -207,10 +207,12 @@ def _part_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """An open place, which gradients have as the program gave it, counts from the start."""
     given, x = bound(op, args, kwargs), t.value(args[0]).tensor
     n, place = x.shape[given[2]], given[3]
+    if type(place) is not torch.SymInt:
+        return t.record(op, args, kwargs)
     if op is aten.select_scatter.default:
         at = selected(x, given[2] % x.dim(), place)
         given[3] = at if at is not None else place + n if place < 0 else place
-    elif type(place) is torch.SymInt:
+    else:
         ends = narrowed(x, given[2] % x.dim(), place, *given[4:])
         given[3:] = (*ends, 1) if ends is not None else (within(place, n, 0), *given[4:])
     return t.record(op, tuple(given), {})

@@ -564,6 +564,18 @@ def test_text_does_not_depend_on_sizes() -> None:
     assert codes[0].name.startswith("k_") and codes[0].name in codes[0].text
 
 
+def test_text_does_not_grow_with_an_axis_beside_lanes_that_fill_no_vector() -> None:
+    def text(n: int) -> str:
+        x, out, turned = torch.empty(n, 16), torch.empty(n, 8), torch.empty(8, n)
+        bx, bo, bt = (buffer(name, t) for name, t in zip("xot", (x, out, turned), strict=True))
+        i, j = axes("i j", [n, 8])
+        total = op("exp", Values().load(bx, at(bx, i, j)))
+        body: list[Statement] = [Store(bo, at(bo, i, j), total), Store(bt, at(bt, j, i), total)]
+        return emit_kernel(Kernel((i, j), [Phase((), body)], lanes=j), machine(512)).text
+
+    assert len(text(4096)) < 2 * len(text(64))
+
+
 def test_sizes_known_only_at_the_call() -> None:
     s0, s1 = Symbol("s0", 0), Symbol("s1", 0)
     a, b = s0.expr, s1.expr

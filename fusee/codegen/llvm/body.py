@@ -128,13 +128,15 @@ def _tile(
     if any(s.payload is not None for index in indices for s in symbols(index)):
         return None
     lanes = min(lanes, 16 if "avx512f" in machine.features else 8)
+    if not _fills(lane, lanes):  # no tile would be whole
+        return None
     for axis in kernel.outer:
         if axis == lane or not _turns(indices, kernel, axis, lane):
             continue
         # nor may a number be made from the axis itself
         if any(v.op == "index" and axis in symbols(v.attr) for o in orders for v in o):
             continue
-        if _fills(axis, lanes) and _fills(lane, lanes):
+        if _fills(axis, lanes):
             return Tile(axis, lanes, lanes)
         if isinstance(axis.hi, int) and all(_is_near(index, axis, lane) for index in indices):
             return Tile(axis, lanes, axis.hi)
