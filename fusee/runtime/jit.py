@@ -407,6 +407,7 @@ def _pool() -> ThreadPoolExecutor:
 def _in_child() -> None:
     _rest.changed, _rest.running = threading.Condition(), 0
     _pool.cache_clear()
+    _prepare.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -560,7 +561,11 @@ def prepare() -> None:
     raises   MissingPackage without llvmlite
     """
     # not in a thread: an import there would wait for Python's lock at every file
-    target = host_target()
+    _prepare(host_target())
+
+
+@functools.cache
+def _prepare(target: Cpu) -> None:
     submit(linker)
     for _ in range(min(count(), _READY)):
         # the first module costs a thread several times what later ones do

@@ -200,7 +200,11 @@ def test_a_program_that_ends_begins_no_threads(cache_dir: Path) -> None:
         assert abs(float(found.stdout) - 1) < 1e-5, found.stderr
 
 
-def test_prepare_may_be_repeated() -> None:
-    for _ in range(3):
+def test_a_process_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    jit.prepare()
+    asked: list[Any] = []
+    monkeypatch.setattr(jit, "submit", asked.append)
+    for _ in range(3):  # as each graph does
         jit.prepare()
+    assert not asked
     assert settings().cpu == ""
