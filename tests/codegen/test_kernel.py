@@ -254,6 +254,21 @@ def test_transposes_by_tiles(dtype: torch.dtype, on: Machine) -> None:
         same(other, want.transpose(1, 2).contiguous())
 
 
+@pytest.mark.parametrize(("apart", "rows"), [(4, 3), (1, 13)])
+def test_code_of_tiles_is_short(apart: int, rows: int) -> None:
+    lengths = []
+    for n in (300, 1444):
+        x, out = torch.randn(2, rows, n), torch.zeros(2, n, rows * apart)
+        i, j, k = axes("i j k", [2, n, rows])
+        values, bx, bo = Values(), buffer("x", x), buffer("o", out, "result")
+        store = Store(bo, at(bo, i, j, k), values.load(bx, at(bx, i, k, j)))
+        kernel = Kernel((i, j, k), [Phase((), [store])], lanes=k)
+        run(kernel, {bx: x, bo: out}, parts=3)
+        same(out[..., :rows], x.transpose(1, 2))
+        lengths.append(emit_kernel(kernel, machine()).module.count("\n"))
+    assert lengths[0] == lengths[1] < 300
+
+
 # ------------------------------------------------------------------------------ reductions
 
 

@@ -70,6 +70,13 @@ GIVEN: dict[str, dict[str, Any]] = {
         "prompt_encoder_config": {"image_size": 64, "image_embedding_size": 4, "hidden_size": 256},
         "mask_decoder_config": {"hidden_size": 256},
     },
+    "sam2": {
+        "vision_config": {
+            "backbone_config": {"image_size": [128, 128]},
+            "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]],
+        },
+        "prompt_encoder_config": {"image_size": 128},
+    },
     "slanext": {
         "max_text_length": 6,
         "post_conv_in_channels": 256,

@@ -138,7 +138,8 @@ def _tile(
             continue
         if _fills(axis, lanes):
             return Tile(axis, lanes, lanes)
-        if isinstance(axis.hi, int) and all(_is_near(index, axis, lane) for index in indices):
+        is_near = all(_is_near(index, axis, lane) for index in indices)
+        if is_near and isinstance(axis.hi, int) and axis.hi < lanes:
             return Tile(axis, lanes, axis.hi)
     return None
 

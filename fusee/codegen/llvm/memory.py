@@ -319,6 +319,9 @@ _COMBINE_BOOL: dict[Mode, str] = {"add": "or", "mul": "and", "min": "and", "max"
 # Elements that lie so far apart at most are picked out of whole vectors.
 NEAR = 8
 
+# Vectors that are turned by picking, which takes as many shuffles as their number's square.
+PICKED = 5
+
 
 class AccessPlace:
     """Where the lanes of one access are, at the rank where it is emitted.
@@ -497,14 +500,19 @@ def turned(t: InsertPoint, kind: str, vectors: Sequence[str], columns: int) -> l
     """A matrix with its axes exchanged; it lies in the vectors, one row after the other.
 
     In a square, for each power of two, blocks of that size are exchanged across the diagonals of
-    blocks twice the size.
+    blocks twice the size. Else what is more than a few vectors is halved and the halves zipped, or
+    the other way around, once for each power of two in the axis that is as long as a vector.
     """
     full, lanes, found = vector(kind, t.lanes), t.lanes, list(vectors)
     if columns < lanes or len(found) < lanes:
-        places = [divmod(i, lanes) for c in range(columns)
-                  for i in range(c, len(found) * lanes, columns)]  # fmt: skip
-        starts = range(0, len(places), lanes)
-        return [picked(t, kind, found, places[start : start + lanes]) for start in starts]
+        steps, total = 1, len(found) * lanes
+        if min(columns, len(found)) > PICKED:
+            steps, columns = lanes.bit_length() - 1, 2 if columns == lanes else total // 2
+        places = [divmod(i, lanes) for c in range(columns) for i in range(c, total, columns)]
+        starts = range(0, total, lanes)
+        for _ in range(steps):
+            found = [picked(t, kind, found, places[start : start + lanes]) for start in starts]
+        return found
     distance = lanes // 2
     while distance:
         low = [i if not i & distance else i - distance + lanes for i in range(lanes)]
@@ -523,10 +531,13 @@ def picked(
     t: InsertPoint, kind: str, vectors: Sequence[str], places: Sequence[tuple[int, int]]
 ) -> str:
     """The vector of the elements at `places`: the number of a vector, and a lane of it."""
-    full, lanes, found = vector(kind, t.lanes), t.lanes, "poison"
-    for number in sorted({number for number, _ in places}):
-        picks = [lanes + at if one == number else i for i, (one, at) in enumerate(places)]
-        found = t.level.shuffle(full, found, vectors[number], picks)
+    full, lanes = vector(kind, t.lanes), t.lanes
+    first, *others = sorted({number for number, _ in places})
+    found, kept = vectors[first], [at for _, at in places]
+    for number in others or [first]:
+        both = zip(kept, places, strict=True)
+        picks = [lanes + at if one == number else i for i, (one, at) in both]
+        found, kept = t.level.shuffle(full, found, vectors[number], picks), list(range(lanes))
     return found
 
 
