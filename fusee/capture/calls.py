@@ -528,7 +528,7 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
         return made
     if len(m.frames) > m.deepest:
         raise Unready  # Python has more frames than these, and raises
-    return f.run()
+    return f.run() if m.world.recorder.calls else f.run_first()
 
 
 def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Frame:

@@ -37,7 +37,7 @@ from fusee.capture.bytecode import (
 from fusee.capture.captured import Captured, CaptureKeeper, Entry, Place, Site, tells_of_its_end
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, room
-from fusee.capture.graph_break import GraphFailed, Unready
+from fusee.capture.graph_break import GraphFailed, Unready, expecting
 from fusee.capture.guards import EqualsMatch, Guard, Values
 from fusee.capture.policy import (
     ORIGINAL,
@@ -419,7 +419,7 @@ class CompiledFunction:
                 part.clear()
             f.at, f.keywords = captured.at, captured.keywords
             between.frames, f.unwound = [f], None
-            ends = self._ends(f, f.step)
+            ends = self._ends(f, expecting(captured.stop, f.step))
             while f.keywords:  # no piece begins between these and their call
                 ends = self._ends(f, f.step)
             if ends:

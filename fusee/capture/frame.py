@@ -125,6 +125,8 @@ class Frame:
     machine  the Semantics (frame.py) that says what instructions mean
     names    the namespace of a class body; None in a function
     next     the instruction that follows
+    count    how many instructions it has run
+    calls    the same, before the last one that called a function
     own      the exception that a suspended generator is handling itself
     unwound  the exception that went to a handler last
     raised_again  what an exception knew before it was raised once more: traceback and context
@@ -142,6 +144,8 @@ class Frame:
         self.stack: list[Any] = []
         self.at = 0
         self.next = 0
+        self.count = 0
+        self.calls = -1
         self.result: Any = None
         self.yielded = False
         self.keywords: tuple[str, ...] = ()
@@ -254,8 +258,31 @@ class Frame:
                 except BaseException as error:  # noqa: BLE001  # whatever the program raises
                     self._unwind_own(error)
                     self.unwound = None  # it knows this frame, by its traceback
+                    self.count += 1
         finally:
             machine.frames.pop()
+
+    def run_first(self) -> Any:
+        """The same, before anything is in the graph.
+
+        If nothing that it sees was made by its caller, what breaks within it does so as well when
+        it is captured by itself.
+        """
+        caller, passed_from = self.machine.frames[-1], self.machine.world.passed_from
+        is_first, caller.calls = caller.calls != caller.count, caller.count
+
+        def is_outside(x: Any) -> bool:
+            inner = x.values() if type(x) is dict else x if type(x) is tuple else None
+            is_known = is_scalar(x) or passed_from(x) is not None
+            return is_known or (inner is not None and all(map(is_outside, inner)))
+
+        seen = (*self.locals.values(), *([self.function] if self.function.__closure__ else ()))
+        is_alike = is_first and all(map(is_outside, seen))
+        try:
+            return self.run()
+        except GraphBreak as found:
+            found.within = ((self.code, self.count), *found.within) if is_alike else ()
+            raise
 
     def step(self) -> bool:
         """Run one instruction, exceptions included. True if the frame stopped."""
@@ -281,6 +308,7 @@ class Frame:
             self.next = self.at + 1
             stopped: bool | None = opcodes[instruction.name](self, instruction)
             self.at = self.next
+            self.count += 1
             if stopped is not None:
                 return stopped
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ class GraphBreak(BaseException):
     raises   whether Python is to raise an error of the program's there
     is_error what error_on_graph_break said there; None if nothing was said
     memory   the node that made the memory which the call there sees, beyond its tensor's elements
+    within   where captures of the functions that are called there by themselves will end; see Ends
     """
 
     def __init__(
@@ -53,6 +56,53 @@ class GraphBreak(BaseException):
         self.raises = raises
         self.is_error: bool | None = None
         self.memory = ""
+        self.within: Ends = ()
+
+
+# What breaks deep within functions is met when the outermost is captured. Those further in, which
+# are captured by themselves in the instruction that Python runs then, would run up to there again.
+
+# Functions within one another, outermost first, and the number of the instruction before which a
+# piece that begins with each of them ends.
+Ends = tuple[tuple[types.CodeType, int], ...]
+
+
+class _Expected(threading.local):
+    ends: Ends = ()
+    stop: GraphBreak | None = None
+
+
+_expected = _Expected()
+
+
+def expecting(stop: GraphBreak | None, run: Callable[[], bool]) -> Callable[[], bool]:
+    """The first time, captures that begin in `run` know from a break where they will end."""
+    if stop is None or not stop.within:
+        return run
+
+    def informed() -> bool:
+        _expected.ends, _expected.stop, stop.within = stop.within, stop, ()
+        try:
+            return run()
+        finally:
+            _expected.ends = ()
+
+    return informed
+
+
+def expected(code: types.CodeType | None) -> tuple[int, GraphBreak | None]:
+    """Where a piece that begins with a function will end, and why; -1: nobody knows.
+
+    It is not relied on: if a piece breaks earlier, or returns, so it does.
+    """
+    ends, stop, _expected.ends = _expected.ends, _expected.stop, ()
+    while ends and ends[0][0] is not code:
+        ends = ends[1:]
+    if not ends or stop is None or stop.raises or stop.memory or stop.is_error is not None:
+        return -1, None
+    found = GraphBreak(stop.reason, stop.remedy, stop.where)
+    found.within = ends[1:]
+    return ends[0][1], found
 
 
 class Forbidden(GraphBreak):

@@ -30,6 +30,7 @@ from fusee.capture.graph_break import (
     GraphBreak,
     Lost,
     Opaque,
+    expected,
     generator_states,
     storages,
 )
@@ -81,13 +82,13 @@ def capture(
 
     varies   which numbers and sizes from outside are inputs of the graph
     """
-    limit, stop, first, why, raising = -1, None, None, "", Facts()
+    limit, stop = expected(place.function.__code__ if place.at < 0 else None)
+    first, why, raising = stop, "", Facts()
     is_compiling, anew, conditions = True, set[str](), state_conditions()
     if is_transforming():
         why = "it is called within a transform of torch.func or forward-mode autograd"
         return Captured(place, Facts(), conditions, eager=why)
-    varies = varies or Varying()
-    varies.begin()
+    (varies := varies or Varying()).begin()
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
         attempt.machine.is_compiling = is_compiling
@@ -201,8 +202,10 @@ class _Attempt:
                     frame.clear()
                 if machine.pending is not None:
                     raise machine.pending
-            except GraphBreak:
+            except GraphBreak as found:
                 self.where = machine.where() or frame.where
+                if machine.regions or not machine.is_compiling:
+                    found.within = ()
                 raise
             except Exception as error:  # noqa: BLE001  # whatever the program raises
                 raises = self._raises(error)
@@ -211,7 +214,7 @@ class _Attempt:
             if frame.unwound is not None:
                 self.raised.setdefault(id(frame.unwound), (frame.unwound, self.entered))
                 frame.unwound = None
-            self.count += 1
+            self.count = frame.count = self.count + 1
             if stopped:
                 return True
         return False

@@ -600,3 +600,75 @@ def as_long(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("fn", [pairs, each_second, as_long], ids=lambda fn: fn.__name__)
 def test_iterators_that_go_through_one(fn: Callable[..., Any]) -> None:
     same(fn, torch.ones(2), breaks=True)
+
+
+# ------------------------------------------------------------------- breaks deep within functions
+
+
+def long_before_it_breaks(x: T, times: int = 1) -> T:
+    for _ in range(50):
+        x = x + 1
+    if times:
+        print("deep", x.sum())
+    return x * 2
+
+
+def wrapped(function: T) -> T:
+    @functools.wraps(function)
+    def around(*args: T, **kwargs: T) -> T:
+        return function(*args, **kwargs)
+
+    return around
+
+
+five_times_wrapped = functools.reduce(lambda f, _: wrapped(f), range(5), long_before_it_breaks)
+
+
+def test_what_breaks_deep_within_is_met_once(monkeypatch: T) -> None:
+    calls = []
+    call = recorder.Recorder.run
+    monkeypatch.setattr(recorder.Recorder, "run", lambda *a, **k: calls.append(0) or call(*a, **k))
+    same(five_times_wrapped, X, breaks=True)
+    assert len(calls) < 3 * 52  # when it is met, and when it is captured; each wrapper ran it too
+
+
+def breaks_at_the_second_call(x: T) -> T:
+    return sum(map(long_before_it_breaks, [x, x], [0, 1]))
+
+
+def breaks_within_itself(x: T, depth: int = 3) -> T:
+    if not depth:
+        return long_before_it_breaks(x)
+    return breaks_within_itself(x, depth - 1)
+
+
+def breaks_by_what_the_caller_made(x: T) -> T:
+    made = [0]
+
+    def inner(x: T) -> T:
+        made[0] += 1
+        return long_before_it_breaks(x, made[0])
+
+    return inner(x)
+
+
+def breaks_within_a_block(x: T) -> T:
+    with torch.no_grad():
+        return five_times_wrapped(x)
+
+
+@pytest.mark.parametrize(
+    ("program", "graphs", "stops"),
+    [
+        (breaks_at_the_second_call, 3, 2),
+        (breaks_within_itself, 2, 5),
+        (breaks_by_what_the_caller_made, 2, 3),
+        (breaks_within_a_block, 2, 7),
+    ],
+)
+def test_breaks_within_functions(program: T, graphs: int, stops: int) -> None:
+    found = same(program, X, breaks=True)
+    assert (len(found.graphs), len(found.stops)) == (graphs, stops)
+    compiled = fusee.compile(program)
+    for x in (X, X + 1, X.double()):
+        assert torch.equal(compiled(x), program(x))
