@@ -8,6 +8,7 @@ axes: 1 is linear, 2 quadratic.
     recurrence   an element-wise recurrence that reads its state twice, as Euler's method does
     layers       linear and gelu in turn, each with the same weight
     wide         multiples of one input, added up two by two
+    derived      what comes of a weight alone, step by step, with a reader at each step
 
 Each runs for inference and for training (forward and backward). Times are of one first call in a
 process that has compiled a small program before; no object code is taken from disk.
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 import fusee
 from fusee.backends.report import Report
@@ -73,11 +74,25 @@ def wide(n: int) -> Program:
     return run
 
 
+def derived(n: int) -> Program:
+    weight = nn.Parameter(torch.randn(16, 16) / 4, requires_grad=False)
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        made: Tensor = weight
+        for k in range(n // 4):
+            made = torch.tanh(made) * (k % 3 + 0.5)
+            x = x + made[k % 16]
+        return x * w[0]
+
+    return run
+
+
 PROGRAMS: dict[str, Callable[[int], Program]] = {
     "chain": chain,
     "recurrence": recurrence,
     "layers": layers,
     "wide": wide,
+    "derived": derived,
 }
 
 

@@ -127,14 +127,17 @@ class Budget:
         """Whether to keep the result of `node`; if so its bytes are spent."""
         if node.meta.get("packed") or node.meta.get("free"):
             return True
-        size, given = self.edit.bytes(node), ("placeholder", "get_attr")
-        sources = sum(self.edit.bytes(x) for x in closure([node]) if x.op in given)
-        if size > self.left or (size > self.free and size > 2 * sources):
+        size = self.edit.bytes(node)
+        if size > self.left or (size > self.free and size > 2 * self._sources(node)):
             self.refused.append(f"{node} is computed at each call: it takes {size} bytes to keep")
             return False
         self.left -= size
         self.spent += size
         return True
+
+    def _sources(self, node: fx.Node) -> int:
+        given = "placeholder", "get_attr"
+        return sum(self.edit.bytes(x) for x in closure([node]) if x.op in given)
 
 
 def constants(edit: Editor) -> tuple[Derived, ...]:
@@ -154,8 +157,9 @@ def constants(edit: Editor) -> tuple[Derived, ...]:
     for node in filter(needed.__contains__, position):
         given = {id(part[x]): part[x] for x in node.all_input_nodes if x in part}
         if given or node.op == "placeholder":
-            whole = [node, *itertools.chain(*given.values())]
-            part.update(dict.fromkeys(whole, whole))
+            whole, *others = sorted(given.values(), key=len, reverse=True) or [[]]
+            part.update(dict.fromkeys([node, *itertools.chain(*others)], whole))
+            whole += [node, *itertools.chain(*others)]
     members: dict[int, dict[fx.Node, int]] = {}
     for k, node in enumerate(kept, len(edit.aten.inputs)):
         members.setdefault(id(part.get(node)), {})[node] = k
@@ -177,26 +181,21 @@ def constants(edit: Editor) -> tuple[Derived, ...]:
 def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
     """The static nodes to keep, in graph order."""
     chosen: set[fx.Node] = set()
-    refused: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
     for reader in edit.graph.nodes:
         if edit.is_static(reader):
             continue
         pending = list(reader.all_input_nodes)
         while pending:
             node = pending.pop()
-            if not edit.is_static(node) or node.op != "call_function" or node in chosen:
+            if not edit.is_static(node) or node.op != "call_function" or node in seen:
                 continue
-            if (
-                (is_view(node.target) or is_creation(node.target) or not _is_tensor(node))
-                or node in refused
-                or node.meta.get("derive") is False
-            ):
+            seen.add(node)
+            is_cheap = is_view(node.target) or is_creation(node.target) or not _is_tensor(node)
+            if is_cheap or node.meta.get("derive") is False or not budget.allows(node):
                 pending += node.all_input_nodes
-            elif budget.allows(node):
-                chosen.add(node)
             else:
-                refused.add(node)
-                pending += node.all_input_nodes
+                chosen.add(node)
     return [node for node in edit.graph.nodes if node in chosen]
 
 

@@ -30,6 +30,12 @@ def test_four_times_as_many_operations_take_four_times_as_long(program: str, mod
     assert large < 6.5 * small
 
 
+def test_what_comes_of_weights_alone_is_found_in_one_walk() -> None:
+    growth.stages("derived", "inference", 50)
+    found = growth.stages("derived", "inference", 5000)
+    assert found["weights"] < found["trace"]
+
+
 @pytest.mark.parametrize("program", growth.PROGRAMS)
 @pytest.mark.parametrize("mode", growth.MODES)
 def test_long_programs_are_right(program: str, mode: str) -> None:
