@@ -751,6 +751,9 @@ _TENSORS = -1  # no id: in a memo, the tensors that were copied
 def _instance(m: Capturing, x: Any, method: str, args: Args, memo: Any) -> Any:
     if isinstance(x, (FakeTensor, types.ModuleType)):
         raise GraphBreak(f"copying a {type(x).__qualname__}")
+    if isinstance(x, Computed):
+        is_number = isinstance(x, Number)
+        return x if is_number else m.call(x.attribute(m, method), *args)
     if (made := ask(m, x, method, *args)) is not ABSENT:
         return made
     if (found := ask(m, x, "__reduce_ex__", 4)) is ABSENT:

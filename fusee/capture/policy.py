@@ -192,11 +192,18 @@ class Policy:
             return GraphBreak(f"{name} launches a Triton kernel, which runs between graphs")
         if module.startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")
+        if module.partition(".")[0] in _APART:
+            return GraphBreak(f"{name} is of a package that Python runs by itself: {module}")
         if is_parallel(function):
             return GraphBreak(f"{name}() waits for other processes", "compile the module within")
         return None
 
 
+# Packages that draw, log and tabulate: their code is large, and none of it computes on tensors.
+_APART = frozenset(
+    "IPython PIL altair bokeh matplotlib mlflow mpl_toolkits pandas plotly seaborn sklearn"
+    " tensorboard wandb".split()
+)
 # Python runs these as a whole: hardly a line of theirs computes on tensors.
 _OF_LENGTHS = (nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequence)
 

@@ -671,3 +671,15 @@ def test_an_arrays_memory_that_is_written_to_with_gradients_keeps_them_over_a_br
     for run in (fn, Traced(fn)):
         (found,) = torch.autograd.grad(run(SCALE), leaf)
         assert found.tolist() == [2, 4, 6]
+
+
+def test_copies_by_the_copy_module() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        a, memo = x.numpy() * 2, {}  # type: ignore[var-annotated]
+        b, c, number = copy.copy(a), copy.deepcopy([a.T, a.T], memo), x.sum().item()
+        b[0] = 9
+        again = copy.copy(number), copy.deepcopy([number, x.tolist()])
+        return a, b, c, c[0] is c[1], c[0].strides, copy.copy(a.sum()), again
+
+    for x in (torch.ones(3), torch.arange(6.0).reshape(2, 3)):
+        assert str(Traced(fn)(x)) == str(fn(x))

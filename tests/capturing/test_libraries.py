@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -461,3 +462,34 @@ def test_classes_as_other_libraries_have_them(fn: Callable[[T], T]) -> None:
     for scale in (2.0, 9.0):
         _ANSWERING._scale = scale
         assert traced(X).tolist() == fn(X).tolist()
+
+
+def draws(x: T) -> T:
+    from matplotlib.figure import Figure
+
+    y = x * 2
+    figure = Figure()
+    axes = figure.add_subplot(projection="3d" if x.dim() > 1 else None)
+    found = axes.plot(*y.numpy()) if x.dim() > 1 else axes.hist(y.numpy())
+    return y + 1, len(found)
+
+
+def images(x: T) -> T:
+    from PIL import Image
+
+    made = Image.fromarray((x * 20).to(torch.uint8).numpy())
+    return torch.from_numpy(numpy.array(made.resize((4, 4)))).float() + 1
+
+
+@pytest.mark.parametrize("package, fn", [("matplotlib", draws), ("PIL", images)])
+@pytest.mark.parametrize("shape", [(6,), (3, 4)])
+def test_packages_that_draw_run_in_python(package: str, fn: T, shape: T) -> None:
+    """Their code, followed, was a hundred graphs, and gigabytes for a surface."""
+    pytest.importorskip(package)
+    if fn is images and len(shape) == 1:
+        shape = 2, 6
+    traced = Traced(fn)
+    want, got = (run(torch.arange(12.0)[: math.prod(shape)].reshape(shape)) for run in (fn, traced))
+    assert str(got) == str(want)
+    assert len(traced.functions) == 1
+    assert any("Python runs by itself" in stop for stop in traced.stops)
