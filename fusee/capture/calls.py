@@ -683,7 +683,7 @@ def build_class(m: Capturing, body: Any, name: str, /, *bases: Any, **kwargs: An
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _KINDS = (list, set, collections.deque, *_DICTS)
-_ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, property)
+_ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, property, Number)
 # Classes in C whose instances hold what `__reduce_ex__` says, and no more.
 _REFILLED = {object, list, dict, collections.OrderedDict}
 _copy_module: Any = copy
@@ -752,8 +752,7 @@ def _instance(m: Capturing, x: Any, method: str, args: Args, memo: Any) -> Any:
     if isinstance(x, (FakeTensor, types.ModuleType)):
         raise GraphBreak(f"copying a {type(x).__qualname__}")
     if isinstance(x, Computed):
-        is_number = isinstance(x, Number)
-        return x if is_number else m.call(x.attribute(m, method), *args)
+        return m.call(x.attribute(m, method), *args)
     if (made := ask(m, x, method, *args)) is not ABSENT:
         return made
     if (found := ask(m, x, "__reduce_ex__", 4)) is ABSENT:

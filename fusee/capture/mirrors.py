@@ -356,8 +356,8 @@ def iterators_in(x: Any) -> Iterator[Any]:
 def gone_through(iterator: Any) -> list[tuple[Any, Any]]:
     """The containers that an iterator, or one of its parts, reads from, each with its reader."""
     found: list[tuple[Any, Any]] = []
-    in_c = type(iterator) in _OTHERS  # a zip refers to a tuple of its parts
-    for part in reduced(iterator)[1] if in_c else gc.get_referents(iterator):
+    has_parts = type(iterator) in _OTHERS  # a zip refers to a tuple of them
+    for part in reduced(iterator)[1] if has_parts else gc.get_referents(iterator):
         found += gone_through(part) if isinstance(part, ITERATORS) else [(iterator, part)]
     return found
 

@@ -193,7 +193,10 @@ class Policy:
         if module.startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")
         if module.partition(".")[0] in _APART:
-            return GraphBreak(f"{name} is of a package that Python runs by itself: {module}")
+            return GraphBreak(
+                f"{name} is of a package that Python runs by itself: {module}",
+                "call it before or after the compiled function",
+            )
         if is_parallel(function):
             return GraphBreak(f"{name}() waits for other processes", "compile the module within")
         return None

@@ -74,7 +74,7 @@ from fusee.errors import stack_trace
 from fusee.fake import is_symbolic
 from fusee.fake.open_composites import COMPOSITES, of_place
 from fusee.fake.torch_python import moved, python_dispatcher
-from fusee.source import Args, NodeGraph
+from fusee.source import Args, Kwargs, NodeGraph
 from fusee.sym.shape_env import wrapped
 
 # ---------------------------------------------------------------------------- record
@@ -128,6 +128,12 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
         " irshift ixor iand ior"
     ).split()
 }
+
+
+def _makes_leaf(func: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether what requires grad begins at a call; asarray() keeps a history that there is."""
+    given = kwargs.get("obj", *args) if func is torch.asarray else None
+    return not getattr(given, "requires_grad", False)
 
 
 class Recorder(TorchFunctionMode):
@@ -243,13 +249,16 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):
             return self._attribute(func, name, args)
-        name = "" if isinstance(func, (OpOverload, OpOverloadPacket)) else name
+        if isinstance(func, (OpOverload, OpOverloadPacket)):
+            name = ""
         if self.replaced and isinstance(func, types.FunctionType) and func in self.replaced:
             raise GraphBreak(f"a method of torch.Tensor is replaced by {func.__qualname__}")
         if name in _VALUES:
             if (found := read(self, name, args)) is not None:
                 return found
             raise self.ending(name, args[0], f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
+        if name in _OF_ELEMENTS and args and args[0].layout is not torch.strided:
+            raise self.ending(name, args[0], f"{name}() {VALUE}", "call to_dense()")
         is_known = takes_numbers(name.replace("_foreach_", ""))
         for key in {"value", "alpha"} & {*kwargs} if is_known else ():
             if isinstance(scale := kwargs[key], FakeTensor):  # torch takes a number out of it
@@ -258,8 +267,6 @@ class Recorder(TorchFunctionMode):
         if self.has_numbers and holds_number((*args, *kwargs.values())):
             if not is_known or meets_integers(*args, *kwargs.values()):
                 need_values(*args, *kwargs.values())
-        if name in _OF_ELEMENTS and args and args[0].layout is not torch.strided:
-            raise self.ending(name, args[0], f"{name}() {VALUE}", "call to_dense()")
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
         if name == "storage_offset":
@@ -268,8 +275,7 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak("backward() runs autograd, between two graphs", "")
         if name == "requires_grad_":
             return self.begin_at(*args, **kwargs)
-        keeps_history = func is torch.asarray and getattr(args[0], "requires_grad", False)
-        if kwargs.get("requires_grad") is True and not keeps_history:
+        if kwargs.get("requires_grad") is True and _makes_leaf(func, args, kwargs):
             made = self.call(func, *args, **{**kwargs, "requires_grad": False})
             return self.begin_at(made)
         if name in _STATEFUL:

@@ -153,7 +153,6 @@ class _Attempt:
         self.world = self.machine.world
         self.captured = Captured(place, self.world.facts, conditions, begun=varies.begun)
         self.recorder = self.world.recorder
-        self.count = 0
         self.entered = 0
         self.where = ""
         self.whole = 0
@@ -182,12 +181,12 @@ class _Attempt:
         frame, machine = self.frame, self.machine
         tensor_objects.load(machine, self.modes)
         machine.frames.append(frame)
-        while self.count != limit:
+        while frame.count != limit:
             if not machine.regions:  # else a break ends the graph before they begin
-                self.entered = self.count
-                step = self.count // _PROBES + 1
-                if is_probed and self.count % step == 0 and self._can_end():
-                    self.whole, self.whole_where = self.count, frame.where
+                self.entered = frame.count
+                step = frame.count // _PROBES + 1
+                if is_probed and frame.count % step == 0 and self._can_end():
+                    self.whole, self.whole_where = frame.count, frame.where
             raises = None
             try:
                 for x in self.opaque:  # only Python moves on what no capture can look at
@@ -214,7 +213,7 @@ class _Attempt:
             if frame.unwound is not None:
                 self.raised.setdefault(id(frame.unwound), (frame.unwound, self.entered))
                 frame.unwound = None
-            self.count = frame.count = self.count + 1
+            frame.count += 1
             if stopped:
                 return True
         return False
@@ -294,7 +293,7 @@ class _Attempt:
         found, machine = self.captured, self.machine
         is_whole = found.stop is None and self.place.at < 0 and found.inference is None
         does_more = machine.enters or machine.asks_compiling or self.modes or machine.modes
-        few = self.count <= _INSTRUCTIONS * len(graph.graph.nodes)
+        few = self.frame.count <= _INSTRUCTIONS * len(graph.graph.nodes)
         return few and is_whole and not does_more
 
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:

@@ -381,9 +381,9 @@ def kernel(op: Any) -> Any:
 
 
 def _ours(op: OpOverload, function: Any) -> Any:
-    name = packet_name(op)
-    around = _out_of_meta if name == "_to_copy" else None
-    if name.lstrip("_").startswith("upsample_"):
+    name = packet_name(op).lstrip("_")
+    around = _out_of_meta if name == "to_copy" else None
+    if name.startswith("upsample_"):
         around = _of_images
     return functools.partial(around, moved(function)) if around else moved(function)
 

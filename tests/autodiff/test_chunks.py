@@ -90,6 +90,16 @@ def outcome(loss: Loss, given: list[Any], dtype: torch.dtype) -> list[Tensor]:
     return [found.detach(), *(x.grad for x in leaves if x is not None)]
 
 
+def as_near(
+    ours: list[Tensor], theirs: list[Tensor], exact: list[Tensor], dtype: torch.dtype
+) -> None:
+    """Checks that results are as near to exact ones as eager's."""
+    for x, y, z in zip(ours, theirs, exact, strict=True):
+        assert (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
+        floor = 2 * torch.finfo(dtype).eps * z.norm()
+        assert (x.double() - z).norm() <= max(2 * (y.double() - z).norm(), floor)
+
+
 def chunked(loss: Any) -> bool:
     return any(re.search(r"in \d+ chunks", str(report)) for report in fusee.report(loss))
 
@@ -105,10 +115,7 @@ def test_values_and_gradients_are_as_near_as_eager_s(
     ours, theirs = outcome(step, given, dtype), outcome(loss, given, dtype)
     assert chunked(step)
     exact = outcome(loss, given, torch.float64)
-    for x, y, z in zip(ours, theirs, exact, strict=True):
-        assert (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
-        floor = 2 * torch.finfo(dtype).eps * z.norm()
-        assert (x.double() - z).norm() <= max(2 * (y.double() - z).norm(), floor)
+    as_near(ours, theirs, exact, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,6 +17,7 @@ import os
 import textwrap
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -131,7 +132,8 @@ def outcome(run: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)  # some write files
     with warnings.catch_warnings(), torch.random.fork_rng([]):
         warnings.simplefilter("ignore")
         yield

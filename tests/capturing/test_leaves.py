@@ -110,7 +110,8 @@ def dtypes_of_grads(x):
 def asked_of_what_has_a_history(x):
     y = LINEAR.weight * 2
     made = torch.asarray(y, requires_grad=True)
-    return made, torch.asarray(x * 2, requires_grad=True), made * 2
+    by_name = torch.asarray(obj=y * 3, requires_grad=True)
+    return made, torch.asarray(x * 2, requires_grad=True), made * 2, by_name
 
 
 def other_data(x):
