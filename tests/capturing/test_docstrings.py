@@ -2,7 +2,7 @@
 
 A docstring's examples are one function, whose variables and results are compared with eager's. One
 in sixteen runs by default; `ALL_DOCSTRINGS=1 python -m pytest tests/capturing/test_docstrings.py`
-runs them all (9 minutes). `SKIPPED` says what is left out, and why.
+runs them all (2 minutes). `SKIPPED` says what is left out, and why.
 """
 
 from __future__ import annotations
