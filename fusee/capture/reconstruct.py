@@ -28,6 +28,7 @@ from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, is_scalar, suspended
 from fusee.capture.graph_break import Anew, Lost, is_spent
+from fusee.capture.guards import EqualsMatch
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
@@ -50,9 +51,9 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.sources import IN_C, Source, given_by
+from fusee.capture.sources import IN_C, ResultOf, Source, given_by
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
-from fusee.capture.torch_api import FakeTensor, of_subclass, spent
+from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass, spent
 
 # ---------------------------------------------------------------------------- rebuild
 
@@ -62,6 +63,19 @@ def _of_array(x: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
         # one with a history is left as it is: its memory alone would lose that
         return x if x.requires_grad else torch.from_numpy(x.numpy())
+
+
+def require_normal(world: World, fake: torch.Tensor) -> None:
+    """Know that an input is none of inference mode, which only that mode may write to.
+
+    raises  Lost: it is one, and eager raises
+    """
+    x, origin = world.inputs[id(fake)]
+    with torch._C.DisableTorchFunction():
+        is_one = x.is_inference()
+    if is_one:
+        raise Lost(f"{origin} is of inference mode, and is written to outside of it")
+    world.fact(EqualsMatch, ResultOf(origin, torch.is_inference, "inference mode of "), False)
 
 
 def _resumed(
@@ -229,7 +243,10 @@ class Rebuild:
             raise Lost("a view, made without gradients, of a tensor that requires grad")
         with torch._C.DisableTorchFunction():
             grad = str(x.requires_grad)
-        if getattr(x, "_is_param", False):
+        is_param = getattr(x, "_is_param", False)
+        if self.world.recorder.inference:
+            return self._named(self.call(leaf_of_inference, text, grad, str(is_param)))
+        if is_param:
             return self._named(self.call(torch.nn.Parameter, text, grad))
         return self._named(f"{text}.detach().requires_grad_({grad})")
 
@@ -428,6 +445,8 @@ class Rebuild:
                 f"{self.source.python('object')}.__{'del' if is_gone else 'set'}attr__({given})"
             )
         for x, name, args, kwargs in self.world.recorder.turned:
+            if not torch.is_inference_mode_enabled():
+                require_normal(self.world, x)
             listed = [*map(self.value, args), *(f"{k}={self.value(v)}" for k, v in kwargs.items())]
             self.lines.append(f"{self.value(x)}.{name}({', '.join(listed)})")
         self.lines += self._places

@@ -36,7 +36,6 @@ from fusee.capture.graph_break import (
 )
 from fusee.capture.guards import (
     GONE,
-    EqualsMatch,
     Fact,
     Facts,
     IdMatch,
@@ -47,12 +46,11 @@ from fusee.capture.guards import (
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.policy import Policy
-from fusee.capture.reconstruct import Rebuild, is_error
+from fusee.capture.reconstruct import Rebuild, is_error, require_normal
 from fusee.capture.sources import (
     Held,
     Local,
     Origin,
-    ResultOf,
     Several,
     Source,
     is_buffer,
@@ -248,13 +246,8 @@ class _Attempt:
         with torch._C.DisableTorchFunction():
             written = storages(x for n in nodes for x in written_by(n))
             for node in nodes:
-                if node.op != "placeholder" or not storages([node]) & written:
-                    continue
-                x, origin = self.world.inputs[id(node.meta["example_value"])]
-                if x.is_inference():  # eager raises
-                    raise Lost(f"{origin} is of inference mode, and is written to outside of it")
-                asked = ResultOf(origin, torch.is_inference, "inference mode of ")
-                self.world.fact(EqualsMatch, asked, False)
+                if node.op == "placeholder" and storages([node]) & written:
+                    require_normal(self.world, node.meta["example_value"])
         return changes
 
     def _start(self) -> Frame:

@@ -226,10 +226,11 @@ def _call(
 
 
 def _led_to(error: BaseException) -> list[BaseException]:
-    """An error, its causes and contexts."""
+    """An error, its causes, its contexts and, of a group, the members."""
     found = [error]
     for one in found:
-        others = one.__cause__, one.__context__
+        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        others = one.__cause__, one.__context__, *members
         found += (x for x in others if x is not None and all(x is not y for y in found))
     return found
 

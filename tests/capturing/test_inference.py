@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fusee import api
 from fusee.capture import trace
@@ -89,6 +90,13 @@ def of_gradients_behind_a_break(x: T) -> T:
     return y, z, has_gradients
 
 
+def parameters_of(x: T) -> T:
+    with torch.inference_mode():
+        made = nn.Parameter(torch.ones(3)), nn.Parameter(x * 2), torch.ones(2).requires_grad_()
+        layer = nn.Linear(2, 2)
+    return *made, layer.weight, made[0] * 2
+
+
 def _kinds(found: T) -> list[tuple[bool, bool]]:
     tensors = [x for x in (found if isinstance(found, tuple) else (found,)) if torch.is_tensor(x)]
     return [(x.is_inference(), x.requires_grad) for x in tensors]
@@ -103,7 +111,7 @@ WHOLE = [
 @pytest.mark.parametrize(
     "fn",
     [
-        *WHOLE, before_and_within, breaks_within, of_gradients_behind_a_break,
+        *WHOLE, before_and_within, breaks_within, of_gradients_behind_a_break, parameters_of,
     ],
 )  # fmt: skip
 def test_results_are_of_the_kind_that_eager_gives(fn: Callable[..., Any]) -> None:
@@ -130,6 +138,7 @@ def test_compiled_by_fusee_itself(fn: Callable[..., Any]) -> None:
         lambda x, y: torch.add(y, 1, out=x),
         lambda x, y: (y.mul_(2), x[1:].zero_()),
         lambda x, y: x.view(-1).copy_(y),
+        lambda x, y: (y * 2, x.unsqueeze_(0)),
     ],
 )
 def test_writes_to_inference_tensors_are_refused(program: Any) -> None:
@@ -142,6 +151,29 @@ def test_writes_to_inference_tensors_are_refused(program: Any) -> None:
             compiled(x, torch.ones(3))
         with torch.inference_mode():
             compiled(x, torch.ones(3))
+
+
+def turns(x: T) -> T:
+    with torch.inference_mode(False):
+        x.unsqueeze_(0)
+
+
+def turns_within(x: T) -> T:
+    with torch.inference_mode():
+        x.unsqueeze_(0)
+
+
+def test_what_turns_a_tensor_in_place_may_be_of_inference_mode() -> None:
+    """A call that raises leaves the modes as they were; one within the mode does not raise."""
+    for fn, is_refused in ((turns, True), (turns_within, False)):
+        for call in (fn, api.compile(fn)):
+            with torch.inference_mode():
+                x = torch.ones(3)
+                with pytest.raises(RuntimeError) if is_refused else contextlib.nullcontext():
+                    call(x)
+                assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+            assert torch.is_grad_enabled()
+            assert x.shape == (1, 3)  # what is refused is refused late
 
 
 def test_a_refused_write_takes_a_few_attempts_to_capture(monkeypatch: pytest.MonkeyPatch) -> None:
