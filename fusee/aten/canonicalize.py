@@ -23,7 +23,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Rule, Tracer
 from fusee.fake import on_metas
-from fusee.fake.layouts import is_row_major, suggested_layout
+from fusee.fake.layouts import is_row_major, let_be_filled, suggested_layout
 from fusee.fake.open_sizes import narrowed, selected, within
 from fusee.fake.rules import LAYERS
 from fusee.source import Args, Kwargs, OpRules, overloads
@@ -125,6 +125,7 @@ def _whole(x: torch.Tensor, shape: Sequence[Any]) -> list[Any]:
         return list(x.new_empty(x.shape).view(shape).shape)
     left = list(x.shape)
     rest: list[Any] = []
+    let_be_filled(shape)
     for n in shape:
         twin = next((k for k, size in enumerate(left) if same_ints((size,), (n,))), None)
         if twin is not None:

@@ -439,6 +439,8 @@ class Staged:
             write.add(f"if is_grad_enabled(): refuse({given})")
         write.read_symbols(aten.symbols)
         write.add(*body_lines(aten, steps, name))
+        if aten.mutations:  # what takes errors asks for it: all writes to inputs come last
+            write.names["first_write"] = write.lines.index("    with no_grad():") + 1
         return write.function("body")
 
     def _part(self, part: GraphPart) -> Any:

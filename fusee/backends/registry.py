@@ -68,6 +68,7 @@ class Backend:
               placeholders for them, and each size as an expression over these; None: as
               TorchDynamo gives them, with SymInts and FakeTensors of a ShapeEnv of torch's
     has_backward whether it takes graphs with backward passes in them
+    tells_writes whether an error of a graph shows if an input was written to before
     keeps     whether, with these options, what is captured for it outlives the process
     begin     called with the options when a capture begins, so that files are read meanwhile
     resume    the compiled graph from what another process kept of it, beside the capture, or None:
@@ -86,6 +87,7 @@ class Backend:
     is_named: bool = False
     is_open: bool | None = None
     has_backward: bool = False
+    tells_writes: bool = False
     keeps: Callable[[Any], bool] | None = None
     begin: Callable[[Any], object] | None = None
     resume: Callable[..., CompiledFn | None] | None = None
@@ -301,6 +303,7 @@ def sizes_of(backend: BackendLike) -> dict[str, Any]:
         "with_symbols": is_open is not False, "with_unbacked": is_open is True,
         "as_torch": is_open is None,
         "with_backward": isinstance(found, Backend) and found.has_backward,
+        "tells_writes": isinstance(found, Backend) and found.tells_writes,
     }  # fmt: skip
 
 
@@ -466,6 +469,7 @@ register(
         is_named=True,
         is_open=True,
         has_backward=True,
+        tells_writes=True,
     )
 )
 _engine(
@@ -541,9 +545,18 @@ register(
         "version, 2.8, works with torch 2.8 alone",
     )
 )
-for _name, _run, _help in (
-    ("eager", "run_captured", "the captured graph, run as it is"),
-    ("aot_eager", "run_aten", "the functional ATen graph on eager kernels"),
+for _name, _run, _help, _tells in (
+    ("eager", "run_captured", "the captured graph, run as it is", True),
+    ("aot_eager", "run_aten", "the functional ATen graph on eager kernels", False),
 ):
-    _run_graph = later("fusee.backends.aot_autograd", _run)
-    register(Backend(_name, _run_graph, _help, tags=("debug",), is_open=True, has_backward=True))
+    register(
+        Backend(
+            _name,
+            later("fusee.backends.aot_autograd", _run),
+            _help,
+            tags=("debug",),
+            is_open=True,
+            has_backward=True,
+            tells_writes=_tells,
+        )
+    )

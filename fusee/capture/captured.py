@@ -44,7 +44,9 @@ from fusee.capture.sources import (
     Origin,
     SizeOf,
     Source,
+    in_words,
     looking,
+    size_source,
     variable,
 )
 from fusee.capture.torch_api import MODE_STACK, conditions_of_price, without_function_modes
@@ -173,6 +175,7 @@ class Captured:
     is_plain   whether the graph is all of a function that enters no other one: Python itself would
                take as long to run it as the captured program does
     begun      what is to be taken out of optimizers' states if its first run raises
+    replaced   as Watched has it; `settled`: how much of it the check knows
     """
 
     place: Place
@@ -198,6 +201,8 @@ class Captured:
     is_plain: bool = False
     symbols: Any = None
     begun: list[tuple[dict[Any, Any], torch.Tensor]] = field(default_factory=list)
+    replaced: set[tuple[int, Any]] = field(default_factory=set)
+    settled: int = 0
 
     @contextlib.contextmanager
     def taking_back(self) -> Iterator[None]:
@@ -225,7 +230,9 @@ class Captured:
             kind = SizeRelation if isinstance(value, Relation) else SizeCondition
             self.facts.add(kind, origin, value, functools.partial(str, where))
         with torch._C.DisableTorchFunction():
-            found = compile_check(self.facts, self.place.variables, names, conditions, values)
+            self.settled = len(self.replaced)
+            given = self.facts, self.place.variables, names, conditions, values
+            found = compile_check(*given, self.replaced)
         if not MODE_STACK.length():
             return found
         check, source = found
@@ -331,6 +338,15 @@ class Entry:
     times: dict[str, float] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
 
+    def is_settled(self, values: Values) -> bool:
+        """Whether it is good for these values by a new check, which no longer watches what the
+        program replaces."""
+        captured = self.captured
+        if len(captured.replaced) == captured.settled or captured.facts.first_miss(values):
+            return False
+        self.check, self.check_source = captured.check(values)
+        return self.check(*values.values())
+
 
 @dataclass
 class Site:
@@ -364,7 +380,7 @@ class Site:
     def find(self, values: Values) -> Entry | None:
         given = values.values()
         for entry in self.entries if self.index is None else self.index.candidates(*given):
-            if entry.check(*given):
+            if entry.check(*given) or entry.is_settled(values):
                 return entry
         return None
 
@@ -539,16 +555,18 @@ def compile_check(
     names: dict[str, Any],
     conditions: list[str],
     values: Values,
+    replaced: set[tuple[int, Any]],
 ) -> tuple[Callable[..., bool], Callable[[], str]]:
     """The check as a function of the locals, and what gives its source.
 
     conditions   about global state, with `names` for what they use
     values       the locals, for which all facts hold now
+    replaced     as Watched has it; once it has grown, another check is quicker
     """
     if not available():
         check, text = facts.compile(parameters, names, conditions)
         return check, lambda: text
-    seen, watched, others = Watched(), Facts(kinds=facts.kinds), Facts(kinds=facts.kinds)
+    seen, watched, others = Watched(replaced), Facts(kinds=facts.kinds), Facts(kinds=facts.kinds)
     for fact in facts.rows:
         (watched if fact.watched(seen) else others).rows.append(fact)
     if len(watched.rows) < _FEW:
@@ -761,40 +779,3 @@ class SizeRelation(SizeCondition):
         if self.value.fixes() is None:
             return Fact.remedy(self, found)
         return "do not ask for the number there (a loop over range(), a key), or give it one value"
-
-
-def in_words(a: Size, names: Mapping[Symbol, Any], within: bool = False) -> str:
-    """A size as people write it: `2*x.size(0) % 8`. within: as an operand of something else"""
-    if isinstance(a, int):
-        return str(a)
-
-    def atom(x: Any) -> str:
-        if isinstance(x, Symbol):
-            return str(names.get(x, x))
-        if x.op in ("min", "max"):
-            return f"{x.op}({in_words(x.a, names)}, {in_words(x.b, names)})"
-        text = f"{in_words(x.a, names, True)} {x.op} {in_words(x.b, names, True)}"
-        return f"({text})" if within or a.terms != {(x,): 1} else text
-
-    text = ""
-    for factors, scale in a.terms.items():
-        sign = " - " if scale < 0 else " + "
-        text += sign if text else sign.strip(" +")
-        numbers = [str(abs(scale))] if abs(scale) != 1 or not factors else []
-        text += "*".join([*numbers, *map(atom, factors)])
-    return f"({text})" if within and len(a.terms) > 1 else text
-
-
-def size_source(
-    a: Size,
-    origins: Mapping[Symbol, Origin],
-    source: Source,
-    read: Mapping[Symbol, str] = types.MappingProxyType({}),
-) -> str:
-    """Python for a size, given where its symbols come from; `read`: those that are expressions."""
-    named = {s: Symbol(read.get(s) or source.variable(origins[s])).expr for s in symbols(a)}
-    text = str(substitute(a, named))
-    for name in ("min", "max"):
-        if f"{name}(" in text:
-            text = text.replace(f"{name}(", f"{source.python(name)}(")
-    return text

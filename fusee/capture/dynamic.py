@@ -143,6 +143,7 @@ class Varying:
     with_unbacked the same of sizes that only the data knows; else graphs end at them
     as_torch      whether it gets them as from TorchDynamo, which makes inputs of all symbols
     with_backward whether it takes graphs with backward passes in them
+    tells_writes  whether an error of a graph shows if an input was written to before
     known         by the words of an origin: False for one whose value the program needs
     fixed         words of those that a relation made a constant of in one version
     begun         states of optimizers, and parameters that are in them since they were captured
@@ -157,11 +158,12 @@ class Varying:
         with_unbacked: bool = True,
         as_torch: bool = False,
         with_backward: bool = False,
+        tells_writes: bool = False,
         options: CaptureOptions | None = None,
     ) -> None:
         self.dynamic, self.with_symbols = dynamic, with_symbols
         self.with_unbacked, self.as_torch = with_unbacked, as_torch
-        self.with_backward = with_backward
+        self.with_backward, self.tells_writes = with_backward, tells_writes
         self.options = options or CaptureOptions.parse()
         self.known: dict[str, bool] = {}
         self.fixed: set[str] = set()

@@ -128,7 +128,8 @@ class Anew(BaseException):
     """The capture begins anew, and knows better.
 
     how   "unchecked": a graph that checks what branches rely on changes its inputs, so it can't run
-          again; "parted": one that changes its inputs may raise where the program handles it;
+          again; "parted": one that changes its inputs may raise where the program handles it
+          (behind a change, if the backend tells which came first);
           "between": a backward pass in the graph has used up a part of what its results come from;
           "lent": the program can tell what it was given from what a function with a cache keeps
     """
@@ -214,7 +215,8 @@ class Failing:
     state     that of torch when the piece begins
     changes   the names of its nodes that change its inputs: then its own error is raised, with a
               note, unless it shows that it has changed nothing yet
-    draws     whether it draws random numbers
+    draws     whether it draws random numbers; its inputs are unchanged, or the generators' states
+              from before it are there
     """
 
     eagerly: fx.GraphModule | None
@@ -228,7 +230,7 @@ class Failing:
         self._restore(generators)
         if isinstance(error, FuseeError):
             raise error
-        if self.changes and not self.draws and self._has_changed_nothing(error):
+        if self.changes and (generators or not self.draws) and self._has_changed_nothing(error):
             raise GraphFailed from None
         if self.changes:
             error.add_note(

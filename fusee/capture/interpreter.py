@@ -392,8 +392,12 @@ class Interpreter(Capturing):
         """A place in a sequence: objects are asked for their `__index__`."""
         if type(key) is slice:
             return slice(*map(self._place, (key.start, key.stop, key.step)))
+        if isinstance(key, FakeTensor):  # C code of sequences takes no open number
+            return symbols.value(self.call(torch.Tensor.__index__, key))
         found = ABSENT if is_scalar(key) else ask(self, key, "__index__")
-        return key if found is ABSENT else attributes.by_c(operator.index, "__index__", found)
+        if found is ABSENT:
+            return key
+        return attributes.by_c(operator.index, "__index__", symbols.value(found))
 
     def outside_item(self, container: Any, key: Any) -> Any:
         """An element of a container from outside, guarded alone if possible."""

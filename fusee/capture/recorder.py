@@ -178,8 +178,9 @@ class Recorder(TorchFunctionMode):
         self.is_heard: Callable[[], bool] = lambda: False  # by the program, if a call raises here
         self.expects: Callable[[Any], bool] = lambda x: False  # lets the graph check a relation
         self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
+        self.tells_writes = False  # whether such a call may come before one that writes to inputs
         self.heard: list[Any] = []  # what calls were given that the program hears of, and write
-        self.is_parted = False  # whether the graph may not have both
+        self.is_parted = False  # whether the graph may not have both so
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
         self.unsaved = ""  # why autograd must not save some input
         self.replaced = {x for x in vars(torch.Tensor).values() if is_the_programs(x)}
@@ -467,11 +468,12 @@ class Recorder(TorchFunctionMode):
                 "compile the body of the loop instead of the loop",
             )
         self._finish(node, out)
-        if not self.is_handled and "raises" in effects(node):
-            self.is_handled = self.is_heard()
+        if "raises" in effects(node) and self.is_heard():
+            node.meta["heard"] = self.is_handled = True
         if self.is_parted:
             self.is_changing |= bool(self.writers([node]))
-            if self.is_handled and self.is_changing:
+            is_torn = "heard" in node.meta if self.tells_writes else self.is_handled
+            if is_torn and self.is_changing:
                 raise GraphBreak(
                     "a graph that changes its inputs would raise where the program handles it"
                 )

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from fusee.source import Args
+from fusee.sym import Size, Symbol, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- origin
@@ -519,3 +520,40 @@ def raw_class(kind: type) -> type | None:
     if kind is dict or kind is tuple:
         return kind
     return next((c for c in _CONTAINERS if issubclass(kind, c)), None)
+
+
+def in_words(a: Size, names: Mapping[Symbol, Any], within: bool = False) -> str:
+    """A size as people write it: `2*x.size(0) % 8`. within: as an operand of something else"""
+    if isinstance(a, int):
+        return str(a)
+
+    def atom(x: Any) -> str:
+        if isinstance(x, Symbol):
+            return str(names.get(x, x))
+        if x.op in ("min", "max"):
+            return f"{x.op}({in_words(x.a, names)}, {in_words(x.b, names)})"
+        text = f"{in_words(x.a, names, True)} {x.op} {in_words(x.b, names, True)}"
+        return f"({text})" if within or a.terms != {(x,): 1} else text
+
+    text = ""
+    for factors, scale in a.terms.items():
+        sign = " - " if scale < 0 else " + "
+        text += sign if text else sign.strip(" +")
+        numbers = [str(abs(scale))] if abs(scale) != 1 or not factors else []
+        text += "*".join([*numbers, *map(atom, factors)])
+    return f"({text})" if within and len(a.terms) > 1 else text
+
+
+def size_source(
+    a: Size,
+    origins: Mapping[Symbol, Origin],
+    source: Source,
+    read: Mapping[Symbol, str] = types.MappingProxyType({}),
+) -> str:
+    """Python for a size, given where its symbols come from; `read`: those that are expressions."""
+    named = {s: Symbol(read.get(s) or source.variable(origins[s])).expr for s in symbols(a)}
+    text = str(substitute(a, named))
+    for name in ("min", "max"):
+        if f"{name}(" in text:
+            text = text.replace(f"{name}(", f"{source.python(name)}(")
+    return text

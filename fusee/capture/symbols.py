@@ -26,11 +26,11 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
-from fusee.capture.captured import Condition, Relation, in_words, size_source
+from fusee.capture.captured import Condition, Relation
 from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.guards import TensorFact
-from fusee.capture.sources import Origin, SizeOf, Source, StrideOf
+from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, in_words, size_source
 from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake import fake_of

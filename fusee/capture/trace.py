@@ -151,6 +151,7 @@ class _Attempt:
         self.world = self.machine.world
         self.captured = Captured(place, self.world.facts, conditions, begun=varies.begun)
         self.recorder = self.world.recorder
+        self.recorder.tells_writes = varies.tells_writes
         self.entered = 0
         self.where = ""
         self.whole = 0
@@ -367,11 +368,14 @@ class _Attempt:
         changes = self._guard_writes(nodes)
         if changes and self.machine.checks and not self.machine.policy.is_exporting:
             raise Anew("unchecked")
+        names = [n.name for n in nodes]
+        since = names.index(changes[0]) if changes and self.recorder.tells_writes else 0
+        is_handled = any("heard" in n.meta for n in nodes)
         is_one = not (self.recorder.is_parted or self.machine.policy.is_exporting)
-        if changes and self.recorder.is_handled and is_one:
+        if changes and is_one and any("heard" in n.meta for n in nodes[since:]):
             raise Anew("parted")
         draws = any("draws" in effects(n) for n in nodes)
-        if not changes and draws:
+        if draws and (is_handled or not changes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)
             states = generator_states(is_on_gpu)

@@ -2,8 +2,9 @@
 
 Most facts of a model are about the attributes and parameters of its modules. Where dicts have
 versions (runtime/change_detection.py) all of these together are one call, as long as nothing
-changed. Of a dict that changed the items that facts lead through are looked at; if one of them
-is another object, all facts are, and noted anew. The check of tensors alone is one builtin.
+changed. Of a dict that changed the items that facts lead through are looked at. If one of them is
+another object, and the facts hold, a program replaces it at each call, such as a state: facts about
+it are looked at in each call from then on. The check of tensors alone is one builtin.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import gc
 import itertools
 import types
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,12 +37,15 @@ _A_FLOAT = object()  # stands for any float
 class Watched:
     """What was there when each fact said what it was found through.
 
+    replaced   what is not watched, and grows by what is seen to be other objects though all facts
+               hold: a container's id and a key; None: a list wholly
     _through   by dict: what it holds where facts lead through it, ABSENT included
     _wholly    by dict: its keys, where they are a fact
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replaced: set[tuple[int, Any]]) -> None:
         self.address = 0
+        self.replaced = replaced
         self._forget()
 
     def _forget(self) -> None:
@@ -100,10 +104,14 @@ class Watched:
         self.address = self._watch.address
 
     def look(self) -> bool:
-        """Whether the facts hold, since something that is watched has changed."""
+        """Whether the facts hold, since something that is watched has changed. False, too, when
+        something was replaced."""
         while (k := changed()(self.address)) >= 0:
             if k >= len(self._watch.dicts) or not self._is_as_it_was(self._watch.dicts[k]):
                 if not self._check():
+                    return False
+                if replaced := {*self._others()}:
+                    self.replaced |= replaced
                     return False
                 self._forget()
                 for fact in self._facts:
@@ -115,14 +123,17 @@ class Watched:
 
     def _is_as_it_was(self, names: dict[Any, Any]) -> bool:
         """Whether facts lead to the same objects through a dict as before."""
-        for key, was in self._through[id(names)].items():
-            now = dict.get(names, key, ABSENT)
-            if now is was or (was is _A_FLOAT and type(now) is float):
-                continue
-            if type(now) is not type(was) or type(now) not in _PLAIN or repr(now) != repr(was):
-                return False
+        if not all(_is_like(names, key, was) for key, was in self._through[id(names)].items()):
+            return False
         keys = self._wholly.get(id(names))
         return keys is None or keys == tuple(names)
+
+    def _others(self) -> Iterator[tuple[int, Any]]:
+        """What is another object than before, in containers that are the same ones."""
+        for names in self._watch.dicts:
+            through = self._through[id(names)].items()
+            yield from ((id(names), x) for x, was in through if not _is_like(names, x, was))
+        yield from ((id(some), None) for some in self._watch.changed_lists())
 
     # ---------------------------------------------------------------------- containers
 
@@ -134,7 +145,7 @@ class Watched:
         if type(found) in _DICTS:
             self._dicts[id(found)] = found
             self._through.setdefault(id(found), {})
-        elif type(found) is list:
+        elif type(found) is list and (id(found), None) not in self.replaced:
             self._lists[id(found)] = found
         elif type(found) is not tuple:
             return None
@@ -156,12 +167,20 @@ class Watched:
             found = owner, object.__getattribute__(owner, "__dict__")
             return self._owners.setdefault(id(owner), found)[1]
         of = self._container(origin.of) if isinstance(origin, Item) else None
-        if of is None or not isinstance(origin, Item):
+        if of is None or not isinstance(origin, Item) or (id(of), origin.key) in self.replaced:
             return ABSENT
         if isinstance(of, dict):
             found = self._through[id(of)][origin.key] = dict.get(of, origin.key, ABSENT)
             return found
         return of[origin.key] if origin.key in range(len(of)) else ABSENT
+
+
+def _is_like(names: dict[Any, Any], key: Any, was: Any) -> bool:
+    """Whether an item of a dict is the same object, or an equal number or text."""
+    now = dict.get(names, key, ABSENT)
+    if now is was or (was is _A_FLOAT and type(now) is float):
+        return True
+    return type(now) is type(was) and type(now) in _PLAIN and repr(now) == repr(was)
 
 
 _MOST, _BYTE, _AT, _NO = (1 << 64) - 1, 0xFF, 0, -1

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusee.fake.gradients
 import fusee.fake.open_composites  # noqa: F401  rules of the one, forms of the other
-from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent
+from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent, is_row_major, let_be_filled
 from fusee.fake.open_sizes import (
     GEOMETRIES,
     OPEN_MAKERS,
@@ -60,7 +60,7 @@ from fusee.fake.torch_python import (
 )
 from fusee.source import Args, Kwargs, overload, overloads
 from fusee.sym import only_symbol
-from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
+from fusee.sym.shape_env import ShapeEnv, known_size, wrapped
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- dtypes
@@ -613,13 +613,8 @@ class Twins:
         if self.mode is None and "device" in kwargs:
             kwargs = {**kwargs, "device": _META}
         is_unbacked = self.env is not None and op in UNBACKED
-        if self.env is not None and packet_name(op) in _EXTREMES:
-            # Let a tensor with sizes that only data knows have elements, since eager raises
-            # otherwise.
-            sizes: tuple[Any, ...] = args[0].shape
-            for n in sizes:
-                if type(n) is torch.SymInt and (size := size_of(n)) is not None:
-                    self.env.data.filled(size)
+        if self.env is not None and self.env.data.made:
+            _require_elements(op, args)
         found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
         if found is None:
             with torch._C._DisablePythonDispatcher():
@@ -727,6 +722,25 @@ _NEVER = frozenset("linalg_cross linalg_vector_norm linalg_vecdot linalg_diagona
 _DIVIDE = frozenset(
     "div divide floor_divide floordiv true_divide remainder mod fmod pow ldexp".split()
 )
+# These give of tensors without elements what their rules say, as all that is pointwise does.
+_OF_NOTHING = frozenset(
+    "sum prod any all cumsum _softmax _log_softmax index index_put index_put_ index_select"
+    " index_add index_add_ gather scatter scatter_add scatter_reduce cat stack mm addmm bmm"
+    " embedding clone copy copy_ _to_copy fill full_like zeros_like ones_like empty_like"
+    " rand_like randn_like new_zeros new_ones new_full new_empty repeat flip"
+    " nll_loss_forward".split()
+)
+
+
+def _require_elements(op: Any, args: Args) -> None:
+    """Let sizes that only data knows be no 0 where an operator may refuse tensors without elements,
+    or lay its result out as if there were some."""
+    is_plain = packet_name(op) in _OF_NOTHING or torch.Tag.pointwise in op.tags
+    for x in pytree.tree_leaves(args) if not op.is_view else ():
+        if isinstance(x, torch.Tensor) and not (is_plain and is_row_major(x)):
+            let_be_filled(x.shape)
+
+
 # Without an element there is no result.
 _EXTREMES = frozenset(
     "max min amax amin aminmax argmax argmin mode kthvalue linalg_vector_norm norm".split()

@@ -86,6 +86,13 @@ def broadcast(*shapes: Sizes) -> list[Any]:
 # ---------------------------------------------------------------------------- layouts
 
 
+def let_be_filled(size: Sizes) -> None:
+    """Let those that only data knows be no 0: eager runs where one is."""
+    for n in size:
+        if type(n) is not int and isinstance(n.node, SizeNode):
+            n.node.env.data.filled(n.node.size)
+
+
 def strides(size: Sizes, order: Sequence[int]) -> list[Any]:
     """Strides without gaps of axes in this order, from the outermost in."""
     found: list[Any] = [1] * len(size)
@@ -93,8 +100,8 @@ def strides(size: Sizes, order: Sequence[int]) -> list[Any]:
     for axis in reversed(order):
         found[axis] = step
         n = size[axis]
-        if type(n) is not int and isinstance(n.node, SizeNode):
-            n.node.env.data.filled(n.node.size)
+        if axis != order[0]:  # of which no stride is a multiple
+            let_be_filled((n,))
         step = step * (max(n, 1) if type(n) is int else n)
     return found
 

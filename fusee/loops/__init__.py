@@ -581,6 +581,7 @@ class Extern:
     owns: bool = False  # what it returns shares memory with nothing
     shares: bool = False  # what it returns is memory of its arguments
     apart: bool = False  # it has tensors on another device than loops have
+    must_run: bool = False  # it may raise for what its operands hold, or does more than to compute
     reason: str = ""  # why it is not a loop
     origin: str = ""
 

@@ -249,7 +249,7 @@ class _Fuser:
         self.alone: dict[bool, Group] = {}
         self.last_extern = -1
         self.raises = profile.raises and bool(graph.messages)
-        self.last_check = -1  # position of the last kernel that may raise
+        self.last_check = -1  # position of the last kernel or call that may raise
         self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
         self.writers: dict[Buffer, int] = {}
         for step in self.steps:
@@ -260,6 +260,7 @@ class _Fuser:
         for step in self.steps:
             if isinstance(step, Extern):
                 self.last_extern = len(self.items)
+                self.last_check = self.last_extern if step.must_run else self.last_check
                 self.items.append(step)
                 self._note(step, len(self.items) - 1)
             else:

@@ -115,9 +115,15 @@ class Watch:
         words.append(len(lists))
         for some in lists:
             words += (id(some), len(some), *map(id, some))
-        self._keep = [tensors, lists, [list(some) for some in lists], owners]
+        self._lists, self._elements = lists, [list(some) for some in lists]
+        self._keep = tensors, owners
         self._words = (ctypes.c_uint64 * len(words))(*words)
         self.address = ctypes.addressof(self._words)
+
+    def changed_lists(self) -> list[list[Any]]:
+        """Those that hold other objects."""
+        rows = zip(self._lists, self._elements)
+        return [x for x, was in rows if [*map(id, x)] != [*map(id, was)]]
 
     def note(self, k: int) -> None:
         """What the dict number `k` holds now is what it should."""

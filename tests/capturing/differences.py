@@ -292,7 +292,7 @@ def _variables(module: types.ModuleType) -> dict[str, Any]:
 
 def interpreted(fn: Callable[..., Any]) -> CompiledFunction:
     """Captured, with graphs run as they are."""
-    varying = functools.partial(Varying, with_backward=True)
+    varying = functools.partial(Varying, with_backward=True, tells_writes=True)
     return CompiledFunction(fn, backend, Policy(), varying=varying)  # type: ignore[arg-type]
 
 

@@ -495,6 +495,65 @@ def test_an_error_that_is_handled_beside_a_write_to_an_input(
     same(fn, index, torch.zeros(2), [], breaks=True)
 
 
+def counted(index: T, seen: T, log: T) -> T:
+    try:
+        log.append(index.sum())
+        counts = torch.bincount(index, minlength=4)[:2]
+        seen.mul_(2).add_(counts)
+    except RuntimeError as error:
+        log.append(str(error))
+    return seen + 1
+
+
+def drawn(index: T, seen: T, log: T) -> T:
+    y, z = F.dropout(torch.ones(8)), seen * 2
+    with Told(log):
+        a = torch.linalg.inv(torch.eye(2) * index.sum())
+        seen.add_(z).add_(a[0])
+    return y, seen, torch.rand(2)
+
+
+def looked_up(index: T, seen: T, log: T) -> T:
+    try:
+        part = WEIGHT[index].sum(1)
+    except IndexError:
+        log.append("caught")
+        part = torch.ones(2)
+    finally:
+        log.append("over")
+    seen[:2] += part[:2]
+    return seen.sum()
+
+
+class Told:
+    def __init__(self, log: T) -> None:
+        self.log = log
+
+    def __enter__(self) -> None:
+        self.log.append("entered")
+
+    def __exit__(self, kind: T, *_: T) -> bool:
+        self.log.append(kind and kind.__name__)
+        return True
+
+
+@pytest.mark.parametrize("backend", ["fusee", "eager"])
+@pytest.mark.parametrize("fn", [counted, drawn, looked_up])
+def test_what_may_raise_before_all_writes_to_inputs_is_in_their_graph(
+    fn: Callable[..., Any], backend: str
+) -> None:
+    """Where it raises, all of it runs again in Python: nothing has been written to."""
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    for index in ([0, 1], [0, 0], [-1, 0], [1, 1]):
+        found = []
+        for call in (fn, compiled):
+            torch.manual_seed(0)
+            seen, log = torch.ones(2), []
+            found.append((call(torch.tensor(index), seen, log), seen, str(log)))
+        torch.testing.assert_close(*(row[:2] for row in found))
+        assert found[0][2] == found[1][2]
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -486,6 +486,72 @@ def test_experts_are_two_stages() -> None:
     assert [len(alone) for _, alone in stages] == [3, 0]
 
 
+# ---------------------------------------------------------------------------- nothing is taken
+
+W = torch.linspace(-1, 1, 24).view(6, 4)
+# Of rows that a mask takes, which may be none.
+OF_ROWS: list[Program] = [
+    lambda x: x @ W.t() + 1, lambda x: F.linear(x, W, W[:, 0]).relu(), lambda x: x.t() @ x,
+    lambda x: (x.mean(), x.mean(0), x.mean(1)),
+    lambda x: (x.var(0, correction=0), x.square().sum(0)),
+    lambda x: (x.softmax(0), x.log_softmax(1)), lambda x: x.logsumexp(0), lambda x: x.prod(0),
+    lambda x: F.layer_norm(x, (4,)),
+    lambda x: F.batch_norm(torch.cat([x, W]), None, None, training=True),
+    lambda x: F.group_norm(x, 1).cos(), lambda x: F.rms_norm(x, (4,)), lambda x: F.normalize(x),
+    lambda x: F.cross_entropy(x, (x[:, 0] > 0).long()), lambda x: F.mse_loss(x, x * 2),
+    lambda x: F.binary_cross_entropy_with_logits(x, x.sigmoid()),
+    lambda x: F.nll_loss(x, x[:, 0].long()), lambda x: x.max(), lambda x: x.max(1),
+    lambda x: x.amin(0), lambda x: x.argmax(1), lambda x: x.sort(0), lambda x: x.topk(2),
+    lambda x: x.topk(1, 0), lambda x: x.median(0), lambda x: x.median(), lambda x: x.kthvalue(1, 0),
+    lambda x: x.cumprod(0), lambda x: x.cummax(0), lambda x: x.norm(), lambda x: x.norm(dim=1),
+    lambda x: torch.linalg.vector_norm(x, torch.inf, 1), lambda x: torch.cat([x, x * 2], 1),
+    lambda x: torch.stack([x, x]), lambda x: x.repeat(2, 3),
+    lambda x: torch.einsum("ij,kj->ik", x, W), lambda x: torch.bmm(x[None], W.t()[None]),
+    lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    lambda x: F.embedding(x[:, 0].long(), W), lambda x: W[x[:, 0].long()].sum(0),
+    lambda x: F.conv1d(x[:, None], torch.ones(2, 1, 3)), lambda x: F.max_pool1d(x[:, None], 2),
+    lambda x: F.conv2d(x.view(-1, 1, 2, 2), torch.ones(3, 1, 1, 1)), lambda x: F.pad(x, (1, 2)),
+    lambda x: F.interpolate(x[:, None], scale_factor=2.0), lambda x: F.avg_pool1d(x[:, None], 2),
+    lambda x: torch.cdist(x, W), lambda x: x.quantile(0.5, 0), lambda x: x.flip(0).roll(1, 1),
+    lambda x: torch.zeros(9).scatter_add(0, x[:, 0].long().abs(), x[:, 1]),
+    lambda x: torch.zeros(9, 4).index_add(0, x[:, 0].long().abs(), x),
+    lambda x: x.unflatten(1, (2, 2)), lambda x: torch.bincount(x[:, 0].long().abs(), minlength=3),
+    lambda x: x.view(-1, 2).sum(1), lambda x: x.reshape(-1), lambda x: x.chunk(2, 1),
+    lambda x: x.outer(W[0]) if x.dim() < 2 else x,
+    lambda x: (x.any(0), x.all(1), x.count_nonzero(0)), lambda x: x.gather(1, x.long().abs() % 4),
+    lambda x: torch.where(x > 0.5, x, W[0]), lambda x: x.tril(), lambda x: x.diff(dim=0),
+    lambda x: x.unsqueeze(0).expand(3, -1, -1) * 2, lambda x: F.one_hot(x[:, 0].long().abs(), 5),
+    lambda x: F.gelu(x).bfloat16(), lambda x: torch.searchsorted(W[0], x), lambda x: x.histc(4),
+    lambda x: F.glu(x), lambda x: F.pixel_shuffle(x[:, :, None, None], 2),
+    lambda x: x.T.matmul(x).inverse(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", OF_ROWS)
+@pytest.mark.parametrize("is_training", [False, True])
+def test_none_may_be_taken(program: Program, is_training: bool) -> None:
+    """What eager gives or raises of no rows, and its gradients."""
+
+    def fn(x: Tensor) -> Any:
+        return program((x * 1.5)[x[:, 0] > 0])
+
+    compiled = fusee.compile(fn)
+    for x in data():
+        found = []
+        for run in (fn, compiled):
+            leaf = x.clone().requires_grad_(is_training)
+            try:
+                made = run(leaf)
+                outs = made if isinstance(made, tuple) else (made,)
+                grads = [y.sum() for y in outs if is_training and y.requires_grad]
+                if grads:
+                    sum(grads).backward()
+                found.append((*(y.detach() for y in outs), leaf.grad))
+            except Exception as error:  # noqa: BLE001  # the exception is what is compared
+                found.append((type(error).__name__, str(error).partition("\n")[0]))
+        same(*found)
+
+
 # ---------------------------------------------------------------------------- random programs
 
 # Each takes the tensors so far, of any sizes, and gives one more.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import fusee
+from fusee.capture import watched
 from fusee.capture.entries import live
 from tests.capturing.same import Traced
 from tests.counting import Counting
@@ -513,6 +514,70 @@ def test_a_version_without_gradients_is_none_for_what_was_computed_with_some() -
         w = torch.ones(3, requires_grad=True)
         x = of(w)
         assert compiled(x).requires_grad == x.requires_grad
+
+
+class Stateful(nn.Module):
+    """Replaces what it keeps at each call."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(9))
+        self.mean, self.states = torch.zeros(3), [torch.zeros(3)]
+        self.kept: dict[str, Any] = {"last": None}
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        self.mean = self.mean * 0.5 + x.detach()
+        self.states[0] = self.states[0] + self.mean
+        self.kept["last"] = self.mean
+        self.seen = self.seen + 1
+        return x + self.states[0] * self.seen
+
+
+def test_what_a_program_replaces_at_each_call_is_not_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Facts about it are looked at in each call, and all others as quickly as before."""
+    of = Stateful(), Stateful()
+    of[1].load_state_dict(of[0].state_dict())
+    compiled = fusee.compile(of[1], recompile_limit=100)
+    starts: list[int] = []
+    start = watched.Watched.start
+
+    def counted(*args: Any) -> None:
+        starts.append(1)
+        start(*args)
+
+    monkeypatch.setattr(watched.Watched, "start", counted)
+    x = torch.randn(3)
+    counts: list[int] = []
+
+    def same() -> None:
+        torch.testing.assert_close(compiled(x), of[0](x))
+        counts.append(len(starts))
+
+    for _ in range(8):
+        same()
+    assert counts[-1] == counts[-4]
+    for change in (
+        lambda m: setattr(m, "mean", torch.zeros(3, dtype=torch.float64)),
+        lambda m: m.states.__setitem__(0, torch.ones(2, 3)),
+        lambda m: m.seen.resize_(1).fill_(2),
+        lambda m: m.kept.update(last=3),
+        lambda m: m.kept.update(first=3),
+        lambda m: m.layers[3].weight.requires_grad_(False),
+        lambda m: m.layers.__setitem__(1, nn.Identity()),
+        lambda m: m.states.insert(0, torch.ones(3)),
+        lambda m: setattr(m, "layers", m.layers[:4]),
+    ):
+        for module in of:
+            change(module)
+        for _ in range(3):
+            same()
 
 
 def _with_break(x: Tensor, keys: list[Any], of: dict[Any, dict[str, Tensor]]) -> Tensor:

@@ -83,11 +83,12 @@ def extern(
     reason: str,
     writes_inputs: bool = False,
     apart: bool = False,
+    must_run: bool = False,
 ) -> list[Tensor | None]:
     """Append the call; its results as tensors. Tensors among its arguments are `Laid`.
 
     writes_inputs   the graph writes to inputs, in an order that knows nothing of views of them
-    apart           as Extern's
+    apart           as Extern's, must_run too
     """
     images = layout == "channels_last"
     given = tuple(_argument(lowering, arg, images, spec.exact) for arg in args)
@@ -118,6 +119,7 @@ def extern(
         owns=spec.owns,
         shares=shares,
         apart=apart,
+        must_run=must_run,
     )
     return [None if buffer is None else lowering.whole(buffer) for buffer in buffers]
 
@@ -586,6 +588,7 @@ class GraphLowering:
             reason or "",
             writes_inputs=bool(self.writes),
             apart=self._elsewhere(node) is not None,
+            must_run=self.must_run(node),
         )
 
     def _opaque(self, node: fx.Node) -> str | None:
