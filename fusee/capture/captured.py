@@ -273,6 +273,11 @@ class Captured:
         """Whether it ends where the program raises."""
         return self.stop is not None and self.stop.raises
 
+    @property
+    def is_once(self) -> bool:
+        """Whether it ends where the next call need not."""
+        return self.stop is not None and self.stop.once
+
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         """The modes of torch in which the graph runs, for a backend that asks for them."""
@@ -356,6 +361,7 @@ class Site:
     index    finds them, if they are many
     quick    the first one's, and run
     is_last  whether the one with symbols was made that comes after the limit
+    is_passed  whether one that ends for what happens once was left out
     missed   what the last call without an entry missed, and what was there
     steps    for how many such calls in a row that was one more
     growing  the fact that such calls missed
@@ -369,6 +375,7 @@ class Site:
     is_full: bool = False
     is_last: bool = False
     is_met: bool = False
+    is_passed: bool = False
     missed: tuple[_Key, Any] | None = None
     steps: int = 0
     growing: Fact | None = None
@@ -385,6 +392,9 @@ class Site:
         return None
 
     def add(self, entry: Entry) -> None:
+        if entry.captured.is_once and not self.is_passed:
+            self.is_passed = True  # the next call is captured anew
+            return
         self.entries.append(entry)
         self.quick, self.run = self.entries[0].quick, self.entries[0].run
         if len(self.entries) > FEW:
@@ -394,7 +404,7 @@ class Site:
     def clear(self) -> None:
         self.entries.clear()
         self.index = self.quick = self.run = None
-        self.is_full = self.is_last = self.is_met = False
+        self.is_full = self.is_last = self.is_met = self.is_passed = False
         self.missed, self.steps, self.growing = None, 0, None
 
     def count(self, values: Values, limit: int) -> int:
@@ -574,7 +584,7 @@ def compile_check(
     fresh = _fresh(others, [*facts.rows], values)
     whole = functools.cache(functools.partial(watched.compile, [], {}, []))
     if watched.rows:
-        seen.start(watched.rows, lambda: whole()[0]())
+        seen.start(watched.rows, lambda: whole()[0](), functools.partial(_first_missed, watched))
         names = {**names, "_changed": changed(), "_watched": seen}
         conditions = [*conditions, "_changed(_watched.address) < 0 or _watched.look()"]
     if fresh is not None:
@@ -589,6 +599,13 @@ def compile_check(
         return "\n".join([text, *listed, "# _watched.look():", looked])
 
     return check, source
+
+
+def _first_missed(watched: Facts) -> Callable[[], bool]:
+    """The check of the first fact that does not hold now."""
+    found = watched.first_miss({})
+    missed = Facts(rows=[found[0]] if found else [], kinds=watched.kinds)
+    return missed.compile([], {}, [])[0]
 
 
 # Those of `state_conditions` that a quick check can ask, and the value that each tells of.

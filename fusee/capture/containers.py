@@ -16,6 +16,7 @@ import inspect
 import itertools
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -448,7 +449,16 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     before, said = m.world.changes(), len(m.world.later)
     graph, given = m.world.recorder.graph, (*args, *kwargs.values())
     known = {*graph.nodes}
-    result = m.call(m.world.slot(function, "__wrapped__"), *args, **kwargs)
+    if function in _ENDING and not kwargs and _has_kept(function, args):
+        found = [_before(m, x) for x in args]
+        if (origin := m.world.origin(function)) is not None and all(found):
+            return _kept(m, function, origin, args, (), found)
+    try:
+        result = m.call(m.world.slot(function, "__wrapped__"), *args, **kwargs)
+    except GraphBreak as ending:
+        _ENDING.add(function)
+        ending.once = True  # the next call may find what Python's call keeps
+        raise
     is_found = is_named(result) and m.world.origin(result) is not None  # and not made anew
     is_number = is_scalar(result) or symbols.is_open(result)
     if m.world.changes() == before and (is_number or is_found):
@@ -466,13 +476,38 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     is_changed = any(node.target in STATE_SWITCHES for node in known)
     is_changed |= bool(m.world.recorder.writers(known))
     if not all(found) or (is_changed and not all(map(is_scalar, given))):
-        raise GraphBreak("a function under lru_cache is given what no call before the graph can be")
+        why = "a function under lru_cache is given what no call before the graph can be"
+        raise GraphBreak(why, once=True)
+    return _kept(m, function, origin, given, tuple(kwargs), found)
+
+
+# Functions with a cache whose own code ends graphs: what they keep is asked for first.
+_ENDING: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _has_kept(function: Any, args: Args) -> bool:
+    """Whether a function with a cache keeps what it gave for these; its code is not run.
+
+    source   Modules/_functoolsmodule.c (lru_cache_make_key)
+    """
+    by_identity: Any = object.__hash__
+    if not all(is_scalar(x) or type(x).__hash__ is by_identity for x in args):
+        return False
+    found = (x for x in gc.get_referents(function) if type(x) is dict and x is not vars(function))
+    key = args[0] if len(args) == 1 and type(args[0]) in (int, str) else args
+    return key in next(found, ())
+
+
+def _kept(
+    m: Capturing, function: Any, origin: Any, given: Args, names: tuple[str, ...], found: Any
+) -> Any:
+    """What a function with a cache keeps for arguments, which are `found` before the graph."""
     m.world.passing.append("what a function keeps")
     objects, places = zip((function, origin), *found)
     key = ((x if is_scalar(x) else id(x), type(x)) for x in given)
-    asked = _Asked(tuple(kwargs))
+    asked = _Asked(names)
     keyed = ResultOf(Several(places), asked, "what is kept: ")
-    place = m.world.kept_by(function, keyed, tuple(kwargs), *key)
+    place = m.world.kept_by(function, keyed, names, *key)
     kept = run_for_real(asked.call, objects)
     open_sizes = {x.node.hint for x in given if symbols.is_open(x)}
     for k, part in enumerate(kept if type(kept) is tuple else (kept,)):

@@ -528,7 +528,7 @@ class CompiledFunction:
         if self.guard_filter is not None:
             captured.facts.keep(self.guard_filter, values)
         check, check_source = captured.check(values)
-        if keeper is not None and known is None:
+        if keeper is not None and known is None and not captured.is_once:
             keeper.keep(captured, compiled, values, self.policy, self.varies)
         if (found := captured.symbols) is not None:
             log.publish("dynamic", self.name, lambda: "\n".join(found.told()))

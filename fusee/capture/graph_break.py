@@ -41,19 +41,26 @@ class GraphBreak(BaseException):
     remedy   what the user can do about it
     where    the user's line, `file.py:41 in step`, once it is known
     raises   whether Python is to raise an error of the program's there
+    once     whether the next call need not end there: Python has filled a cache
     is_error what error_on_graph_break said there; None if nothing was said
     memory   the node that made the memory which the call there sees, beyond its tensor's elements
     within   where captures of the functions that are called there by themselves will end; see Ends
     """
 
     def __init__(
-        self, reason: str, remedy: str = "", where: str = "", *, raises: bool = False
+        self,
+        reason: str,
+        remedy: str = "",
+        where: str = "",
+        *,
+        raises: bool = False,
+        once: bool = False,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.remedy = remedy
         self.where = where
-        self.raises = raises
+        self.raises, self.once = raises, once
         self.is_error: bool | None = None
         self.memory = ""
         self.within: Ends = ()

@@ -394,7 +394,8 @@ class _Attempt:
 
     def _inputs(self, graph: fx.GraphModule, source: Source) -> list[str]:
         """Sources of the graph's inputs."""
-        inputs = []
+        mirrors = self.world.mirrors.values()
+        inputs, replaced = [], {f"{m.origin}[{key!r}]" for m in mirrors for key in m.writes}
         for node in graph.graph.find_nodes(op="placeholder"):
             if is_open(fake := node.meta["example_value"]):
                 self.captured.inputs.append(origin := self.world.symbols.origin(fake))
@@ -411,7 +412,8 @@ class _Attempt:
                     if value(lies, is_fixed=False) != (tuple(real.shape), real.stride()):
                         raise Lost("the layout of a subclass' instance changes in place")
             self.captured.examples.append(real)
-            node.meta["is_buffer"] = is_buffer(origin)
+            # from one that is another tensor in each call nothing is derived
+            node.meta["is_buffer"] = is_buffer(origin) and str(origin) not in replaced
         return inputs
 
     def _state(self, rebuild: Rebuild, stop: GraphBreak | None = None) -> str:

@@ -94,9 +94,16 @@ class Watched:
 
     # ---------------------------------------------------------------------- changes
 
-    def start(self, facts: Sequence[Any], check: Callable[[], bool]) -> None:
-        """Begin to watch. The facts hold now; `check` looks at all of them."""
-        self._facts, self._check, self._objects = facts, check, {}
+    def start(
+        self,
+        facts: Sequence[Any],
+        check: Callable[[], bool],
+        missed: Callable[[], Callable[[], bool]],
+    ) -> None:
+        """Begin to watch. The facts hold now; `check` looks at all of them, and what `missed` gives
+        at the first that does not hold."""
+        self._facts, self._check, self._missed, self._objects = facts, check, missed, {}
+        self._may_hold: Callable[[], bool] | None = None
         dicts, lists, owners = (
             [*some.values()] for some in (self._dicts, self._lists, self._owners)
         )
@@ -106,9 +113,12 @@ class Watched:
     def look(self) -> bool:
         """Whether the facts hold, since something that is watched has changed. False, too, when
         something was replaced."""
+        if self._may_hold is not None and not self._may_hold():
+            return False  # what it missed the last time is still missing
         while (k := changed()(self.address)) >= 0:
             if k >= len(self._watch.dicts) or not self._is_as_it_was(self._watch.dicts[k]):
                 if not self._check():
+                    self._may_hold = self._missed()
                     return False
                 if replaced := {*self._others()}:
                     self.replaced |= replaced
@@ -116,7 +126,7 @@ class Watched:
                 self._forget()
                 for fact in self._facts:
                     fact.watched(self)
-                self.start(self._facts, self._check)
+                self.start(self._facts, self._check, self._missed)
                 return True
             self._watch.note(k)
         return True

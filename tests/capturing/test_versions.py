@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import os
 import random
 import time
 import warnings
@@ -705,3 +706,35 @@ def test_an_argument_that_nothing_reads_is_no_fact(fn: Callable[..., Any], is_re
     for of in ("a", "bc", "d", "", "efg", "h"):
         assert str(traced(X, of)) == str(fn(X, of))
     assert (traced.entries > 2) is is_read
+
+
+@functools.lru_cache
+def _is_there(path: str) -> bool:
+    return os.path.exists(path)
+
+
+def test_a_cache_that_python_has_filled_ends_no_graph() -> None:
+    """The piece that ends there is none for later calls, even of the same values."""
+
+    def program(x: Tensor) -> Tensor:
+        y = x.sin()
+        return y * 2 if _is_there(__file__) else y
+
+    compiled = fusee.compile(program)
+    for _ in range(3):
+        assert torch.equal(compiled(X), X.sin() * 2)
+    (one,) = [one for one in live if one.call is compiled]
+    assert [entry.captured.stop for entry in one.start.entries] == [None]
+
+
+def test_a_cache_that_stays_empty_ends_graphs() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x.sin()
+        _is_there.cache_clear()
+        return y * 2 if _is_there(__file__) else y
+
+    compiled = fusee.compile(program)
+    for _ in range(4):
+        assert torch.equal(compiled(X), X.sin() * 2)
+    (one,) = [one for one in live if one.call is compiled]
+    assert len(one.start.entries) == 1
