@@ -549,6 +549,14 @@ def before_graph(world: Any, function: Callable[..., Any], *operands: Any) -> An
     return made
 
 
+def may_be_open(function: Callable[..., Any], by: Any) -> bool:
+    """Whether an operator beside a Number takes an open number as it is: one that never raises, or
+    a quotient by what the graph computes."""
+    if function is operator.truediv and type(by) is Number:
+        return _computation(operator.pos, (by,)) is None
+    return function not in _BEFORE
+
+
 def _computation(function: Any, operands: Args) -> tuple[Computation, list[Number]] | None:
     """The steps from numbers from outside to a function of what was made of them."""
     row, order = [Number(None, frozenset(), made=(function, *operands))], []

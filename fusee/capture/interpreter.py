@@ -27,7 +27,15 @@ from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.builtins import handled
 from fusee.capture.bytecode import Bytecode, passed, without_ours
 from fusee.capture.calls import call
-from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, before_graph, compute
+from fusee.capture.dynamic import (
+    VALUES,
+    Computed,
+    Number,
+    asked_by_c,
+    before_graph,
+    compute,
+    may_be_open,
+)
 from fusee.capture.effects import effects
 from fusee.capture.frame import (
     ABSENT,
@@ -176,6 +184,8 @@ class Interpreter(Capturing):
             if type(right) is not tuple or type(left) is tuple:  # else `%` shows what it holds
                 return function(left, right)
         if type(left) is Number or type(right) is Number:
+            if may_be_open(made_by, right):
+                left, right = self._number(left), self._number(right)
             left, right = symbols.value(left), symbols.value(right)
             if (found := before_graph(self.world, made_by, left, right)) is not None:
                 return found
@@ -207,6 +217,15 @@ class Interpreter(Capturing):
             plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
         result = asked_by_c(self.world.recorder, function, plain_left, plain_right)
         return left if result is plain_left and in_place else result
+
+    def _number(self, x: Any) -> Any:
+        """An operand beside a Number: an open number, which has a value, is one without."""
+        if type(x) not in (torch.SymInt, torch.SymFloat):
+            return x
+        recorder = self.world.recorder
+        kind = int if type(x) is torch.SymInt else float
+        made = operator.pos, x
+        return Number(lambda: recorder.node_of(x), self.world.symbols.words(x), kind, made)
 
     def _in_turn(self, first: Any, second: Any) -> list[Any]:
         """Which operand is asked first: the right one if its class derives from the left one's."""

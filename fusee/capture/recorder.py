@@ -571,6 +571,11 @@ class Recorder(TorchFunctionMode):
             return self.symbols.node(x, self.graph, self._symbol)
         return argument(printable(x), name, self.graph)
 
+    def node_of(self, x: Any) -> fx.Node:
+        """What gives an open number in the graph."""
+        found: fx.Node = self.symbols.node(x, self.graph, self._symbol)
+        return found
+
     def check(self, holds: Any) -> None:
         """Let the graph raise where a relation of sizes that only data knows does not hold."""
         node = self.symbols.comparison(holds.node, self.graph, self._symbol)

@@ -451,9 +451,9 @@ class Symbols:
         sizes = (size_of(n) for n in numbers if type(n) is torch.SymInt)
         return [*dict.fromkeys(s for a in sizes if a is not None for s in symbols(a))]
 
-    def unbacked(self, x: Any) -> list[Symbol]:
-        """The symbols that are to be read for an open number after the graph."""
-        left, sizes = [x.node], []
+    def _sizes(self, x: Any) -> list[Size]:
+        """What an open number is computed from."""
+        left, sizes = [x.node], list[Size]()
         while left:
             node = left.pop()
             if isinstance(node, FloatNode):
@@ -462,8 +462,12 @@ class Symbols:
                 sizes.append(self.env.simplified(node.size))
             else:
                 sizes += [node.a, node.b] if node.op else []
+        return sizes
+
+    def unbacked(self, x: Any) -> list[Symbol]:
+        """The symbols that are to be read for an open number after the graph."""
         made = self.env.data.made
-        return [s for s in dict.fromkeys(self.env.data.of(*sizes)) if s in made]
+        return [s for s in dict.fromkeys(self.env.data.of(*self._sizes(x))) if s in made]
 
     def written(self) -> tuple[Any, ...]:
         """What is left of a capture that is over, as values; `read` makes these again."""
@@ -487,6 +491,11 @@ class Symbols:
         """Where an open number is from; None for one that was computed."""
         symbol = only_symbol(size_of(x)) if type(x) is torch.SymInt else None
         return None if symbol is None else self.origins.get(symbol)
+
+    def words(self, x: Any) -> frozenset[str]:
+        """The numbers from outside that an open number is computed from, in words."""
+        found = (self.origins.get(s) for a in self._sizes(x) for s in symbols(a))
+        return frozenset(map(str, filter(None, found)))
 
     def origin(self, x: Any) -> Origin:
         """Where the symbol comes from that an open number is."""

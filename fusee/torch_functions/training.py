@@ -284,11 +284,11 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
         raise GraphBreak("a function mode hears what an optimizer makes at its first step")
     state = m.world.mirror(m.attribute(optimizer, "state"))
     params = m.items(m.subscript(group, "params"))
-    mirrors = [state, m.world.mirror(group)]
-    mirrors += [x for at in map(id, state.obj.values()) if (x := m.world.mirrors.get(at))]
-    if any(x.is_changed() for x in mirrors):
+    settings = m.world.mirror(group)
+    mirrors = [state, *(x for at in map(id, state.obj.values()) if (x := m.world.mirrors.get(at)))]
+    if any(x.is_changed() for x in mirrors) or not _is_paced(settings):
         raise GraphBreak("an optimizer steps after its state was replaced")
-    own = mirrors[1].obj
+    own = settings.obj
     if dict.get(own, "capturable") is False and all(
         param.device.type in _GPUS and param not in state.obj for param in own["params"]
     ):
@@ -306,6 +306,15 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
             raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
         given.extend(known.get(id(x), x) for x in found)
     return result
+
+
+def _is_paced(group: Mirror) -> bool:
+    """Whether the program has written no more to a group than a learning rate that is a number,
+    of which `_init_group` reads nothing."""
+    was = group.obj if group.before is None else group.before
+    now = {**was, **group.writes} if group.copy is None else group.copy
+    changed = [key for key in {**was, **now} if now.get(key, ABSENT) is not was.get(key, ABSENT)]
+    return set(changed) <= {"lr"} and not isinstance(now.get("lr"), torch.Tensor)
 
 
 _GPUS = {"cuda"}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fusee
+from fusee.capture.entries import live
 from tests.capturing.same import Traced
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -348,6 +349,67 @@ def test_the_step_alone_is_one_graph() -> None:
     assert len(traced.graphs) == 1 and traced.entries == 1
     for ours, theirs in zip(*(model.parameters() for model in networks), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+RATES: list[Callable[[int], float]] = [
+    lambda n: 0.1 * 0.9**n,
+    lambda n: 0.1 * min(n / 4, 1.0),
+    lambda n: 0.05 * (1 + math.cos(math.pi * n / 10)),
+    lambda n: 0.1 / math.sqrt(n),
+]
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_rate_that_the_program_computes_for_each_step(
+    kind: Callable[..., torch.optim.Optimizer], rate: Callable[[int], float]
+) -> None:
+    """It is set within the step that uses it."""
+
+    def training(model: nn.Module) -> Callable[[], Tensor]:
+        optimizer, count = kind(model.parameters(), lr=0.5), {"steps": 0}
+
+        def step() -> Tensor:
+            count["steps"] += 1
+            for group in optimizer.param_groups:
+                group["lr"] = rate(count["steps"])
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    models = network(), network()
+    models[1].load_state_dict(models[0].state_dict())
+    steps = [training(model) for model in models]
+    compiled = fusee.compile(steps[1])
+    for _ in range(12):
+        torch.testing.assert_close(compiled(), steps[0]())
+    (one,) = [one for one in live if one.call is compiled]
+    stops = [entry.captured.stop for entry in one.start.entries]
+    assert len(stops) <= 5 and not any(stops), stops
+
+
+def test_a_group_that_the_program_changes_further() -> None:
+    models = network(), network()
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+
+    def step(k: int, momentum: float) -> None:
+        (group,) = optimizers[k].param_groups
+        group["momentum"], group["lr"] = momentum, momentum / 10
+        optimizers[k].zero_grad()
+        models[k](torch.ones(2, 4)).square().sum().backward()
+        optimizers[k].step()
+
+    compiled = fusee.compile(step)
+    for momentum in (0.0, 0.9, 0.9, 0.5, 0.0):
+        step(0, momentum)
+        compiled(1, momentum)
+        for one, other in zip(*(model.parameters() for model in models), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 # ------------------------------------------------------------------------------ gradients
