@@ -360,7 +360,7 @@ class _ChunkWriter:
         return new_call(self.graph, op, args, kwargs, meta)
 
     def _constant(self, x: Tensor, like: fx.Node) -> fx.Node:
-        key = x.dtype, x.numpy().tobytes()
+        key = x.dtype, tuple(x.flatten().view(torch.uint8).tolist())
         if key not in self.taken:
             device = like.meta.get("device") or torch.device("cpu")
             name = f"_constant{len(self.constants)}"
@@ -398,7 +398,7 @@ class _ChunkWriter:
 
     def _part(self, x: fx.Node, rows: Tensor, has_columns: bool, like: fx.Node) -> fx.Node:
         """What the graph has for such rows, at those of the chunk."""
-        key = x, has_columns, rows.shape, rows.numpy().tobytes()
+        key = x, has_columns, rows.shape, tuple(rows.flatten().tolist())
         marks, self.marks = self.marks, {}
         if key not in self.taken:
             y = x

@@ -40,7 +40,7 @@ from fusee.backends.report import (
     situation,
 )
 from fusee.runtime import jit
-from fusee.runtime.cache import Blobs, Sidecar, code_salt, content_key
+from fusee.runtime.cache import Blobs, Sidecar, bytes_of, code_salt, content_key
 from fusee.source import define
 
 # ---------------------------------------------------------------------------- resumed
@@ -255,7 +255,7 @@ class Ahead:
         self.lock = threading.Lock()
         self.used: list[str] = []
         text = blobs.read(index, tell=False)
-        words = "" if text is None else text.numpy().tobytes().decode("ascii", "replace")
+        words = "" if text is None else bytes_of(text).tobytes().decode("ascii", "replace")
         self.expected = list(dict.fromkeys(re.findall(r"^[0-9a-f]{40}$", words, re.M)))
         # The first keys whose models fit: each takes its blob's memory, and packs it in as much
         left = _available_bytes() // 4

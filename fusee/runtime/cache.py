@@ -8,6 +8,7 @@ code that other users may write to is refused, since its files are run.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import json
@@ -52,12 +53,18 @@ _KEEP = 0.8
 _SCAN_EVERY = 64
 
 
+def bytes_of(x: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU, while that lives. Needs no NumPy."""
+    return memoryview((ctypes.c_ubyte * x.nbytes).from_address(x.data_ptr()))
+
+
 def content_key(*parts: str | bytes | Tensor | None) -> str:
     """A name for all that decides what an entry holds: texts, and tensors with their geometry.
 
     Tensors are digested in pieces side by side; SHA-256, for which processors have instructions.
     """
     pieces: list[bytes | memoryview] = []
+    kept: list[Tensor] = []  # for as long as their bytes are read
     for part in parts:
         if not isinstance(part, Tensor):
             pieces.append(part if isinstance(part, bytes) else str(part).encode())
@@ -65,7 +72,8 @@ def content_key(*parts: str | bytes | Tensor | None) -> str:
         x = part.detach()
         pieces.append(f"{x.dtype} {tuple(x.shape)} {tuple(x.stride())}".encode())
         if x.numel():
-            content = x.contiguous().view(-1).view(torch.uint8).numpy().data
+            kept.append(x := x.contiguous())
+            content = bytes_of(x)
             pieces += (content[k : k + _PIECE] for k in range(0, len(content), _PIECE))
     digests = None
     if any(isinstance(part, Tensor) for part in parts):
@@ -141,8 +149,8 @@ class FileStore:
             header = file.read(_HEADER.size)
             size = os.fstat(file.fileno()).st_size - len(header)
             content = torch.empty(size, dtype=torch.uint8)
-            count = file.readinto(content.numpy().data)
-        is_whole = count == size and header == _header(key, content.numpy().data)
+            count = file.readinto(bytes_of(content))
+        is_whole = count == size and header == _header(key, bytes_of(content))
         return content if is_whole else None
 
     def save(self, key: str, content: bytes) -> None:
@@ -214,7 +222,7 @@ class ObjectCache(FileStore):
             if time.time() - path.stat().st_mtime > _TOUCH_SECONDS:
                 os.utime(path)
         self.used[key] = None
-        return content.numpy().tobytes()
+        return bytes_of(content).tobytes()
 
     def put(self, key: str, code: bytes) -> None:
         """Keep an entry."""

@@ -150,8 +150,6 @@ def _operators() -> None:
         setattr(Array, f"__{name}__", Array._need)
 
 
-_operators()
-
 # ------------------------------------------------------------------------------ calls
 
 # Where torch._numpy gives other values than NumPy for some operands, which no shadow shows, or
@@ -337,7 +335,7 @@ def _of_tensor(m: Capturing, name: str, x: Any) -> Any:
 
 
 # Functions that look at a tensor as an array and give an array; others leave it to torch.
-_OF_TENSORS = (
+_OF_TENSORS = () if np is None else (
     np.array, np.asarray, np.ascontiguousarray, np.empty_like, np.full_like, np.ones_like,
     np.zeros_like, np.concatenate, np.hstack, np.stack, np.vstack, np.sort,
 )  # fmt: skip
@@ -688,6 +686,7 @@ def _enter_errstate(m: Capturing, manager: Any) -> None:
 
 
 def _register() -> None:
+    _operators()
     functions = types.FunctionType, types.BuiltinFunctionType
     scalars = set(np.sctypeDict.values())
     found: list[Any] = [
