@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fusee import __version__
 from fusee.debug import run_script
 from fusee.errors import nearest
 from fusee.installed import install
@@ -15,6 +16,7 @@ from fusee.installed import install
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status. 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m fusee", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"fusee {__version__}")
     command = parser.add_subparsers(metavar="command", required=True).add_parser(
         "explain",
         help="run a script and write a page on what it compiles",
@@ -24,13 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         " graphs, times. The exit status is the script's.",
     )
     command.add_argument("-o", metavar="PAGE", type=Path, help="SCRIPT.explain.html unless given")
-    command.add_argument("script", type=Path)
+    command.add_argument("script", type=Path, nargs="?", help="what `python` would run")
     command.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
         help="the script's; a last `-o PAGE` is ours, unless one came before the script",
     )
     given = parser.parse_args(arguments)
+    if given.script is None:
+        command.error("which script? python -m fusee explain script.py")
     rest: list[str] = given.arguments
     if given.o is None and len(rest) >= 2 and rest[-2] == "-o":
         given.o, rest = Path(rest[-1]), rest[:-2]

@@ -40,7 +40,16 @@ from fusee.capture.torch_api import (
     set_compiled_call,
 )
 from fusee.config import CaptureOptions, Knob, knobs, taken
-from fusee.errors import FuseeWarning, GraphBreakError, OptionError, nearest, source_line, warn
+from fusee.errors import (
+    FuseeWarning,
+    GraphBreakError,
+    OptionError,
+    choices,
+    nearest,
+    source_line,
+    telling,
+    warn,
+)
 
 __all__ = ["Compiler", "compile", "compile_in_place", "report"]
 
@@ -94,6 +103,7 @@ class Arguments(TypedDict, total=False):
 def compile(model: F, **arguments: Unpack[Arguments]) -> F: ...
 @overload
 def compile(model: None = None, **arguments: Unpack[Arguments]) -> Callable[[F], F]: ...
+@telling
 def compile(
     model: Any = None,
     *,
@@ -197,11 +207,12 @@ class Compiler:
         self.chosen = CaptureOptions.parse(own)
         known = registry.known_options(self.backend)
         for option in given:
-            close = nearest(option, _OWN_OPTIONS)
-            if known and option not in known and close:
+            is_all = "threads" in known  # an engine's own options wait for its import
+            if known and option not in known and (is_all or nearest(option, _OWN_OPTIONS)):
                 raise OptionError(
-                    f"option {option}={given[option]!r} is not an option; try {close!r}",
-                    remedy=f"options of fusee.compile itself: {', '.join(_OWN_OPTIONS)}",
+                    f"the option {option!r} does not exist"
+                    + (" for backend='fusee'" if is_all else ""),
+                    remedy=choices(option, (*known, *_OWN_OPTIONS), "known options"),
                 )
         if self.name and "name" in known:
             given.setdefault("name", self.name)
@@ -240,6 +251,8 @@ class Compiler:
 
     def __call__(self, model: Any) -> Any:
         """`model`, compiled."""
+        if isinstance(model, (classmethod, staticmethod)):
+            return type(model)(self(model.__func__))
         model = innermost(model)
         if isinstance(model, torch.jit.ScriptModule):
             self._refuse(f"{type(model).__name__} is TorchScript, and has no Python to capture", "")
@@ -248,11 +261,6 @@ class Compiler:
             return _wrapped(model, self)
         if isinstance(model, type):
             return self._class(model)
-        if not callable(model):
-            raise OptionError(
-                f"what is no callable cannot be compiled: {type(model).__name__}",
-                remedy="give a function, a method, an nn.Module or another callable",
-            )
         function, before = target_of(model)
         skips = is_skipped(function)
         if "_torchdynamo_disable" in function.__dict__ and not skips:

@@ -105,8 +105,9 @@ class Knob(NamedTuple):
             return word if self.choices else text
         if self.type is Path:
             return Path(text).expanduser()
+        values = "1 or 0" if self.type is bool else self.values
         raise SettingError(
-            f"{self.env}={text!r} is not of type {self.values}",
+            f"{self.env} takes {values}, not {text!r}",
             remedy=f"unset it for the default, {self.default!r}: {self.help}",
         )
 
@@ -152,7 +153,7 @@ def taken(
     for name in given:
         if name not in known:
             raise OptionError(
-                f"an {what} named {name!r} does not exist",
+                f"the {what} {name!r} does not exist",
                 remedy=choices(name, known, f"known {what}s"),
             )
     return {name: known[name].taken(value, what) for name, value in given.items()}

@@ -24,8 +24,8 @@
 
 Each message has one layout; lines that have nothing to say are left out:
 
-    an option named 'treads' does not exist
-      train.py:41 in step:   step = torch.compile(step, backend="fusee", options=...)
+    the option 'treads' does not exist for backend='fusee'
+      train.py:41 in main:   step = fusee.compile(step, options={"treads": 2})
       did    stopped before compiling
       try    'threads'; known options: ...
       more   docs/errors.md#option-error
@@ -36,12 +36,16 @@ from __future__ import annotations
 import difflib
 import functools
 import linecache
+import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, TypeVar
 
 _DOCS = "docs/errors.md"
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>.*)'
 )
@@ -218,20 +222,61 @@ class CacheWarning(FuseeWarning):
     """The cache on disk cannot be used; the call goes on without it."""
 
 
-# Packages and generated code whose frames are never the user's.
-_INNER = ("fusee", "torch")
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Packages and generated code whose frames are never the user's, and what they are decorated with.
+_INNER = ("fusee", "torch", "contextlib", "functools")
 _GENERATED = ("<fusee ", "<entrance of ")
+
+
+def _is_inner(frame: FrameType) -> bool:
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return package in _INNER or frame.f_code.co_filename.startswith(_GENERATED)
+
+
+def _program() -> tuple[FrameType, int]:
+    """The program's frame that called torch or Fusee, and how far up it is."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _is_inner(frame):
+        frame, level = frame.f_back, level + 1
+    return frame, level
 
 
 def warn(kind: type[FuseeWarning], what: str, **more: str | None) -> None:
     """Warn at the program's line that called torch or Fusee; `more` as FuseeWarning takes it."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in _INNER and not frame.f_code.co_filename.startswith(_GENERATED):
-            break
-        frame, level = frame.f_back, level + 1
-    warnings.warn(kind(what, **more), stacklevel=level)
+    warnings.warn(kind(what, **more), stacklevel=_program()[1])
+
+
+def shown(error: FuseeError) -> FuseeError:
+    """`error` as the program gets it: with the program's line, and without our frames below that.
+
+    A fault of ours keeps them: a report needs them.
+    """
+    if isinstance(error, (TraceError, CompileError, CheckError)):
+        return error
+    program, tb = None, error.__traceback__
+    while tb is not None:
+        program, tb = program if _is_inner(tb.tb_frame) else tb, tb.tb_next
+    if program is not None:  # a function of the program raised it, or was called on the way
+        program.tb_next = None
+    elif error.where is None:
+        frame = _program()[0]
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        error.where = source_line(place)
+    return error if program is not None else error.with_traceback(None)
+
+
+def telling(function: F) -> F:
+    """`function`, with its errors as the program gets them."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except FuseeError as error:
+            raise shown(error)  # noqa: B904  # it is the same one
+
+    return call  # type: ignore[return-value]
 
 
 def anchor(kind: type[BaseException]) -> str:
@@ -242,8 +287,9 @@ def anchor(kind: type[BaseException]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like `name`, or None if none looks like it."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    by_lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
 
 
 def choices(name: object, known: Iterable[str], title: str) -> str:
@@ -260,10 +306,13 @@ GENERATED: dict[str, tuple[str, dict[int, str]]] = {}
 def source_line(where: str) -> str:
     """`file.py:41 in step:   code` from `file.py:41 in step`, as far as the file can be read.
 
-    A line of generated code is the user's line that it was made from, if that is known.
+    A line of generated code is the user's line that it was made from, if that is known; "" is one
+    of ours, which calls a function in C for instance.
     """
     place, _, function = where.rpartition(" in ")
     file, _, line = place.rpartition(":")
+    if file.startswith(_PACKAGE):
+        return ""
     number = int(line) if line.isdecimal() else 0
     title, origins = GENERATED.get(file, (file, {}))
     if number in origins:
@@ -281,6 +330,8 @@ def source_line(where: str) -> str:
 def stack_trace(where: str) -> str:
     """`file.py:41 in step` as Python's tracebacks have it, which is how fx and backends read it."""
     place, code = source_line(where).partition(":   ")[::2]
+    if not place:
+        return ""
     place, _, function = place.rpartition(" in ")
     file, _, line = place.rpartition(":")
     return f'  File "{file}", line {line}, in {function}\n    {code}\n'

@@ -144,12 +144,19 @@ def dump_to(root: Path) -> Listener:
 
     def dump(record: Record) -> None:
         current = _graph.get(_outside)
-        if current.folder is None:
-            current.folder = _new_folder(root, current.name or "process")
         stem = "_".join(_file_part(part) for part in (record.artefact, record.name) if part)
         suffix = ARTEFACTS[record.artefact].suffix
-        path = current.folder / f"{next(current.numbers):02}_{stem}.{suffix}"
-        path.write_text(record.text.rstrip() + "\n")
+        try:
+            if current.folder is None:
+                current.folder = _new_folder(root, current.name or "process")
+            path = current.folder / f"{next(current.numbers):02}_{stem}.{suffix}"
+            path.write_text(record.text.rstrip() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SettingError(
+                f"FUSEE_DUMP={root} cannot be written to: {error.strerror}",
+                did=f"stopped at the artefact {record.artefact!r}",
+                remedy="name a folder of yours that has room, or unset FUSEE_DUMP",
+            ) from None
 
     return dump
 

@@ -19,12 +19,21 @@ from torch import Tensor, fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 import fusee
-from fusee import config
+from fusee import config, log
 from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
-from fusee.errors import CacheWarning, FuseeWarning, InputError, MissingFake, MissingPackage
+from fusee.errors import (
+    CacheWarning,
+    FuseeWarning,
+    InputError,
+    MissingFake,
+    MissingPackage,
+    SettingError,
+)
 from tests.check import check
+
+ROOT = Path(__file__).parent.parent
 
 
 def program(x: Tensor) -> Tensor:
@@ -255,6 +264,42 @@ torch.compile(lambda x: x * 2, backend="fusee")(torch.ones(3))
     )
     assert ended.returncode != 0
     assert "MissingPackage" in ended.stderr and "pip install llvmlite" in ended.stderr
+
+
+WITHOUT_NUMPY = """
+import importlib.machinery, pathlib, re
+finder = importlib.machinery.PathFinder
+find = finder.find_spec
+finder.find_spec = lambda name, *more: None if name == "numpy" else find(name, *more)
+text = pathlib.Path("README.md").read_text()
+exec("".join(re.findall(r"^```python\\n(.*?)^```", text, flags=re.S | re.M)))
+assert fusee.report()
+"""
+
+
+def test_the_readmes_programs_need_no_numpy(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY],
+        env={"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_dump_that_cannot_be_written_is_told(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("not a folder")
+    undo = log.subscribe(log.dump_to(occupied))
+    try:
+        with pytest.raises(SettingError, match=r"cannot be written to: [\s\S]*unset FUSEE_DUMP"):
+            fusee.compile(program, name="dumped")(torch.randn(3, 5))
+    finally:
+        undo()
 
 
 def scaled(by: float) -> Callable[[Tensor], Tensor]:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import io
 import pickle
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fusee import api
 from fusee.backends import registry
 from fusee.errors import (
     BackendError,
+    FuseeError,
     FuseeWarning,
     GraphBreakError,
     OptionError,
@@ -345,10 +347,20 @@ def test_bad_arguments(arguments: dict[str, Any], says: str) -> None:
 
 
 def test_more_bad_arguments() -> None:
-    with pytest.raises(OptionError, match="no callable cannot be compiled: int"):
-        api.compile(3)  # type: ignore[call-overload]
-    with pytest.raises(UnknownBackend, match="'fusee'"):
-        api.compile(step, backend="fuse")
+    others: list[tuple[Any, str]] = [
+        (3, "not int"),
+        (property(step), r"not property[\s\S]* @property above"),
+    ]
+    for model, said in others:
+        for give in (api.compile, api.compile(), fusee.explain, fusee.export):
+            with pytest.raises(OptionError, match=f"can be compiled, {said}"):
+                give(model)
+    for backend in ("fuse", "Fusee", "FUSEE"):
+        with pytest.raises(UnknownBackend, match="'fusee'; known names"):
+            api.compile(step, backend=backend)
+    mode: Any = ["default"]
+    with pytest.raises(OptionError, match="no mode"):
+        api.compile(step, mode=mode)
     for mode in registry.MODES:
         for dynamic in (None, True, False):
             fast = api.compile(step, mode=mode, dynamic=dynamic)
@@ -360,6 +372,75 @@ def test_more_bad_arguments() -> None:
     assert [mode for mode in graphs if not graphs[mode]] == ["max-autotune-no-cudagraphs"]
     asked: Any = registry.lookup("fusee", {"graphs": True}, "max-autotune-no-cudagraphs")
     assert asked.options.graphs
+
+
+def branches(t: Tensor) -> Tensor:
+    return t + 1 if t.sum() > 3 else t
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: api.compile(step, options={"treads": 1}), "'threads'; known .* fallback"),
+        (lambda: api.compile(step, options={"threads": "1"}), "takes int >= 0"),
+        (lambda: api.compile(step, backend="nope"), "there is no backend named 'nope'"),
+        (lambda: fusee.explain(step, backend="nope"), "there is no backend named 'nope'"),
+        (lambda: fusee.export(branches, (x,)), r"bool\(\) needs the value"),
+        (lambda: api.compile(branches, fullgraph=True)(x), r"bool\(\) needs the value"),
+        (
+            lambda: api.compile(step, options={"guard_filter_fn": lambda guards: None})(x),
+            "gave NoneType, and no answers",
+        ),
+    ],
+)
+def test_an_error_has_the_programs_line_and_few_frames_of_ours(wrong: Any, said: str) -> None:
+    with pytest.raises(FuseeError, match=said) as caught:
+        wrong()
+    assert "test_compile.py" in str(caught.value.where)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert len([one for one in frames if "/fusee/" in one.filename]) <= 2
+
+
+def test_an_error_that_the_program_raises_keeps_its_frames() -> None:
+    def raising(t: Tensor) -> Tensor:
+        raise FuseeError("the program's own")
+
+    with pytest.raises(FuseeError, match="own") as caught:
+        api.compile(raising)(x)
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "raising"
+    assert caught.value.where is None
+
+
+def test_class_methods_and_static_methods_below_compile(backend: Counting) -> None:
+    class Scales:
+        scale = 3
+
+        @api.compile(backend=backend)
+        @classmethod
+        def by_class(cls, t: Tensor) -> Tensor:
+            return t * cls.scale
+
+        @api.compile(backend=backend)
+        @staticmethod
+        def doubled(t: Tensor) -> Tensor:
+            return t * 2
+
+    for owner in (Scales, Scales()):
+        torch.testing.assert_close(owner.by_class(x), x * 3)
+        torch.testing.assert_close(owner.doubled(x), x * 2)
+    assert len(backend.graphs) == 2
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.sin, torch.ops.aten.sin.default])
+def test_an_operator_is_one_node(op: Any, backend: Counting) -> None:
+    torch.testing.assert_close(api.compile(op, backend=backend, fullgraph=True)(x), x.sin())
+    assert len(backend.graphs) == 1
+
+
+def test_what_is_said_of_a_function_in_c_names_no_line_of_ours() -> None:
+    with pytest.warns(FuseeWarning, match="print runs eagerly") as said:
+        api.compile(print)("", end="")
+    assert "/fusee/" not in str(said[0].message)
 
 
 def broken(gm: fx.GraphModule, example_inputs: Any) -> Any:

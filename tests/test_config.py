@@ -37,7 +37,7 @@ def test_defaults_and_given_options(environment: pytest.MonkeyPatch) -> None:
         ({"memory_budget": 1.5}, ["takes float from 0 to 1", "not 1.5 (float)"]),
         ({"memory_budget": float("nan")}, ["takes float from 0 to 1", "not nan"]),
         ({"memory_budget": True}, ["takes float from 0 to 1", "not True (bool)"]),
-        ({3: 1}, ["an option named 3 does not exist"]),
+        ({3: 1}, ["the option 3 does not exist"]),
     ],
 )
 def test_wrong_options_are_refused(given: Any, parts: list[str]) -> None:
@@ -60,8 +60,10 @@ def test_environment(environment: pytest.MonkeyPatch) -> None:
     ("name", "value", "part"),
     [
         ("FUSEE_CACHE_DIRR", "x", "'FUSEE_CACHE_DIR'; known variables"),
-        ("FUSEE_CACHE_SIZE", "much", "FUSEE_CACHE_SIZE='much' is not of type int >= 0"),
-        ("FUSEE_CACHE_SIZE", "-1", "is not of type int >= 0"),
+        ("FUSEE_CACHE_SIZE", "much", "FUSEE_CACHE_SIZE takes int >= 0, not 'much'"),
+        ("FUSEE_CACHE_SIZE", "-1", "takes int >= 0, not '-1'"),
+        ("FUSEE_KEEP_CAPTURES", "2", "takes 1 or 0, not '2'"),
+        ("FUSEE_CPU", "avx3", "takes one of '', 'sse', .*, not 'avx3'"),
     ],
 )
 def test_wrong_variables_are_refused(
@@ -171,7 +173,7 @@ def test_an_option_of_an_engine_is_one_line(environment: pytest.MonkeyPatch) -> 
     environment.setenv("TEST_STREAMS", "3")
     assert More.parse({}).streams == 3
     environment.setenv("TEST_STREAMS", "many")
-    with pytest.raises(SettingError, match="TEST_STREAMS='many' is not of type int >= 1"):
+    with pytest.raises(SettingError, match="TEST_STREAMS takes int >= 1, not 'many'"):
         More.parse({})
     assert line(config.knobs(More)[-1]) == (
         "| `streams` | int >= 1 | `1` | requests at a time (`TEST_STREAMS`) |"

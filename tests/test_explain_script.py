@@ -105,7 +105,8 @@ def test_nothing_compiled(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["explain", "wrok.py"], "there is no file wrok.py; did you mean work.py?"),
         (["explain", "work.py", "-o", "no/such/page.html"], "cannot be written"),
-        (["explain"], "script"),
+        (["explain"], "which script?"),
+        (["explain", "-o", "page.html"], "which script?"),
         (["explian", "work.py"], "explian"),
     ],
 )
@@ -119,6 +120,13 @@ def test_wrong_arguments_are_refused_before_anything_runs(
     shown = capsys.readouterr()
     assert said in shown.err and not shown.out
     assert torch.compile.__module__ == "torch"
+
+
+def test_a_page_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    text = "import shutil; shutil.rmtree('folder')"
+    assert main(["explain", script(text), "-o", "folder/page.html"]) == 1
+    assert "there is no page: folder/page.html: No such file" in capsys.readouterr().err
 
 
 def test_as_a_command() -> None:

@@ -201,3 +201,17 @@ def test_integers_that_vary() -> None:
 def test_forms_that_do_not_fit(shapes: Any) -> None:
     with pytest.raises(OptionError, match="dynamic_shapes"):
         fusee.export(joined, (torch.randn(6, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
+
+
+def test_wrong_arguments_of_export_are_told() -> None:
+    x = torch.ones(3)
+    args: Any = x
+    with pytest.raises(OptionError, match=r"args are a tuple.*not Tensor[\s\S]*fn, \(x,\)"):
+        fusee.export(torch.sin, args)
+    for shapes, said in (
+        ("auto", "'auto' says nothing of the arguments"),
+        ([{3: BATCH}], "x has axes 0 to 0"),
+        ({"z": None}, "no argument 'z'"),
+    ):
+        with pytest.raises(OptionError, match=rf"{said}[\s\S]*try    for each argument"):
+            fusee.export(lambda x: x + 1, (x,), dynamic_shapes=shapes)

@@ -41,7 +41,7 @@ from fusee.backends.regions import (
 )
 from fusee.backends.registry import EngineOptions
 from fusee.config import Knob, knob, taken
-from fusee.errors import OptionError
+from fusee.errors import OptionError, choices
 from fusee.source import HostSource, OpRules
 
 # ---------------------------------------------------------------------------- onnx claims
@@ -539,12 +539,13 @@ class OnnxOptions(EngineOptions):
             if name not in available:
                 raise OptionError(
                     f"onnxruntime has no provider {name!r} here",
-                    remedy=f"available: {', '.join(available)}; other builds have others",
+                    remedy=choices(name, available, "available") + "; other builds have others",
                 )
         if len(self.provider_options) not in (0, len(self.providers)):
             raise OptionError(
                 f"option 'provider_options' has {len(self.provider_options)} dicts, and must have"
-                f" one for each of providers: {len(self.providers)}"
+                f" one for each of providers: {len(self.providers)}",
+                remedy='an option for one: providers=[("CPUExecutionProvider", {...})]',
             )
 
     def session_of(

@@ -275,7 +275,7 @@ def set_default_backend(backend: BackendLike | None) -> None:
 
 def check_mode(mode: str | None) -> None:
     """Refuse what is no mode of torch.compile's. raises OptionError"""
-    if mode is not None and mode not in MODES:
+    if mode is not None and not (isinstance(mode, str) and mode in MODES):
         raise OptionError(f"there is no mode {mode!r}", remedy=choices(mode, MODES, "modes"))
 
 

@@ -640,6 +640,6 @@ def save_graph(gm: fx.GraphModule) -> str:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     file, path = tempfile.mkstemp(prefix="fusee_graph_", suffix=".py", dir=folder)
-    with os.fdopen(file, "w") as out:
+    with os.fdopen(file, "w", encoding="utf-8") as out:
         out.write(captured_source(gm))
     return path

@@ -676,10 +676,13 @@ class Facts:
     def keep(self, chosen: Callable[[list[Guard]], Sequence[bool]], values: Values) -> None:
         """Leave out the facts that `chosen` says False of."""
         rows = [fact for fact in self.rows if not isinstance(fact.origin, Held)]
-        flags = list(chosen([Guard.of(fact, values) for fact in rows]))
-        if len(flags) != len(rows):
+        given: Any = chosen([Guard.of(fact, values) for fact in rows])
+        flags = [*given] if isinstance(given, Iterable) else None
+        if flags is None or len(flags) != len(rows):
+            count = f"{type(given).__name__}, and no" if flags is None else len(flags)
             raise OptionError(
-                f"guard_filter_fn gave {len(flags)} answers for {len(rows)} guards",
+                f"guard_filter_fn gave {count} answers for {len(rows)} guards",
+                did="ran nothing of the function",
                 remedy="return a list with one bool for each guard that it is given",
             )
         dropped = {id(fact) for fact, flag in zip(rows, flags) if not flag}

@@ -24,6 +24,8 @@ from fusee.capture.sources import Held
 from fusee.capture.torch_api import (
     DYNAMO,
     FakeTensor,
+    OpOverload,
+    OpOverloadPacket,
     dynamo_stance,
     has_global_hooks,
     is_allowed_by_torch,
@@ -32,6 +34,7 @@ from fusee.capture.torch_api import (
     is_traced,
     run_for_real,
 )
+from fusee.errors import OptionError
 
 # ---------------------------------------------------------------------------- policy
 
@@ -268,8 +271,19 @@ HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_p
 _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def target_of(x: Callable[..., Any]) -> tuple[types.FunctionType, tuple[Any, ...]]:
-    """The Python function that a call of `x` runs, and what it gets before the arguments."""
+def target_of(x: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
+    """The Python function that a call of `x` runs, and what it gets before the arguments.
+
+    raises   OptionError if `x` cannot be called
+    """
+    if not callable(x):
+        is_property = isinstance(x, (property, functools.cached_property))
+        raise OptionError(
+            f"a function, a method or a module can be compiled, not {type(x).__name__}",
+            remedy="put @property above @fusee.compile"
+            if is_property
+            else "give something that can be called; for None compile() gives a decorator",
+        )
     x = innermost(x)
     if isinstance(x, types.FunctionType):
         return x, ()
@@ -282,7 +296,8 @@ def target_of(x: Callable[..., Any]) -> tuple[types.FunctionType, tuple[Any, ...
             return innermost(forward), (x,)
         return whole_call(type(x)), (x,)
     method = inspect.getattr_static(type(x), "__call__", None)
-    if isinstance(method, types.FunctionType):
+    is_operator = isinstance(x, (OpOverload, OpOverloadPacket))  # a node whole
+    if isinstance(method, types.FunctionType) and not is_operator:
         return innermost(method), (x,)
     return calling(x), ()
 

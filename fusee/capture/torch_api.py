@@ -38,7 +38,7 @@ from torch.fx.graph_module import _WrappedCall
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _python_dispatch, _pytree
 
-from fusee.errors import GENERATED, user_frame
+from fusee.errors import GENERATED, FuseeError, shown, user_frame
 from fusee.fake import FakeTensor as FakeTensor
 from fusee.fake import fake_mode as fake_mode
 from fusee.fake import fake_of as fake_of
@@ -338,6 +338,8 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
         before = switch(None)
         try:
             return function(*args, **kwargs)
+        except FuseeError as error:
+            raise shown(error)  # noqa: B904  # it is the same one
         finally:
             switch(before)
 

@@ -33,7 +33,7 @@ from fusee.capture.entries import CompiledFunction, listeners
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.policy import POLICY, is_suspending, target_of
 from fusee.capture.torch_api import OpOverload
-from fusee.errors import source_line
+from fusee.errors import source_line, telling
 
 # ---------------------------------------------------------------------------- page
 # A report as one HTML page: no script, no font, no file besides it.
@@ -291,6 +291,7 @@ def _sections(piece: Piece) -> list[tuple[str, str]]:
     return [(piece.function, ""), *found]
 
 
+@telling
 def explain(
     fn: Callable[..., Any], *, backend: registry.BackendLike | None = None
 ) -> Callable[..., Explanation]:
@@ -359,8 +360,7 @@ def run_script(script: Path, arguments: Sequence[str], page: Path, status: TextI
 
     page      where to; it is written even if the script fails
     status    takes a progress line, if it is a terminal, and a summary
-    returns   the script's exit status
-    raises    OSError if the page cannot be written
+    returns   the script's exit status; 1 if the page cannot be written
     """
     observer = _Observer(script.name, status)
     listeners.append(observer)
@@ -374,7 +374,6 @@ def run_script(script: Path, arguments: Sequence[str], page: Path, status: TextI
         listeners.remove(observer)
     observer.end()
     found = Explanation(tuple(observer.pieces), None)
-    page.write_text(found.html(f"fusee.explain: {script.name}"), encoding="utf-8")
     lines = [f"{script.name}: {found.summary}"]
     if not found.pieces:
         lines = [f"{script.name} compiled nothing: no call of a compiled function was seen"]
@@ -382,7 +381,12 @@ def run_script(script: Path, arguments: Sequence[str], page: Path, status: TextI
     lines += [f"{p.function} runs eagerly: {p.eager}" for p in found.pieces if p.eager]
     if code != 0:
         lines.append(f"the script ended with status {code}: the page shows what came before")
-    print("\n".join([*lines, f"page: {page}"]), file=status)
+    lines.append(f"page: {page}")
+    try:
+        page.write_text(found.html(f"fusee.explain: {script.name}"), encoding="utf-8")
+    except OSError as error:
+        lines[-1], code = f"there is no page: {page}: {error.strerror}", code or 1
+    print("\n".join(lines), file=status)
     return code
 
 

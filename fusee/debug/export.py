@@ -24,7 +24,7 @@ from fusee.capture.sources import Local, Origin, SizeOf, looking
 from fusee.capture.symbols import joined_text, list_text
 from fusee.capture.torch_api import Mark
 from fusee.capture.trace import capture
-from fusee.errors import GraphBreakError, OptionError, SizeError, source_line
+from fusee.errors import GraphBreakError, OptionError, SizeError, source_line, telling
 from fusee.source import Args
 from fusee.sym import Symbol
 from fusee.sym.ranges import COMPARISONS
@@ -64,6 +64,7 @@ def _recording(function: Any) -> Any:
     return called
 
 
+@telling
 def export(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -83,6 +84,12 @@ def export(
              the number of a Dim; whatever `fn` raises
     source   torch.export.export, torch._dynamo.export
     """
+    if not isinstance(args, (tuple, list)):
+        raise OptionError(
+            f"args are a tuple of the arguments, not {type(args).__name__}",
+            did="exported nothing",
+            remedy="fusee.export(fn, (x,))",
+        )
     function, before = target_of(fn)
     if is_suspending(function):
         raise _refused("it is asynchronous or a generator", first_line(function))
@@ -332,7 +339,7 @@ def _walk(name: str, x: Any, shapes: Any, found: Declared) -> None:
         if any(type(k) is not int or not 0 <= k < x.dim() for k in given) or (
             not isinstance(shapes, Mapping) and len(given) != x.dim()
         ):
-            raise _wrong(f"{name} has {x.dim()} axes, not those of {shapes!r}")
+            raise _wrong(f"{name} has axes 0 to {x.dim() - 1}, not those of {shapes!r}")
         marked = {k: _mark(f"{name}.size({k})", x.shape[k], dim) for k, dim in given.items()}
         found.sizes.setdefault(id(x), {}).update(marked)
     elif isinstance(x, Mapping) and isinstance(shapes, Mapping):
@@ -349,7 +356,8 @@ def _walk(name: str, x: Any, shapes: Any, found: Declared) -> None:
         if _kind(shapes) != "STATIC":
             found.numbers.add(name)
     else:
-        raise _wrong(f"{shapes!r} is nothing to say of {name}, a {type(x).__name__}")
+        whom = f"{name}, a {type(x).__name__}" if name else "the arguments"
+        raise _wrong(f"{shapes!r} says nothing of {whom}")
 
 
 def _kind(dim: Any) -> str | None:
@@ -366,7 +374,7 @@ def _mark(name: str, size: int, dim: Any) -> Mark:
             raise _wrong(f"{name} is {size}, not {fixed}")
         return Mark(False)
     if kind is None and not hasattr(dim, "min"):
-        raise _wrong(f"{dim!r} is nothing to say of {name}: give a Dim, Dim.AUTO, a number or None")
+        raise _wrong(f"{dim!r} says nothing of {name}: give a Dim, Dim.AUTO, a number or None")
     of = dim if kind else getattr(dim, "root", dim)
     low, high = (end if type(end) is int else None for end in (of.min, of.max))
     value = size if of is dim else None
@@ -376,4 +384,8 @@ def _mark(name: str, size: int, dim: Any) -> Mark:
 
 
 def _wrong(what: str) -> OptionError:
-    return OptionError(f"dynamic_shapes: {what}", did="exported nothing")
+    return OptionError(
+        f"dynamic_shapes: {what}",
+        did="exported nothing",
+        remedy='for each argument what varies, as {"x": {0: Dim("batch")}, "n": None}',
+    )

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from fusee.config import settings
-from fusee.errors import CompileError, MissingPackage
+from fusee.errors import CompileError, MissingPackage, SettingError
 from fusee.log import publish
 from fusee.runtime.cache import content_key, object_cache
 from fusee.runtime.llvm_text import Level, Writer
@@ -537,7 +537,15 @@ class Build:
         return emitter(self.target).emit(text)
 
     def load(self, names: Sequence[str], objects: Sequence[bytes]) -> Sequence[Library]:
-        """For each unit the library that has its function."""
+        """For each unit the library that has its function. raises SettingError"""
+        features = host()[2] if settings().cpu else dict.fromkeys(self.target.features, True)
+        if lacking := [name for name in self.target.features if not features.get(name)]:
+            raise SettingError(
+                f"FUSEE_CPU={settings().cpu} is another processor than this one, which lacks"
+                f" {', '.join(sorted(lacking))}",
+                did="generated code, and did not run it",
+                remedy="unset it: code is generated for this processor",
+            )
         declared = itertools.chain.from_iterable(map(_DECLARED.findall, self._texts))
         return [link(objects, names, self.imports, declared)] * len(names)
 

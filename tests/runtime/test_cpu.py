@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusee.config import settings
+from fusee.errors import SettingError
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import Machine
 from tests.runtime.kernels import SCALED_ADD
@@ -62,3 +63,10 @@ def test_each_processor_has_its_own_entries(environment: pytest.MonkeyPatch) -> 
     environment.setenv("FUSEE_CPU", "sse")
     settings.cache_clear()
     assert jit.Build().add(SCALED_ADD) != own
+
+
+def test_code_for_another_processor_is_not_run(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("FUSEE_CPU", "neon" if "x86" in jit.host()[0] else "sse")
+    settings.cache_clear()
+    with pytest.raises(SettingError, match="is another processor than this one, which lacks"):
+        jit.compile_one(SCALED_ADD)

@@ -31,7 +31,7 @@ from fusee.backends.registry import EngineOptions, operators
 from fusee.backends.report import CompiledGraph
 from fusee.backends.resume import Ahead, Resuming, find, name_of
 from fusee.config import knob
-from fusee.errors import BackendError, FuseeWarning, OptionError, warn
+from fusee.errors import BackendError, FuseeWarning, OptionError, choices, warn
 from fusee.runtime.cache import Sidecar, content_key
 from fusee.source import define
 
@@ -372,7 +372,7 @@ def _check_device(device: str) -> None:
         if name not in there and name not in kinds:
             raise OptionError(
                 f"the device {name!r} is not there",
-                remedy=f"devices here: {', '.join([*there, 'AUTO'])}",
+                remedy=choices(name, [*there, "AUTO"], "devices here"),
             )
 
 
