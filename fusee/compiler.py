@@ -8,12 +8,13 @@ honoured as well, and these set the same ones where torch has an attribute for t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import torch
@@ -84,6 +85,18 @@ class Config:
 
     __slots__ = ()
 
+    @contextlib.contextmanager
+    def patch(self, **settings: Any) -> Iterator[None]:
+        """For a `with`, or as a decorator: other settings meanwhile. As torch's config.patch."""
+        before = {name: getattr(self, name) for name in settings}
+        try:
+            for name, value in settings.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
     @property
     def recompile_limit(self) -> int:
         return POLICY.recompile_limit
@@ -91,7 +104,7 @@ class Config:
     @recompile_limit.setter
     def recompile_limit(self, value: int) -> None:
         if type(value) is not int or value < 1:
-            _refuse(f"recompile_limit={value!r} is not an int > 0")
+            _refuse(f"recompile_limit={value!r} is not an int > 0", "8, the default")
         POLICY.recompile_limit = value
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -110,6 +123,7 @@ class Config:
 
 # What one uses here for settings of torch.compiler.config.
 _INSTEAD = {
+    "cache_size_limit": "recompile_limit",
     "cache_key_tag": "FUSEE_CACHE_DIR=folder: one for each tag",
     "fail_on_recompile_limit_hit": 'fusee.compiler.set_stance("fail_on_recompile")',
     "force_disable_caches": 'FUSEE_CACHE_SIZE=0, or options={"cache": False}',
@@ -219,6 +233,8 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
     fn = innermost(fn)
     if isinstance(fn, type):
         name = "forward" if issubclass(fn, nn.Module) else "__call__"
+        if not any(name in vars(one) for one in fn.__mro__):
+            _refuse(f"the class {fn.__qualname__} has no method {name}() to disable")
         setattr(fn, name, disable(getattr(fn, name), recursive, reason=reason))
         return fn
     if isinstance(fn, nn.Module):
@@ -401,6 +417,7 @@ def mark_dynamic(
     raises   OptionError
     source   torch._dynamo.mark_dynamic
     """
+    _check_range("mark_dynamic", min, max)
     for one in _axes("mark_dynamic", x, index):
         x.__dict__.setdefault("_dynamo_dynamic_indices", set()).add(one)
         x.__dict__.setdefault("_dynamo_dynamic_range", set()).add(_DimRange(one, min, max))
@@ -441,6 +458,7 @@ def mark_unbacked(
     raises   OptionError
     source   torch._dynamo.decorators.mark_unbacked
     """
+    _check_range("mark_unbacked", min, max)
     for one in _axes("mark_unbacked", x, index):
         name = "_dynamo_strict_unbacked_indices" if strict else "_dynamo_unbacked_indices"
         x.__dict__.setdefault(name, set()).add(one)
@@ -481,13 +499,23 @@ def mark_static_address(x: Tensor, guard: bool = False) -> None:
     x.__dict__["_dynamo_static_input_type"] = "guarded" if guard else "unguarded"
 
 
+def _check_range(name: str, low: int | None, high: int | None) -> None:
+    ends = [one for one in (low, high) if one is not None]
+    if not all(type(one) is int for one in ends) or ends != sorted(ends):
+        _refuse(f"{name}(): no size is from {low!r} to {high!r}", "min and max as ints, or None")
+
+
 def _axes(name: str, x: Tensor, index: int | Sequence[int] | None) -> Sequence[int]:
     if not isinstance(x, Tensor):
         _refuse_kind(f"{name}() takes a tensor", x)
-    chosen = range(x.dim()) if index is None else [index] if isinstance(index, int) else index
+    chosen: Any = range(x.dim()) if index is None else index
+    chosen = chosen if isinstance(chosen, (range, list, tuple, set)) else [chosen]
     for one in chosen:
-        if not -x.dim() <= one < x.dim():
-            _refuse(f"{name}(): a tensor of {x.dim()} dimensions has none at {one}")
+        if type(one) is not int or not -x.dim() <= one < x.dim():
+            _refuse(
+                f"{name}(): a tensor of {x.dim()} dimensions has none at {one!r}",
+                f"an int from {-x.dim()} to {x.dim() - 1}, or several in a list",
+            )
     if chosen:
         x.__dict__["_has_dynamo_dim_marking"] = True
     return [one % x.dim() for one in chosen]

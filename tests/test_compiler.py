@@ -436,3 +436,43 @@ def test_a_guard_filter_of_ones_own(backend: Counting) -> None:
     wrong = api.compile(scaled, backend=backend, options={"guard_filter_fn": lambda guards: []})
     with pytest.raises(OptionError, match="0 answers"):
         wrong(x, 2)
+
+
+# ------------------------------------------------------------------------------ wrong values
+
+
+@pytest.mark.parametrize("mark", ["mark_dynamic", "maybe_mark_dynamic", "mark_unbacked"])
+@pytest.mark.parametrize("index", ["0", 1.0, True, 2, (0, 5), [None]])
+def test_an_axis_that_a_tensor_has_not_is_told(mark: str, index: Any) -> None:
+    t = torch.ones(3, 4)
+    with pytest.raises(OptionError, match=r"has none at [\s\S]*int from -2 to 1"):
+        getattr(compiler, mark)(t, index)
+    assert not t.__dict__
+
+
+@pytest.mark.parametrize(("least", "most"), [(9, 2), ("2", None), (None, 4.0)])
+def test_a_range_without_sizes_is_told(least: Any, most: Any) -> None:
+    for mark in (compiler.mark_dynamic, compiler.mark_unbacked):
+        t = torch.ones(3)
+        with pytest.raises(OptionError, match="no size is from"):
+            mark(t, 0, min=least, max=most)
+        assert not t.__dict__
+
+
+def test_settings_for_a_while() -> None:
+    before = compiler.config.recompile_limit
+    with compiler.config.patch(recompile_limit=3):
+        assert compiler.config.recompile_limit == 3
+    for wrong in ({"recompile_limit": "3"}, {"recompile_limits": 3}, {"cache_size_limit": 3}):
+        with pytest.raises(OptionError, match="recompile_limit"), compiler.config.patch(**wrong):
+            pass
+    assert compiler.config.recompile_limit == before
+
+
+def test_a_class_without_a_call_is_not_disabled() -> None:
+    class Plain:
+        pass
+
+    with pytest.raises(OptionError, match=r"Plain has no method __call__\(\)"):
+        compiler.disable(Plain)
+    assert "__call__" not in vars(Plain)

@@ -222,6 +222,7 @@ class Keeper:
             keys = self._keys(place, values, policy, varies)
             key = next((key for key in keys if self.cache.get(key) is None), keys[-1])
             self.cache.put(key, data)
+            _tell(place, f"the capture is kept as {key}")
             if captured.symbols is None:
                 _keep_compiled(self._sidecar(key, data), compiled)
         except NotKept as reason:
