@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+import fusee
+
 
 def network() -> nn.Module:
     """Three blocks of convolution, batch norm and relu, and a classifier."""
@@ -33,7 +35,7 @@ def milliseconds(module: Callable[[Tensor], Tensor], x: Tensor) -> float:
 def main() -> None:
     torch.manual_seed(0)
     eager, x = network(), torch.randn(4, 3, 64, 64)
-    fast = torch.compile(eager, backend="fusee")
+    fast = fusee.compile(eager)
     with torch.no_grad():
         start = time.perf_counter()
         got = fast(x)

@@ -255,8 +255,8 @@ class CaptureOptions(Table):
     )
     dynamic_sources: tuple[str, ...] = knob(
         (),
-        "sizes and numbers that vary, at once: names or regular expressions, ours or TorchDynamo's,"
-        " an axis after a colon: `x`, `self.scale`, `L['x']:0`",
+        "sizes and numbers that are symbols from the first call on: names or regular expressions,"
+        " ours or TorchDynamo's, an axis after a colon: `x`, `self.scale`, `L['x']:0`",
         env="FUSEE_DYNAMIC_SOURCES",
         convert=_names,
     )
@@ -272,7 +272,7 @@ class CaptureOptions(Table):
     )
     unbacked_sources: tuple[str, ...] = knob(
         (),
-        "the same, of sizes that the program may not ask for",
+        "as `dynamic_sources`, for sizes that the program may not ask for",
         env="FUSEE_UNBACKED_SOURCES",
         convert=_names,
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from fusee import config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,7 +41,31 @@ def test_named_files_exist(page: Path) -> None:
     links = re.findall(r"\]\(([\w./-]+\.md)", text)
     missing = [name for name in paths if not (ROOT / name).exists()]
     missing += [name for name in links if not (page.parent / name).exists()]
+    for name, section in re.findall(r"\]\(([\w./-]*?)#([\w-]+)\)", text):
+        if (page.parent / name).suffix == ".md" or not name:
+            missing += [section] * (section not in sections(page.parent / name if name else page))
     assert not missing
+
+
+def sections(page: Path) -> set[str]:
+    """What links to a page may name: its headings, as GitHub spells them, and its anchors."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    spelled = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    return spelled | set(re.findall(r'id="([^"]+)"', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_functions_and_variables_exist(page: Path) -> None:
+    text, missing = page.read_text(), []
+    for name in set(re.findall(r"`(fusee(?:\.[A-Za-z_]\w*)+)\b(?!\.py)", text)):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            missing.append(name)
+    known = {row.env for table in config.TABLES for row in config.knobs(table)}
+    used = set(re.findall(r"\bFUSEE_[A-Z_]+\b", text))
+    assert not missing + sorted(used - known - set(config.SCRIPT_VARIABLES))
 
 
 def test_readme_is_a_front_page() -> None:
