@@ -209,7 +209,9 @@ class Options(Table):
         most=1,
     )
     graphs: bool = knob(True, "on a GPU, record calls that repeat as CUDA graphs, and replay them")
-    threads: int = knob(0, "threads a kernel may use; 0 follows torch.get_num_threads()", least=0)
+    threads: int = knob(
+        0, "threads a kernel may use; 0 follows torch.get_num_threads()", least=0, most=1024
+    )
     vector_bits: int = knob(
         0, "width of vector registers; 0 is the host's widest", choices=(0, 128, 256, 512)
     )

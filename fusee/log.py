@@ -110,8 +110,14 @@ def graph(name: str) -> Iterator[None]:
 def subscribe(listener: Listener, *artefacts: str) -> Callable[[], None]:
     """Call `listener` with each Record of these artefacts (none given: of all). Returns the undo.
 
-    raises   SettingError for an unknown artefact
+    raises   SettingError for an unknown artefact, or what cannot be called
     """
+    if not callable(listener):
+        raise SettingError(
+            f"a listener is a function of one Record, not {type(listener).__name__}",
+            did="changed nothing",
+            remedy='log.subscribe(print, "fusion")',
+        )
     names = artefacts if artefacts and "all" not in artefacts else tuple(ARTEFACTS)
     for name in names:
         if name not in ARTEFACTS:

@@ -19,16 +19,18 @@ from torch import Tensor, fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 import fusee
-from fusee import config, log
+from fusee import backends, config, log
 from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
 from fusee.errors import (
+    BackendError,
     CacheWarning,
     FuseeWarning,
     InputError,
     MissingFake,
     MissingPackage,
+    OptionError,
     SettingError,
 )
 from tests.check import check
@@ -227,6 +229,15 @@ def test_custom_operators_may_write_to_inputs_views_and_intermediates(ops: Any) 
     check(to_view, torch.randn(3, 4), torch.randn(4), capture="fx")
     externs = compile_fx(to_input, torch.randn(4), torch.randn(4)).report().externs
     assert [row.op for row in externs] == ["fusee.bad_input__add_to__default.default"]
+
+
+def test_what_is_no_compiler_of_graphs_is_told() -> None:
+    wrong: Any = 3
+    with pytest.raises(OptionError, match=r"functions \(gm, example_inputs\), not int"):
+        backends.aot(fw_compiler=wrong)
+    nothing: Any = backends.aot(fw_compiler=lambda gm, inputs: None)
+    with pytest.raises(BackendError, match=r"returned NoneType, which[\s\S]*x \* 2"):
+        fusee.compile(program, backend=nothing)(torch.ones(3))
 
 
 # ------------------------------------------------------------------------------ packages, cache

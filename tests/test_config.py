@@ -30,8 +30,9 @@ def test_defaults_and_given_options(environment: pytest.MonkeyPatch) -> None:
     ("given", "parts"),
     [
         ({"treads": 1}, ["'treads'", "'threads'; known options: derive_weights", "name"]),
-        ({"threads": True}, ["takes int >= 0", "not True (bool)"]),
-        ({"threads": -1}, ["takes int >= 0", "not -1 (int)"]),
+        ({"threads": True}, ["takes int from 0 to 1024", "not True (bool)"]),
+        ({"threads": -1}, ["takes int from 0 to 1024", "not -1 (int)"]),
+        ({"threads": 100_000}, ["takes int from 0 to 1024"]),
         ({"vector_bits": 64}, ["takes one of 0, 128, 256, 512"]),
         ({"fuse": 1}, ["takes bool", "not 1 (int)"]),
         ({"memory_budget": 1.5}, ["takes float from 0 to 1", "not 1.5 (float)"]),
@@ -93,6 +94,10 @@ def test_artefacts_reach_who_asked() -> None:
 def test_unknown_artefacts_are_refused() -> None:
     with pytest.raises(SettingError, match="'loops'; known artefacts: all, graph"):
         log.subscribe(print, "loop")
+    wrong: Any = 3
+    with pytest.raises(SettingError, match="a function of one Record, not int"):
+        log.subscribe(wrong, "loops")
+    assert not log.wants("loops")
 
 
 def test_dump_numbers_files_per_graph(tmp_path: Path) -> None:

@@ -205,9 +205,10 @@ def test_forms_that_do_not_fit(shapes: Any) -> None:
 
 def test_wrong_arguments_of_export_are_told() -> None:
     x = torch.ones(3)
-    args: Any = x
-    with pytest.raises(OptionError, match=r"args are a tuple.*not Tensor[\s\S]*fn, \(x,\)"):
-        fusee.export(torch.sin, args)
+    wrong: Any = x
+    for given in ((wrong,), ((x,), wrong)):
+        with pytest.raises(OptionError, match=r"as a (tuple|dict), not Tensor[\s\S]*fn, \(x,\)"):
+            fusee.export(torch.sin, *given)
     for shapes, said in (
         ("auto", "'auto' says nothing of the arguments"),
         ([{3: BATCH}], "x has axes 0 to 0"),

@@ -40,7 +40,7 @@ from fusee.autodiff import Joint, Split
 from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import Report, first_line
-from fusee.errors import FuseeWarning, TraceError, warn
+from fusee.errors import BackendError, FuseeWarning, OptionError, TraceError, warn
 from fusee.fake.layouts import extent
 from fusee.source import HostSource, listed
 
@@ -63,6 +63,13 @@ def aot(
     raises       (when it compiles) TraceError for a graph without a functional ATen form
     source       torch._dynamo.backends.common.aot_autograd, and functorch's aot_module
     """
+
+    for one in (fw_compiler, bw_compiler or fw_compiler, partition):
+        if not callable(one):
+            raise OptionError(
+                f"compilers are functions (gm, example_inputs), not {type(one).__name__}",
+                remedy="aot(fw_compiler=mine)",
+            )
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         both = partial(_by, fw_compiler), partial(_by, bw_compiler or fw_compiler)
@@ -92,7 +99,14 @@ def _by(compiler: GraphCompiler, graph: AtenGraph) -> Run:
     """A graph compiled by a compiler of graph modules; open sizes are calls in it."""
     module = computing_sizes(graph) if graph.symbols else graph.module
     examples = [node.meta["val"] for node in graph.placeholders]
-    call = around(graph, compiler(module, examples))
+    compiled = compiler(module, examples)
+    if not callable(compiled):
+        raise BackendError(
+            f"a compiler of graphs returned {type(compiled).__name__}, which cannot be called",
+            where=first_line(module),
+            remedy="return a function of the graph's inputs that gives its results, as a tuple",
+        )
+    call = around(graph, compiled)
     return lambda inputs: call(*inputs)
 
 

@@ -84,12 +84,14 @@ def export(
              the number of a Dim; whatever `fn` raises
     source   torch.export.export, torch._dynamo.export
     """
-    if not isinstance(args, (tuple, list)):
-        raise OptionError(
-            f"args are a tuple of the arguments, not {type(args).__name__}",
-            did="exported nothing",
-            remedy="fusee.export(fn, (x,))",
-        )
+    taken = (args, (tuple, list), "a tuple"), (kwargs, (Mapping, type(None)), "a dict")
+    for given, kind, what in taken:
+        if not isinstance(given, kind):
+            raise OptionError(
+                f"export() takes arguments as {what}, not {type(given).__name__}",
+                did="exported nothing",
+                remedy='fusee.export(fn, (x,), {"scale": 2.0})',
+            )
     function, before = target_of(fn)
     if is_suspending(function):
         raise _refused("it is asynchronous or a generator", first_line(function))
