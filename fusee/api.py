@@ -458,14 +458,15 @@ def _forward_of(cls: type[nn.Module]) -> Callable[..., Any]:
     """`forward` of a compiled module: the original's, compiled when it is called."""
     forward: Any = cls.forward
 
-    @functools.wraps(forward)
     def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(self, "_forward"):
             self._forward = self._compiler.function(forward)
         return self._forward.call(self._orig_mod, *args, **kwargs)
 
-    call.__dict__["_torchdynamo_inline"] = forward
-    return call
+    # torch.jit.script reads the source of `forward`, and looks up its names here
+    made = types.FunctionType(call.__code__, forward.__globals__, closure=call.__closure__)
+    functools.update_wrapper(made, forward).__dict__["_torchdynamo_inline"] = forward
+    return made
 
 
 def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:

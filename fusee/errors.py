@@ -226,7 +226,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Packages and generated code whose frames are never the user's, and what they are decorated with.
 _INNER = ("fusee", "torch", "contextlib", "functools")
-_GENERATED = ("<fusee ", "<entrance of ")
+_GENERATED = ("<fusee ", "<entrance of ", _PACKAGE)  # ours may have the globals of others
 
 
 def _is_inner(frame: FrameType) -> bool:

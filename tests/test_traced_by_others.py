@@ -265,6 +265,8 @@ def test_arguments_are_bound_as_python_binds_them() -> None:
 
 def test_torchscript_sees_the_original_module() -> None:
     torch.testing.assert_close(torch.jit.script(compiled_layer())(other), layer()(other))
+    linear = torch.nn.Linear(3, 2)  # its `forward` names a module that is another name here: F
+    torch.testing.assert_close(torch.jit.script(fusee.compile(linear))(other), linear(other))
 
 
 @pytest.mark.filterwarnings("ignore:program runs eagerly")
