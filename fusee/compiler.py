@@ -234,7 +234,9 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
     if isinstance(fn, type):
         name = "forward" if issubclass(fn, nn.Module) else "__call__"
         if not any(name in vars(one) for one in fn.__mro__):
-            _refuse(f"the class {fn.__qualname__} has no method {name}() to disable")
+            _refuse(
+                f"the class {fn.__qualname__} has no {name}() to disable", "disable its methods"
+            )
         setattr(fn, name, disable(getattr(fn, name), recursive, reason=reason))
         return fn
     if isinstance(fn, nn.Module):

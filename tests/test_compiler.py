@@ -473,6 +473,6 @@ def test_a_class_without_a_call_is_not_disabled() -> None:
     class Plain:
         pass
 
-    with pytest.raises(OptionError, match=r"Plain has no method __call__\(\)"):
+    with pytest.raises(OptionError, match=r"Plain has no __call__\(\)"):
         compiler.disable(Plain)
     assert "__call__" not in vars(Plain)

@@ -615,6 +615,7 @@ class CompiledFunction:
         if stop is not None:
             self.is_told = True
             text = f"nothing of it became a graph; the first of its breaks: {stop.reason}"
+            text += f". To do: {stop.remedy}" if stop.remedy else ""
             self.tell(f"{self.name} runs eagerly: {text}", stop.where)
 
     def _broken(self, reason: str, where: str, remedy: str) -> GraphBreakError:
@@ -791,8 +792,7 @@ _PASS_ON = tuple(
 @functools.lru_cache(maxsize=4096)
 def is_python(module: str) -> bool:
     """Whether functions of a module run in Python: nothing of the program's is behind them."""
-    home = module.partition(".")[0]
-    is_known = is_trusted(home) or home in sys.stdlib_module_names
+    is_known = is_trusted(home := module.partition(".")[0]) or home in sys.stdlib_module_names
     return is_known and not module.startswith(_PASS_ON)
 
 

@@ -592,6 +592,7 @@ class Symbols:
                 f"{place} is {size.node.hint}, and not what {mark.dim!r} says: {root.__name__} is"
                 f" {value.node.hint}",
                 did="stopped before running anything",
+                remedy="give examples whose sizes are so, or another Dim",
             )
 
     def _unite(self, group: str, size: Any, place: Origin) -> None:
@@ -602,6 +603,7 @@ class Symbols:
                 f"{place} is {size.node.hint}, and {first[1]} of the same shape_id {group!r} is"
                 f" {first[0].node.hint}",
                 did="stopped before running anything",
+                remedy="mark sizes with one shape_id that are always equal",
             )
 
     def _strides(self, x: torch.Tensor, sizes: list[Any], own: Callable[[int], Any]) -> list[Any]:

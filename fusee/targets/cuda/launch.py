@@ -224,7 +224,8 @@ def late_error(words: Tensor, messages: Mapping[int, Message]) -> LateError | No
     if code not in messages:
         return None
     _, text, origin, size = messages[code]
-    return LateError(text.format(value, size=size), where=f"in {origin}")
+    remedy = "call it with tensors on the CPU: there the error comes from its line"
+    return LateError(text.format(value, size=size), where=f"in {origin}", remedy=remedy)
 
 
 # cuLaunchKernel takes arguments packed: (1, their address, 2, the address of their size, 0)
