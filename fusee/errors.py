@@ -259,7 +259,7 @@ def shown(error: FuseeError) -> FuseeError:
         program, tb = program if _is_inner(tb.tb_frame) else tb, tb.tb_next
     if program is not None:  # a function of the program raised it, or was called on the way
         program.tb_next = None
-    elif error.where is None:
+    elif not error.where:
         frame = _program()[0]
         place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         error.where = source_line(place)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusee import api, compiler
+from fusee import api, compiler, log
 from fusee.capture.policy import POLICY, Stance
 from fusee.errors import (
     FuseeWarning,
@@ -457,6 +457,21 @@ def test_a_range_without_sizes_is_told(least: Any, most: Any) -> None:
         with pytest.raises(OptionError, match="no size is from"):
             mark(t, 0, min=least, max=most)
         assert not t.__dict__
+
+
+def test_a_tensor_of_another_dtype_is_told_with_the_functions_line() -> None:
+    fast = api.compile(lambda t: t + 1, backend="eager")
+    fast(x)
+    told: list[log.Record] = []
+    undo = log.subscribe(told.append, "recompiles")
+    refused = pytest.raises(RecompileError, match=r"float64(.|\n)*test_compiler.py:\d+ in <lambda>")
+    with compiler.set_stance("fail_on_recompile"), refused:
+        fast(x.double())
+    fast(x.double())
+    undo()
+    assert [
+        record for record in told if "read at" in record.text and "test_compiler" in record.text
+    ]
 
 
 def test_settings_for_a_while() -> None:

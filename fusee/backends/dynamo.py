@@ -2,6 +2,7 @@
 
     torch._dynamo.backends.registry.lookup_backend   name -> function
     torch._TorchCompileInductorWrapper               TorchInductor with options, which it validates
+    torch._dynamo.config.suppress_errors             whether what a backend refuses runs eagerly
     torch._dynamo.trace_rules                        folders and files of which no frame is traced
     torch._dynamo.exc                                what fullgraph=True, a backend that fails and
                                                      error_on_recompile raise
@@ -100,6 +101,11 @@ def inductor(options: Mapping[str, object], mode: str | None = None) -> Callable
             remedy=repr(close) if close else "torch._inductor.list_options() lists them",
         ) from error
     return bound
+
+
+def suppresses_errors() -> bool:
+    """Whether torch._dynamo.config says to run eagerly what a backend cannot compile."""
+    return bool(getattr(sys.modules.get("torch._dynamo.config"), "suppress_errors", False))
 
 
 def inductor_names() -> Collection[str]:

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from fusee.aten import constant_source
 from fusee.aten.torch_api import is_state, storage_id, symbolic_mode
+from fusee.backends.dynamo import suppresses_errors
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
 from fusee.runtime import gc_paused
@@ -575,7 +576,7 @@ class GuardedBackend:
         except FuseeError as error:
             if isinstance(error, TraceError) and is_refused(gm, example_inputs):
                 return gm.forward
-            if not self.fall_back:
+            if not (self.fall_back or suppresses_errors()):
                 raise
             problem = error.what
         except Exception as error:  # noqa: BLE001  # a backend is anybody's code
@@ -584,7 +585,7 @@ class GuardedBackend:
             problem, cause = f"raised {type(error).__name__}: {error}", error
         where = first_line(gm)
         problem = f"backend {self.__name__!r} {problem}"
-        if self.fall_back:
+        if self.fall_back or suppresses_errors():
             self.notice(f"a graph runs eagerly: {problem}", where or "")
             return gm.forward
         raise BackendError(

@@ -611,12 +611,11 @@ class CompiledFunction:
         """Python has run all of a call, piece by piece, and none of them was a graph."""
         if self.is_told or self.has_graph():
             return
-        stop = next((e.captured.stop for e in self.entries if e.captured.stop is not None), None)
-        if stop is not None:
+        if stop := next((e.captured.stop for e in self.entries if e.captured.stop), None):
             self.is_told = True
             text = f"nothing of it became a graph; the first of its breaks: {stop.reason}"
-            text += f". To do: {stop.remedy}" if stop.remedy else ""
-            self.tell(f"{self.name} runs eagerly: {text}", stop.where)
+            remedy = f". To do: {stop.remedy}" if stop.remedy else ""
+            self.tell(f"{self.name} runs eagerly: {text}{remedy}", stop.where)
 
     def _broken(self, reason: str, where: str, remedy: str) -> GraphBreakError:
         return GraphBreakError(
@@ -677,7 +676,7 @@ class CompiledFunction:
         why = missed[0].miss(missed[1]) if missed else "nothing is compiled for it yet"
         return RecompileError(
             f"a call of {self.name} needs a new version: {why}",
-            where=source_line(missed[0].where if missed else first_line(self.function)),
+            where=source_line((missed and missed[0].where) or first_line(self.function)),
             did=f"nothing was compiled, since {since}",
             remedy="undo that, or call with what was compiled",
         )
@@ -688,7 +687,8 @@ class CompiledFunction:
             fact, found = missed
             for place in self.varies.learn(facts.changed(values, missed)):
                 log.publish("dynamic", self.name, f"{place} is an input now")
-            log.publish("recompiles", self.name, f"{fact.miss(found)}\n  read at {fact.where}")
+            where = fact.where or first_line(self.function)
+            log.publish("recompiles", self.name, f"{fact.miss(found)}\n  read at {where}")
 
     # ---------------------------------------------------------------------- callees
 
