@@ -102,9 +102,8 @@ def enter_inference_mode(mode: bool) -> Any:
 def leaf_of_inference(data: torch.Tensor, requires_grad: bool, is_param: bool) -> torch.Tensor:
     """The leaf, or Parameter, that a program made in inference mode, which alone may make it."""
     with torch.inference_mode():
-        if not is_param:
-            return data.detach().requires_grad_(requires_grad)
-        return torch.nn.Parameter(data, requires_grad)
+        leaf = data.detach().requires_grad_(requires_grad)
+        return torch.nn.Parameter(data, requires_grad) if is_param else leaf
 
 
 set_deterministic: Any = torch._C._set_deterministic_algorithms
