@@ -263,7 +263,7 @@ def _index_tensor(index: Any) -> Any:
 
 
 def _is_index_list(index: Any) -> bool:
-    if not isinstance(index, (list, tuple, range)) or not index:
+    if not isinstance(index, (list, tuple, range)):
         return False
     return all(isinstance(i, (int, bool)) or _is_index_list(i) for i in index)
 

@@ -300,8 +300,6 @@ def _operator(name: str, kind: Any) -> Callable[..., Any]:
     return lambda m, *operands: getattr(m, name)(kind, *operands)
 
 
-_get: Any = vars(types.FunctionType)["__get__"]
-
 # What is an operation of the machine's, or of attributes.py's, on the same operands.
 SPECIAL.update({
     setattr: lambda m, obj, name, x, /: m.store_attribute(obj, name, x),
@@ -325,12 +323,17 @@ SPECIAL.update({
         threading.get_ident(), given_by(threading.get_ident)
     ),
     typing.cast: lambda m, typ, val: val,
-    _get: lambda m, *given: _get(*given),
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,
     # a graph has no parts to name
     torch.profiler.record_function.__enter__: lambda m, manager: manager,
     torch.profiler.record_function.__exit__: lambda m, *args: None,
 })  # fmt: skip
+
+
+@stands_for_each(*(vars(kind)["__get__"] for kind in (types.FunctionType, *_IN_C)))
+def _bound(get: Any, m: Capturing, *given: Any) -> Any:
+    """A function or a method in C with what it is of: `object.__setattr__.__get__(x)`."""
+    return get(*given)
 
 
 BY_TYPE[typing.NewType] = lambda kind, m, x, /: x

@@ -403,3 +403,32 @@ def without_ours(found: types.TracebackType | None) -> types.TracebackType | Non
     for one, following in zip(kept, [*kept[1:], found]):
         one.tb_next = following
     return kept[0] if kept else None
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions that it defines."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+_ASSIGNS = {dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+
+
+@functools.lru_cache(maxsize=256)
+def assigned_globals(module: str) -> frozenset[str]:
+    """The variables of a module that a function or a method of it assigns (`global _enabled`)."""
+    found = list(vars(sys.modules[module]).values()) if module in sys.modules else []
+    for cls in [x for x in found if isinstance(x, type) and x.__module__ == module]:
+        found += (getattr(x, "__func__", x) for x in vars(cls).values())
+    assigned = set()
+    for x in found:
+        while isinstance(x, types.FunctionType):
+            if x.__module__ == module:
+                for code in codes(x.__code__):
+                    if not _ASSIGNS.isdisjoint(code.co_code[::2]):
+                        steps = dis.get_instructions(code)
+                        assigned |= {i.argval for i in steps if i.opcode in _ASSIGNS}
+            x = getattr(x, "__wrapped__", None)
+    return frozenset(assigned)

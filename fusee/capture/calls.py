@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextvars
 import copy
 import copyreg
 import datetime
@@ -128,6 +129,8 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
             raise _unknown(function)  # its `__init__` or `add_note` changes it
     if is_unbound:
         return _unbound(m, function, args, kwargs)
+    if isinstance(owner, contextvars.ContextVar) and function.__name__ == "get" and not kwargs:
+        return containers.context_value(m, owner, *args)
     if isinstance(owner, type) and function.__name__ == "__subclasses__":
         classes: list[type] = type.__subclasses__(owner)
         place = ResultOf(Held(owner, owner.__qualname__), type.__subclasses__, "the subclasses of ")

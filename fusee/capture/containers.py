@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import builtins
 import collections
+import contextvars
 import functools
 import gc
 import heapq
@@ -24,7 +25,7 @@ import torch
 
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
-from fusee.capture.builtins import BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
+from fusee.capture.builtins import BY_CODE, BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS
 from fusee.capture.effects import effects
 from fusee.capture.frame import ABSENT, CONTAINERS, is_named, is_scalar
@@ -517,6 +518,35 @@ def _kept(
             if size in open_sizes:  # a table of so many rows
                 m.world.varies.known.setdefault(str(SizeOf(origin, axis)), True)
     return m.world.load(kept, place)
+
+
+@BY_CODE.rule(id(functools.singledispatch(len).dispatch.__code__))
+def _dispatched(dispatch: Any, m: Capturing, cls: Any, /) -> Any:
+    """What functools.singledispatch has for a class: a fact, whatever else it keeps of that."""
+    cells = dict(zip(dispatch.__code__.co_freevars, dispatch.__closure__))
+    registry = run_for_real(getattr, cells["registry"], "cell_contents")
+    if m.world.is_changed_inside(registry) or cls in m.made_classes:
+        raise GraphBreak("what singledispatch has for a class changes before the graph has run")
+    asked = functools.partial(dispatch, cls)
+    found = run_for_real(asked)
+    if m.world.origin(dispatch) is None:  # the program has made it
+        return found
+    return m.world.load(found, ResultOf(Held(asked, cls.__name__), operator.call, "what is for "))
+
+
+def context_value(m: Capturing, variable: contextvars.ContextVar[Any], *default: Any) -> Any:
+    """What a variable of the context holds: a fact."""
+    origin = m.world.origin(variable)
+    found = variable.get(ABSENT)
+    if origin is not None:
+        found = m.world.load(found, ResultOf(origin, _in_context, "the value of "))
+    if found is not ABSENT:
+        return found
+    return default[0] if default else m.world.hold(variable.get(), variable.name)
+
+
+def _in_context(variable: contextvars.ContextVar[Any]) -> Any:
+    return variable.get(ABSENT)
 
 
 def _is_lent(m: Capturing, function: Any, given: Args, names: tuple[str, ...], result: Any) -> bool:

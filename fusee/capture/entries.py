@@ -28,6 +28,7 @@ from fusee import log
 from fusee.capture.between import Between, around
 from fusee.capture.bytecode import (
     at_caller,
+    codes,
     first_line,
     overwritten,
     parameters,
@@ -53,7 +54,6 @@ from fusee.capture.torch_api import (
     AROUND_FORWARD,
     DYNAMO,
     USUAL_STANCE,
-    codes,
     dynamo_switch,
     is_parallel,
     run_parallel,

@@ -756,6 +756,13 @@ _SCALARS = frozenset((
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
 ))  # fmt: skip
 EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
+
+
+def is_exact(x: Any) -> bool:
+    """Whether `x` is a tuple of which one comparison says all."""
+    return type(x) is tuple and all(type(item) in EXACT for item in x)
+
+
 # Guarded by identity.
 FIXED = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,

@@ -15,6 +15,7 @@ import collections
 import enum
 import functools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from fusee.capture import guards, torch_api
+from fusee.capture.bytecode import assigned_globals
 from fusee.capture.captured import Relation, SizeRelation
 from fusee.capture.dynamic import (
     VALUES,
@@ -41,6 +43,7 @@ from fusee.capture.frame import (
     EXACT,
     FIXED,
     HELD_OWNERS,
+    is_exact,
     is_named,
     is_scalar,
 )
@@ -107,11 +110,6 @@ def has(name: str, obj: Any) -> bool:
 
 
 _LIKE_OTHERS = (int, bool, float, complex)  # 1 is not True
-
-
-def _is_exact(x: Any) -> bool:
-    """Whether `x` is a tuple of which one comparison says all."""
-    return type(x) is tuple and all(type(item) in EXACT for item in x)
 
 
 class Itself:
@@ -349,9 +347,11 @@ class World:
         raise StopIteration
 
     def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
-        """What a module of torch or of Python holds: constant, and so without a guard."""
+        """What a module of torch or of Python holds: constant, unless it assigns that itself."""
+        if name in assigned_globals(module):
+            return self.get(self.mirror_of_globals(sys.modules[module].__dict__, module), name)
         self.taken[module, name] = obj
-        is_value = _is_exact(obj) or type(obj) is frozenset or is_scalar(obj)
+        is_value = is_exact(obj) or type(obj) is frozenset or is_scalar(obj)
         return obj if is_value else self.hold(obj, f"{module}.{name}")
 
     def kept_by(self, function: Any, place: Origin, *key: Any) -> Origin:
@@ -454,7 +454,7 @@ class World:
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
         places = [self.item(origin, k) for k in range(len(obj))] if self.varies.is_any() else []
-        if _is_exact(obj) and not any(map(self.varies, places, obj)):
+        if is_exact(obj) and not any(map(self.varies, places, obj)):
             self.fact(guards.EqualsMatch, origin, obj)
             return obj
         # tuples may be nested deeper than Python's calls
@@ -478,7 +478,7 @@ class World:
                 half_loaded[-1][2].append(loaded)
                 continue
             item, part = tuple.__getitem__(whole, len(items)), self.item(place, len(items))
-            if type(item) is tuple and not _is_exact(item):
+            if type(item) is tuple and not is_exact(item):
                 half_loaded.append((item, part, []))
             else:
                 items.append(self.load(item, part))

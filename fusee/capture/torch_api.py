@@ -38,6 +38,7 @@ from torch.fx.graph_module import _WrappedCall
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _python_dispatch, _pytree
 
+from fusee.capture.bytecode import codes
 from fusee.errors import GENERATED, FuseeError, shown, user_frame
 from fusee.fake import FakeTensor as FakeTensor
 from fusee.fake import fake_mode as fake_mode
@@ -156,14 +157,6 @@ has_global_hooks: Callable[[], object] = functools.partial(
 )
 # What calling a module does when nothing is compiled in its place.
 call_impl: Any = torch.nn.Module._call_impl
-
-
-def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions that it defines."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes(constant)
 
 
 # All that torch itself does between a call of a module and its `forward`: hooks, and what the class

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 import torch
 from torch import fx
 
+from fusee.capture.bytecode import codes
 from fusee.capture.frame import ABSENT, UNBOUND, Marker, is_scalar
 from fusee.capture.guards import GONE, Facts, TensorFact, Values
 from fusee.capture.sources import Held, Origin, looking
-from fusee.capture.torch_api import codes
 from fusee.runtime.cache import code_key
 
 # ---------------------------------------------------------------------------- naming

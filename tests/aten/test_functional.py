@@ -358,6 +358,17 @@ def test_writes_to_inputs_with_strides(fn: Fn, layout: str) -> None:
 # ------------------------------------------------------------------------------ outputs
 
 
+def by_no_rows(x: torch.Tensor) -> Any:
+    y = x.clone()
+    y[[]], y[:, []] = 5, 3.0
+    y[()] *= 2
+    return x[[]], x[..., []].round().all(), x[None, []], x[..., ()], x[range(0)], x[()] + y
+
+
+def test_lists_of_no_indices() -> None:
+    same(by_no_rows, x35())
+
+
 def test_output_specs() -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
         z = x + y
