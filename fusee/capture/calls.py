@@ -163,6 +163,8 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if any(map(symbols.holds_open, (args, kwargs))):
         return symbols.called(function, args, kwargs)
     if m.world.numbers and not kwargs and any(type(x) is Number for x in args):
+        if function is divmod and all(type(x) is Number or is_scalar(x) for x in args):
+            return tuple(m.call(part, *args) for part in (operator.floordiv, operator.mod))
         if (found := before_graph(m.world, function, *args)) is not None:
             return found
     m.look((*args, *kwargs.values()), AS_VALUES)

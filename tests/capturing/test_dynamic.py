@@ -21,7 +21,7 @@ from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from fusee.errors import CacheWarning, ConstantSizeError, OptionError
 from fusee.runtime.cache import Job
-from tests.capturing.same import Traced
+from tests.capturing.same import Traced, shape_of
 
 
 class Counted:
@@ -400,3 +400,16 @@ def test_open_places_from_the_end_are_written_and_go_backward() -> None:
             (out * torch.arange(out.numel()).reshape(out.shape)).sum().backward()
             found.append((out.detach(), p.grad, x.grad))
         torch.testing.assert_close(found[1], found[0])
+
+
+def test_divmod_of_a_float_that_varies() -> None:
+    def fn(x: torch.Tensor, seconds: float) -> Any:
+        minutes, left = divmod(seconds, 60)
+        return x * left + minutes, divmod(7, seconds)[0]
+
+    traced, x = Traced(fn), torch.ones(2)
+    for seconds in (100.5, 200.25, -3000.25, 0.5):
+        assert shape_of(traced(x, seconds)) == shape_of(fn(x, seconds))
+    assert traced.entries == 2 and not traced.stops
+    with pytest.raises(ZeroDivisionError):
+        traced(x, 0.0)
