@@ -168,7 +168,7 @@ def test_what_is_no_backend_is_refused() -> None:
         ({"treads": 2}, "'threads'; known options: derive_weights"),
         ({"zzz": 2}, "known options: derive_weights"),
         ({"fuse": 1}, "takes bool, not 1 \\(int\\)"),
-        ({"threads": -1}, "takes int >= 0, not -1"),
+        ({"threads": -1}, "takes int from 0 to 1024, not -1"),
         ({"threads": True}, "not True \\(bool\\)"),
         ({"vector_bits": 100}, "one of 0, 128, 256, 512"),
         ({"name": None}, "takes str, not None"),
