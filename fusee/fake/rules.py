@@ -77,6 +77,14 @@ def in_layout_of(x: Tensor) -> Spec:
     return laid_out(x.shape, x.dtype, suggested_layout(x))
 
 
+def normalised(x: Tensor) -> Spec:
+    """What the CPU's batch norm makes of a tensor: of images of one pixel each, rows.
+
+    source   aten/src/ATen/native/Normalization.cpp, suggest_memory_format_contig
+    """
+    return rows(x.shape, x.dtype) if is_contiguous(x) else in_layout_of(x)
+
+
 # ---------------------------------------------------------------------------- pointwise
 
 
@@ -489,7 +497,7 @@ def _batch_norm(
 ) -> tuple[Spec, ...]:
     channels = (x.shape[1],) if training else (0,)
     statistics = rows(channels, _statistics_dtype(x, weight, bias, mean, var))
-    return in_layout_of(x), statistics, statistics
+    return normalised(x), statistics, statistics
 
 
 RULES.rule("_native_batch_norm_legit")(_batch_norm)
@@ -782,7 +790,7 @@ def _layer_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
 )
 def _batch_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     statistics = rows((x.shape[1],), _wide(x.dtype))
-    return found[0], statistics, statistics, *found[3:]
+    return in_layout_of(x), statistics, statistics, *found[3:]
 
 
 @_ELSEWHERE.rule("log_sigmoid_forward")

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import fusee
 from fusee.loops import Loop
 from fusee.loops.checker import show_step
 from tests.loops.lower.against_eager import check
@@ -69,3 +70,16 @@ def test_cat_into_channels_last_keeps_the_layout() -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     check(lambda x: torch.cat([x, x * 2], 1), x)
     check(lambda x: torch.cat([x.relu(), x * 2], 1).exp().mean((2, 3)), x)
+
+
+def test_pooled_images_of_one_pixel_lie_as_in_eager() -> None:
+    """Batch norm makes rows of what may lie either way; what is resized and joined follows it."""
+
+    def fn(x: Tensor, weight: Tensor) -> Tensor:
+        normed = F.batch_norm(F.conv2d(x.mean((2, 3), True), weight), None, None, training=True)
+        return torch.cat([x, F.interpolate(normed.relu_(), size=(4, 4), mode="bilinear")], 1)
+
+    x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    weight = torch.randn(8, 8, 1, 1).to(memory_format=torch.channels_last)
+    want, got = fn(x, weight), fusee.compile(fn)(x, weight)
+    assert got.stride() == want.stride()
