@@ -370,12 +370,11 @@ class _Attempt:
             raise Anew("unchecked")
         names = [n.name for n in nodes]
         since = names.index(changes[0]) if changes and self.recorder.tells_writes else 0
-        is_handled = any("heard" in n.meta for n in nodes)
         is_one = not (self.recorder.is_parted or self.machine.policy.is_exporting)
         if changes and is_one and any("heard" in n.meta for n in nodes[since:]):
             raise Anew("parted")
         draws = any("draws" in effects(n) for n in nodes)
-        if draws and (is_handled or not changes):
+        if draws and (self.recorder.is_handled or not changes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)
             states = generator_states(is_on_gpu)
@@ -395,7 +394,8 @@ class _Attempt:
     def _inputs(self, graph: fx.GraphModule, source: Source) -> list[str]:
         """Sources of the graph's inputs."""
         mirrors = self.world.mirrors.values()
-        inputs, replaced = [], {f"{m.origin}[{key!r}]" for m in mirrors for key in m.writes}
+        buffers = (m for m in mirrors if getattr(m.origin, "key", None) == "_buffers")
+        inputs, replaced = [], {f"{m.origin}[{key!r}]" for m in buffers for key in m.writes}
         for node in graph.graph.find_nodes(op="placeholder"):
             if is_open(fake := node.meta["example_value"]):
                 self.captured.inputs.append(origin := self.world.symbols.origin(fake))
