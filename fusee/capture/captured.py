@@ -174,7 +174,7 @@ class Captured:
     passing    what it has seen that another process would see differently; "" if nothing
     is_plain   whether the graph is all of a function that enters no other one: Python itself would
                take as long to run it as the captured program does
-    begun      what is to be taken out of optimizers' states if its first run raises
+    begun      what is taken out of optimizers' states if it is discarded, or its first run raises
     replaced   as Watched has it; `settled`: how much of it the check knows
     """
 
@@ -204,16 +204,11 @@ class Captured:
     replaced: set[tuple[int, Any]] = field(default_factory=set)
     settled: int = 0
 
-    @contextlib.contextmanager
-    def taking_back(self) -> Iterator[None]:
-        """If a run inside raises, optimizers' states are as before the capture."""
-        begun, self.begun = self.begun, []
-        try:
-            yield
-        except BaseException:
-            for state, param in begun:
-                state.pop(param, None)
-            raise
+    def take_back(self) -> None:
+        """Take out of optimizers' states what the capture has put there."""
+        while self.begun:
+            state, param = self.begun.pop()
+            state.pop(param, None)
 
     def leave_to_python(self) -> None:
         """Let all calls for which the graph costs the same use this: Python will run them."""

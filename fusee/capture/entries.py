@@ -244,12 +244,13 @@ def _ran(entry: Entry | None, values: Values) -> Any:
     if entry is None or entry.run is None:
         return _AGAIN
     try:
-        if not entry.captured.begun:
-            return entry.run(*values.values())
-        with entry.captured.taking_back():
-            return entry.run(*values.values())
-    except GraphFailed:
+        found, entry.captured.begun = entry.run(*values.values()), []
+    except BaseException as error:
+        entry.captured.take_back()
+        if not isinstance(error, GraphFailed):
+            raise
         return _AGAIN
+    return found
 
 
 @dataclass(eq=False, repr=False)
@@ -349,8 +350,7 @@ class CompiledFunction:
         if other is not self:
             return other.miss(values)
         entry = self._entry(self.start, values)
-        result = _ran(entry, values)
-        if entry is not None and result is not _AGAIN:
+        if entry is not None and (result := _ran(entry, values)) is not _AGAIN:
             result = self.finish(entry, result, values.get(".f", self.function))
             self._tell_of_no_graph()
             return result
@@ -385,9 +385,9 @@ class CompiledFunction:
 
     def _around(self, *given: Any) -> Any:
         """The function's own lines in Python; what it calls is compiled."""
-        variables = dict(zip(self.start.place.parameters, given))
-        f = Frame.of(Between(self.nested), variables.pop(".f", self.function))
-        f.locals = variables
+        values = dict(zip(self.start.place.parameters, given))
+        f = Frame.of(Between(self.nested), values.pop(".f", self.function))
+        f.locals = values
         return self._ends(f, f.run)
 
     def finish(self, entry: Entry, result: Any, function: types.FunctionType) -> Any:

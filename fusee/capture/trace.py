@@ -73,6 +73,9 @@ _INSTRUCTIONS = 12  # for each node, at most, of what Python runs as quickly as 
 _PROBES = 64  # places that are tried for a piece that must end earlier, and more ever further on
 
 
+_TRANSFORMED = "it is called within a transform of torch.func or forward-mode autograd"
+
+
 def capture(
     place: Place, values: Values, policy: Policy, varies: Varying | None = None
 ) -> Captured:
@@ -84,8 +87,7 @@ def capture(
     first, why, raising = stop, "", Facts()
     is_compiling, anew, conditions = True, set[str](), state_conditions()
     if is_transforming():
-        why = "it is called within a transform of torch.func or forward-mode autograd"
-        return Captured(place, Facts(), conditions, eager=why)
+        return Captured(place, Facts(), conditions, eager=_TRANSFORMED)
     (varies := varies or Varying()).begin()
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
@@ -130,6 +132,7 @@ def capture(
             attempt.captured.is_around = not attempt.is_over  # no shorter piece would do
         finally:
             attempt.release()
+        attempt.captured.take_back()  # a piece that ends before a step leaves its state to Python
         if why and (limit == 0 or policy.is_exporting or attempt.captured.is_around):
             attempt.captured.eager = why
             return attempt.captured
