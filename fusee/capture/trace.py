@@ -18,7 +18,7 @@ from torch import fx
 
 from fusee.capture import tensor_objects
 from fusee.capture.builtins import left
-from fusee.capture.bytecode import overwritten, parameters, without_ours
+from fusee.capture.bytecode import overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
 from fusee.capture.effects import BODY, effects, written_by
@@ -257,7 +257,7 @@ class _Attempt:
     def _start(self) -> Frame:
         place, world = self.place, self.world
         code = place.function.__code__
-        unread = overwritten(code, 0) - {*code.co_cellvars} if place.at < 0 else ()
+        unread = overwritten(code, program(code), 0) - {*code.co_cellvars} if place.at < 0 else ()
         loaded = {n: self._load(n, n in unread) for n in place.parameters}
         function = loaded.pop(".f", None) or world.hold(place.function, place.function.__qualname__)
         world.know_cells(function)

@@ -525,7 +525,9 @@ def as_tensor(x: Any, inference: bool = False) -> torch.Tensor:
             return as_tensor(x, inference)
     if not isinstance(x, np.ndarray):
         return torch.from_numpy(np.asarray(x))
-    with warnings.catch_warnings():  # of arrays that are only to be read
+    if x.flags.writeable:
+        return torch.from_numpy(x)
+    with warnings.catch_warnings():  # torch's, of arrays that are only to be read
         warnings.simplefilter("ignore")
         return torch.from_numpy(x)
 

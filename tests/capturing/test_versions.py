@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import itertools
 import os
 import random
 import time
@@ -738,3 +739,41 @@ def test_a_cache_that_stays_empty_ends_graphs() -> None:
         assert torch.equal(compiled(X), X.sin() * 2)
     (one,) = [one for one in live if one.call is compiled]
     assert len(one.start.entries) == 1
+
+
+def by_keys(given: dict[str, Tensor], log: list[Tensor]) -> dict[str, Tensor]:
+    return {k: v * 2 for k, v in given.items()}
+
+
+def by_length(given: dict[str, Tensor], log: list[Tensor]) -> Tensor:
+    return torch.stack(log).sum() if log and len(log) % 2 else given["a"]
+
+
+@pytest.mark.parametrize(("fn", "kind"), [(by_keys, "Keys"), (by_length, "Length")])
+def test_a_call_that_no_version_is_good_for_asks_next_to_none(fn: Any, kind: str) -> None:
+    keys = [*map("".join, itertools.permutations("abcd", 3))]
+    calls = [(dict.fromkeys(each, X), [X] * n) for n, each in enumerate(keys)]
+    if fn is by_length:
+        calls = [({"a": X}, log) for _, log in calls]
+    random.Random(1).shuffle(calls)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = Traced(fn)
+        for given, log in calls:
+            assert str(traced(given, log)) == str(fn(given, log))
+    (compiled,) = (f for f in live if f.function is fn)
+    site = compiled.start
+    assert site.is_full and site.index is not None and site.index.key is not None
+    assert site.index.key[0].__name__ == kind
+    asked: list[Any] = []
+
+    def counted(check: Callable[..., bool], *given: Any) -> bool:
+        asked.append(check)
+        return check(*given)
+
+    for entry in site.entries:
+        entry.check = functools.partial(counted, entry.check)
+    for given, log in calls:
+        asked.clear()
+        traced(given, log)
+        assert len(asked) <= 1
