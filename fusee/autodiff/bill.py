@@ -106,7 +106,7 @@ def bill(
     others = (x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops)
     if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
         kernels += prices.guard
-    charges = []
+    charges = _of_autograd(calls.values(), prices)
     priced: dict[str, tuple[float, float]] = {}
     layouts: dict[Any, str] = {}
     is_listed = len(prices.own) > 1  # else no price is of a layout
@@ -140,6 +140,14 @@ def bill(
         singles |= {} if half.symbols else _cheaper_calls(part, inner, layouts)
     kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
     return Bill(charges, kernels, singles, prices.unit)
+
+
+def _of_autograd(calls: Iterable[Sequence[fx.Node]], prices: Prices) -> list[Charge]:
+    """What a pass within the graph costs as captured: it is the engine's, and autograd notes each
+    call that is ahead of it."""
+    ahead = sum(bool(nodes[0].meta.get("ahead")) for nodes in calls)
+    own = prices.train + 2 * prices.call * ahead
+    return [Charge("a pass of autograd", "", 0, own, 0)] if ahead else []
 
 
 def _cheaper_calls(

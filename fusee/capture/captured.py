@@ -722,7 +722,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Condition:
-    """`function` of sizes: what a backend relied on, and no Relation says. `text` has its names."""
+    """`function` of sizes: what was relied on, and no Relation says. `text` has its names."""
 
     function: Callable[..., bool]
     text: str

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from fusee.errors import TraceError
+from fusee.source import define
 from fusee.sym import (
     Atom,
     Call,
@@ -564,9 +565,57 @@ def compared(x: Any, op: str, other: Any) -> bool:
     found, known = _curve(x), other.maybe_as_float()
     compare = COMPARISONS[op]
     if found is None or known is None or op in ("==", "!="):
-        return compare(x.guarded(), other.guarded())
+        known = _predicate(x, compare(x.hint, other.hint), op, other)
+        if known is None:
+            return compare(x.guarded(), other.guarded())
+        if known.text not in [one.text for one in x.env.written]:
+            x.env.written.append(known)
+        return compare(x.hint, other.hint)
     size, below = found
     return bool(steady(x.env, size, lambda n: compare(below(n), known)))
+
+
+_INFIX = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/",
+    operator.pow: "**",
+}  # fmt: skip
+_MOST_STEPS = 32  # of a condition
+
+
+def _predicate(x: Any, holds: bool, op: str, other: Any) -> Predicate | None:
+    """That `x op other` holds or does not, in Python; None where that is more than a few steps, or
+    of sizes that only the data knows."""
+    of, steps = dict[str, Symbol](), list[Any]()
+    left, right = (_written(y, of, steps) for y in (x, other))
+    if not (left and right and of):
+        return None
+    text = f"{'' if holds else 'not '}{left} {op} {right}"
+    source = f"def holds({', '.join(of)}): return {text}\n"
+    function = define(source, "holds", "condition", {"math": math})
+    is_so = function(*(symbol.hint for symbol in of.values()))
+    return Predicate(function, text, (*of.items(),), x.env.where()) if is_so else None
+
+
+def _written(x: Any, of: dict[str, Symbol], steps: list[Any]) -> str:
+    """A size, or a float computed from sizes, as Python of the symbols' names, which `of` takes in;
+    "" if nothing says it, or not in so many steps."""
+    steps.append(x)
+    if len(steps) > _MOST_STEPS:
+        return ""
+    if x.kind is int:
+        size = x.env.simplified(x.size)
+        of.update((str(symbol), symbol) for symbol in symbols(size))
+        return "" if x.env.data.of(size) else f"({size})"
+    if x.operands == (x.value,):
+        return repr(x.value) if math.isfinite(x.value) else ""
+    parts = [_written(y, of, steps) for y in x.operands]
+    if not all(parts):
+        return ""
+    if x.function in _INFIX:
+        return f"({f' {_INFIX[x.function]} '.join(parts)})"
+    home = "math." * (getattr(x.function, "__module__", "") == "math")
+    is_plain = home or x.function in (float, min, max, abs)
+    return f"{home}{x.function.__name__}({', '.join(parts)})" if is_plain else ""
 
 
 def _curve(x: Any) -> tuple[Size, Callable[[int], float]] | None:

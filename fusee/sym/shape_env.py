@@ -60,7 +60,7 @@ class ShapeEnv:
     where      gives the user's present line
     is_over    whether the program has ended: text of a size may say how it is computed
     relations  what must hold in later calls beside the symbols' own ranges
-    written    conditions beside them, which a backend has asked for
+    written    conditions beside them: comparisons of floats, and what a backend has asked for
     asker      who asks once the program has ended
     data       those that only data knows
     """
@@ -435,10 +435,15 @@ class FloatNode(Node):
 
     def guarded(self) -> float:
         """Fix the sizes that it was computed from, unless it is always this one."""
-        if self.maybe_as_float() is None:
-            for x in self.operands:
-                if isinstance(x, Node):
-                    x.guarded()
+        row: list[Any] = [self]
+        known = set[int]()
+        while row:  # a float may be an operand many times
+            x = row.pop()
+            if not isinstance(x, FloatNode):
+                x.guarded()
+            elif id(x) not in known and x.maybe_as_float() is None:
+                known.add(id(x))
+                row += (y for y in x.operands if isinstance(y, Node))
         return self.value
 
     def _with(self, function: Callable[..., float], *others: Any) -> FloatNode:

@@ -864,3 +864,23 @@ def test_what_the_backward_reads_again_is_computed_again() -> None:
     gelu = torch.ops.aten.gelu.default
     nodes = found[0].graph.find_nodes(op="call_function", target=gelu)
     assert [node.meta.get("late", 0) for node in nodes] == 4 * [0] + 4 * [1]
+
+
+def test_a_step_as_captured_costs_what_autograd_does() -> None:
+    """Its operators alone cost less than kernels do."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    compiled = fusee.compile(step)
+    for _ in range(2):
+        compiled(torch.randn(16, 32), torch.randint(0, 10, (16,)))
+    bill = fusee.report(compiled)[-1].bill
+    assert "a pass of autograd" in [charge.kind for charge in bill.calls]
+    assert not bill.is_captured

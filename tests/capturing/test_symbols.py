@@ -978,3 +978,31 @@ def test_what_a_backward_finds_out_of_sizes_is_known_of_results() -> None:
         x = torch.ones(n, 4).requires_grad_()
         for got, want in zip(compiled(x, n), fn(x, n), strict=True):
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, n: x * min(0.5, (1 + n) / (10 + n)),  # a decay that warms up
+    lambda x, n: x * max(0.0, min(0.9, 1 - (1 + n / 1.0) ** -0.66)),
+    lambda x, n: x if n / (n + 5) < 0.5 else x * 2,
+    lambda x, n: x * (n * n / (n + 1) > 7.5),
+    lambda x, n: x * (1 if math.sqrt(n) * 0.3 < 1.1 + 1 / (n + 1) else 2),
+])  # fmt: skip
+def test_a_comparison_of_floats_is_a_condition(fn: Any) -> None:
+    traced, native = Traced(fn), fusee.compile(fn)
+    for n in (3, 5, 9, 8, 20, 21, 33, 47, 60, 7, 1, 10000, 2):
+        want = fn(torch.ones(3), n)
+        assert traced(torch.ones(3), n).equal(want)
+        torch.testing.assert_close(native(torch.ones(3), n), want)
+    assert len(traced.graphs) <= 3
+
+
+def test_a_long_comparison_of_floats_asks_for_the_number() -> None:
+    def fn(x: torch.Tensor, n: int) -> torch.Tensor:
+        decay = n / (n + 3)
+        for _ in range(60):
+            decay = decay * 0.99 + decay / (n + 3)
+        return x * (decay < 0.5)
+
+    traced = Traced(fn)
+    for n in (3, 5, 9):
+        assert traced(torch.ones(3), n).equal(fn(torch.ones(3), n))
