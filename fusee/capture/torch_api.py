@@ -41,6 +41,7 @@ from torch.utils import _device, _python_dispatch, _pytree
 from fusee.capture.bytecode import codes
 from fusee.errors import GENERATED, FuseeError, shown, user_frame
 from fusee.fake import FakeTensor as FakeTensor
+from fusee.fake import fake_again as fake_again
 from fusee.fake import fake_mode as fake_mode
 from fusee.fake import fake_of as fake_of
 from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
