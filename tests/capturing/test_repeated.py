@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fusee.capture.frame import Frame
 from fusee.capture.repeated import Repeated
 from tests.capturing.same import Traced, same
 
@@ -97,3 +98,94 @@ def test_layers_that_are_alike_run_nothing_again(monkeypatch: pytest.MonkeyPatch
         return len(noted)
 
     assert count(2) == count(7) == 5
+
+
+# ---------------------------------------------------------------------------- attributes
+
+
+class Config:
+    """As configurations of models: other names for some, and a say about all."""
+
+    other_names: ClassVar = {"width": "hidden_size"}
+    asked: ClassVar = []
+
+    def __init__(self) -> None:
+        self.hidden_size, self.bias, self.extra = 4, None, {"scale": 2.0}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "other_names" and name in super().__getattribute__("other_names"):
+            name = super().__getattribute__("other_names")[name]
+        return super().__getattribute__(name)
+
+    @property
+    def scale(self) -> float:
+        return self.extra["scale"] * self.width
+
+    @property
+    def has_more(self) -> bool:
+        return hasattr(self, "more")
+
+
+class Asked(Config):
+    def __getattribute__(self, name: str) -> Any:
+        Config.asked.append(name)
+        return super().__getattribute__(name)
+
+
+def reads(x: T, config: Any) -> T:
+    for _ in range(3):
+        x = x * config.scale + config.width * config.has_more
+    return x, config.width, config.bias
+
+
+def writes_between(x: T, config: Any) -> T:
+    before = config.width, config.scale, config.has_more
+    config.hidden_size = 5
+    middle = config.width, config.scale
+    config.extra["scale"] = 3.0
+    config.more = x + 1
+    return x * config.scale, before, middle, config.has_more, config.more, config.width
+
+
+def names_another(x: T, config: Any) -> T:
+    before = config.width
+    names = config.other_names
+    names["width"] = "bias"
+    try:
+        return x * before, config.width
+    finally:
+        names["width"] = "hidden_size"
+
+
+def gives_new_objects(x: T, config: Any) -> T:
+    methods = config.__init__, config.__init__
+    return x + 1, methods[0] is methods[1], config.extra is config.extra
+
+
+@pytest.mark.parametrize("program", [reads, writes_between, names_another, gives_new_objects])
+@pytest.mark.parametrize("kind", [Config, Asked])
+def test_attributes_by_code_of_the_program(program: Callable[..., Any], kind: type) -> None:
+    same(program, X, kind())
+
+
+def test_a_method_that_only_reads_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, names = Frame.run, []
+
+    def spy(f: Frame) -> Any:
+        names.append(f.code.co_name)
+        return run(f)
+
+    monkeypatch.setattr(Frame, "run", spy)
+    traced = Traced(lambda x, config: [x * config.width for _ in range(4)])
+    torch.testing.assert_close(traced(X, Config())[3], X * 4)
+    assert names.count("__getattribute__") == 1
+
+
+def test_an_object_is_asked_as_often_as_in_eager() -> None:
+    config = Asked()
+    traced, seen = Traced(lambda x: x * config.width * config.width * config.scale), []
+    for function in (lambda x: x * config.width * config.width * config.scale, traced, traced):
+        Config.asked.clear()
+        function(X)
+        seen.append([*Config.asked])
+    assert seen[0] == seen[1] == seen[2]
