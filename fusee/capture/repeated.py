@@ -19,8 +19,13 @@ from fusee.capture.torch_api import FakeTensor, fake_again
 from fusee.fake.layouts import extent
 from fusee.source import Args, Kwargs
 
-_IN_C = types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType
+_KINDS = (
+    types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)  # fmt: skip
+_HOMES = "torch", "_operator"
 _IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional", "torch._tensor"))
+_OF_NOW = frozenset(("cuda", torch.device("cuda")))  # the present device: another one later
 _BITS = (torch.Tensor.is_conj, torch.Tensor.is_neg)
 
 
@@ -43,11 +48,14 @@ class Repeated:
 
     def key(self, mode: Any, func: Any, args: Args, kwargs: Kwargs) -> Hashable:
         """By what the result of a call is known; None: it has to run."""
-        kind = type(func)
-        if kind is types.FunctionType:
-            if func.__module__ not in _IN_PYTHON:
-                return None
-        elif kind not in _IN_C or isinstance(getattr(func, "__self__", None), torch.Tensor):
+        kind, home = type(func), getattr(func, "__module__", None) or "torch"
+        if kind is types.FunctionType and home not in _IN_PYTHON:
+            return None
+        if kind is types.BuiltinFunctionType and home.partition(".")[0] not in _HOMES:
+            return None  # of a package of the program's
+        if kind not in _KINDS or func is torch.Tensor.cuda:
+            return None
+        if isinstance(getattr(func, "__self__", None), torch.Tensor):
             return None
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return None
@@ -103,7 +111,7 @@ def _add(parts: list[Any], mode: Any, x: Any) -> bool:
         parts.append(kind)
         return all(_add(parts, mode, end) for end in (x.start, x.stop, x.step))
     parts += kind, x
-    return is_scalar(x)
+    return is_scalar(x) and x not in _OF_NOW
 
 
 def _flat(x: Any) -> list[Any]:
