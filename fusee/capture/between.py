@@ -99,6 +99,9 @@ def for_c(nested: Nested, function: Any) -> Any:
     return Between(nested).compiled(function)
 
 
+_FUNCTIONS = types.FunctionType, types.BuiltinFunctionType
+
+
 class Between(Semantics):
     """Python's own semantics, with `nested` in place of each Python function that is called."""
 
@@ -113,7 +116,9 @@ class Between(Semantics):
             return self.call(
                 function.func, *function.args, *args, **{**function.keywords, **kwargs}
             )
-        if isinstance(function, nn.Module):
+        if type(function) in _FUNCTIONS:
+            pass  # most are, and are called as they are
+        elif isinstance(function, nn.Module):
             if type(function.__dict__) is dict and not has_global_hooks():
                 kind: Any = type(function)
                 method = kind.forward if is_plain(function) else kind.__call__

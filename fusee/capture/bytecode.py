@@ -190,9 +190,8 @@ def only_reads(code: types.CodeType) -> bool:
 _READERS = frozenset("super locals vars dir eval exec".split())
 
 
-def overwritten(code: types.CodeType, at: int) -> frozenset[str]:
+def overwritten(code: types.CodeType, known: Bytecode, at: int) -> frozenset[str]:
     """Variables that nothing reads from an instruction on before it has given them a value."""
-    known = program(code)
     if (found := known.unread.get(at)) is None:
         if not known.live:
             known.live.extend(_live(code, known))

@@ -120,6 +120,10 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if name and args and (found := attributes.ask(m, args[0], name, *args[1:])) is not ABSENT:
             return found
     home = getattr(getattr(function, "__objclass__", None), "__name__", "")
+    if isinstance(owner, FakeTensor):
+        stand = special(getattr(torch.Tensor, function.__name__, None))
+        if stand is not None:
+            return stand(m, owner, *args, **kwargs)
     if isinstance(owner, FakeTensor) or (args and home in ("TensorBase", "Tensor")):
         return on_tensors(m, function, args, kwargs)
     is_unbound = isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType))

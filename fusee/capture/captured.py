@@ -174,7 +174,7 @@ class Captured:
     passing    what it has seen that another process would see differently; "" if nothing
     is_plain   whether the graph is all of a function that enters no other one: Python itself would
                take as long to run it as the captured program does
-    begun      what is to be taken out of optimizers' states if its first run raises
+    begun      what is taken out of optimizers' states if it is discarded, or its first run raises
     replaced   as Watched has it; `settled`: how much of it the check knows
     """
 
@@ -204,16 +204,11 @@ class Captured:
     replaced: set[tuple[int, Any]] = field(default_factory=set)
     settled: int = 0
 
-    @contextlib.contextmanager
-    def taking_back(self) -> Iterator[None]:
-        """If a run inside raises, optimizers' states are as before the capture."""
-        begun, self.begun = self.begun, []
-        try:
-            yield
-        except BaseException:
-            for state, param in begun:
-                state.pop(param, None)
-            raise
+    def take_back(self) -> None:
+        """Take out of optimizers' states what the capture has put there."""
+        while self.begun:
+            state, param = self.begun.pop()
+            state.pop(param, None)
 
     def leave_to_python(self) -> None:
         """Let all calls for which the graph costs the same use this: Python will run them."""
@@ -384,10 +379,11 @@ class Site:
     def __post_init__(self) -> None:
         self.alive = self.place.parameters if self.place.at >= 0 else []
 
-    def find(self, values: Values) -> Entry | None:
+    def find(self, values: Values, is_tried: bool = False) -> Entry | None:
+        """What is good for a call; `is_tried` where the checks have just refused it."""
         given = values.values()
         for entry in self.entries if self.index is None else self.index.candidates(*given):
-            if entry.check(*given) or entry.is_settled(values):
+            if (not is_tried and entry.check(*given)) or entry.is_settled(values):
                 return entry
         return None
 
@@ -516,17 +512,19 @@ class Index:
     def _choose(self, entries: list[Any]) -> None:
         counts: Counter[_Key] = Counter()
         values: dict[_Key, set[Hashable]] = defaultdict(set)
-        facts: dict[_Key, Fact] = {}
+        facts, kinds = dict[_Key, Fact](), dict[_Key, dict[Any, type]]()
         for entry in entries:
             for key, (fact, value) in _by_key(entry).items():
                 counts[key] += 1
                 values[key].add(value)
                 facts[key] = fact
-        whole = [key for key, count in counts.items() if count == len(entries)]
-        self.key = max(whole, key=lambda key: len(values[key]), default=None)
+                kinds[key] = entry.captured.facts.kinds
+        # which leaves the fewest to be checked: those of one value, and those it says nothing of
+        price = {k: counts[k] / len(values[k]) + len(entries) - counts[k] for k in counts}
+        self.key = min(price, key=price.__getitem__, default=None)
         self.found, self.others = {}, []
         if self.key is not None:
-            self.read = self._reader(facts[self.key], entries[0].captured.facts.kinds)
+            self.read = self._reader(facts[self.key], kinds[self.key])
 
     def _reader(self, fact: Fact, kinds: dict[Any, type]) -> Callable[..., Hashable]:
         """A function of the variables that gives the value of the fact's object."""

@@ -402,7 +402,9 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Nu
     origins = frozenset().union(*(x.origins for x in numbers))
     is_late = any(x.is_late for x in numbers)
     by = operands[1] if function is operator.truediv else None
-    if is_late and function in _RAISE and not (type(by) in (int, float) and by != 0):
+    is_sure = type(by) in (int, float) and by != 0
+    is_sure |= type(by) is Number and by.made[:1] == (operator.pos,)  # an open one, which was asked
+    if is_late and function in _RAISE and not is_sure:
         numbers[0].need()
     is_int = kinds == {int} and function is not operator.truediv
     is_held = not is_int or function in _EXACT  # else it may be more than a double holds

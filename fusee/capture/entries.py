@@ -157,7 +157,7 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
         f"                break\n"
         f"            return §finish(§e, §r, §function)\n"
         f"    else:\n"
-        f"        return §miss({values})\n"
+        f"        return §miss({values}, True)\n"
         f"    return {by_python}\n"
     )
     if first:
@@ -244,12 +244,13 @@ def _ran(entry: Entry | None, values: Values) -> Any:
     if entry is None or entry.run is None:
         return _AGAIN
     try:
-        if not entry.captured.begun:
-            return entry.run(*values.values())
-        with entry.captured.taking_back():
-            return entry.run(*values.values())
-    except GraphFailed:
+        found, entry.captured.begun = entry.run(*values.values()), []
+    except BaseException as error:
+        entry.captured.take_back()
+        if not isinstance(error, GraphFailed):
+            raise
         return _AGAIN
+    return found
 
 
 @dataclass(eq=False, repr=False)
@@ -341,16 +342,15 @@ class CompiledFunction:
 
     # ---------------------------------------------------------------------- pieces
 
-    def miss(self, values: Values) -> Any:
-        """A call that no entry of the beginning is good for, or not for sure."""
+    def miss(self, values: Values, is_tried: bool = False) -> Any:
+        """A call that no entry of the beginning is good for; or not for sure, if not `is_tried`."""
         if self.policy.is_eager():
             return self._native(*values.values())
         other = self._stand_in(values)
         if other is not self:
             return other.miss(values)
-        entry = self._entry(self.start, values)
-        result = _ran(entry, values)
-        if entry is not None and result is not _AGAIN:
+        entry = self._entry(self.start, values, is_tried)
+        if entry is not None and (result := _ran(entry, values)) is not _AGAIN:
             result = self.finish(entry, result, values.get(".f", self.function))
             self._tell_of_no_graph()
             return result
@@ -385,9 +385,9 @@ class CompiledFunction:
 
     def _around(self, *given: Any) -> Any:
         """The function's own lines in Python; what it calls is compiled."""
-        variables = dict(zip(self.start.place.parameters, given))
-        f = Frame.of(Between(self.nested), variables.pop(".f", self.function))
-        f.locals = variables
+        values = dict(zip(self.start.place.parameters, given))
+        f = Frame.of(Between(self.nested), values.pop(".f", self.function))
+        f.locals = values
         return self._ends(f, f.run)
 
     def finish(self, entry: Entry, result: Any, function: types.FunctionType) -> Any:
@@ -412,7 +412,7 @@ class CompiledFunction:
             variables, stack, cells = result
             between.handled = variables.pop(".h", None)
             # what no piece was given lives on until it has another value
-            unread = overwritten(f.code, f.at)
+            unread = overwritten(f.code, f.program, f.at)
             f.locals = {name: x for name, x in f.locals.items() if name in unread} | variables
             f.stack, f.cells = list(stack), {**closure, **cells}
             for part in (variables, stack, cells):  # callers' frames know them for longer
@@ -448,7 +448,7 @@ class CompiledFunction:
 
     def _next(self, f: Frame, between: Between) -> tuple[Entry | None, Values]:
         """The entry that goes on from where a frame stands."""
-        code, held, unread = f.code, f.locals, overwritten(f.code, f.at)
+        code, held, unread = f.code, f.locals, overwritten(f.code, f.program, f.at)
         bound = [x for x in code.co_varnames if held.get(x, UNBOUND) is not UNBOUND]
         names = (*[x for x in bound if x not in unread or tells_of_its_end(held[x])],)
         own = (*[name for name in f.cells if name not in code.co_freevars],)
@@ -464,14 +464,14 @@ class CompiledFunction:
         values = dict(zip(site.alive, found))
         return self._entry(site, values), values
 
-    def _entry(self, site: Site, values: Values) -> Entry | None:
+    def _entry(self, site: Site, values: Values, is_tried: bool = False) -> Entry | None:
         """Capture and compile for these values; None if Python is to run this call."""
+        if (known := site.find(values, is_tried)) is not None:
+            return known
         if len(site.entries) == 1 and self.policy.now().unchecked:
             return site.entries[0]
-        if (known := site.find(values)) is not None:
-            return known
-        with self.lock:
-            if (known := site.find(values)) is not None:
+        with self.lock:  # another thread may have compiled it meanwhile
+            if not site.is_full and (known := site.find(values)) is not None:
                 return known
             if self._is_refused(site, values):
                 return None

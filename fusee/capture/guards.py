@@ -447,6 +447,7 @@ class Keys(Fact):
     """A dict with these keys, in this order."""
 
     WORDS, TORCH = "has the keys", "DICT_KEYS_MATCH"
+    INDEX = lambda x: _keys(x), lambda known: known
 
     def conditions(self, at: str, source: Source) -> list[str]:
         raw, at = source.raw(self.origin), source.once(at)
@@ -462,13 +463,17 @@ class Keys(Fact):
         return _equal(now, self.value)
 
     def now(self, found: Any) -> Any:
-        raw: Any = raw_class(type(found))
-        return tuple(found if raw is None else raw.keys(found))
+        return _keys(found)
 
     def watched(self, seen: Watched) -> bool:
         whole = seen.whole(self.origin)
         # what moves to the end of an OrderedDict stays what it was to a dict
         return isinstance(whole, dict) and type(whole) is not collections.OrderedDict
+
+
+def _keys(found: Any) -> tuple[Any, ...]:
+    raw: Any = raw_class(type(found))
+    return tuple(found if raw is None else raw.keys(found))
 
 
 def _equals_others(key: Any) -> bool:

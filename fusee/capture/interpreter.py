@@ -184,7 +184,7 @@ class Interpreter(Capturing):
             if type(right) is not tuple or type(left) is tuple:  # else `%` shows what it holds
                 return function(left, right)
         if type(left) is Number or type(right) is Number:
-            if may_be_open(made_by, right):
+            if may_be_open(made_by, right) or self._divides(made_by, right):
                 left, right = self._number(left), self._number(right)
             left, right = symbols.value(left), symbols.value(right)
             if (found := before_graph(self.world, made_by, left, right)) is not None:
@@ -217,6 +217,11 @@ class Interpreter(Capturing):
             plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
         result = asked_by_c(self.world.recorder, function, plain_left, plain_right)
         return left if result is plain_left and in_place else result
+
+    def _divides(self, function: Callable[..., Any], by: Any) -> bool:
+        """Whether a quotient by an open integer never raises: that is a fact then."""
+        is_open = function is operator.truediv and type(by) is torch.SymInt
+        return is_open and self.truth(symbols.operated(operator.ne, by, 0))
 
     def _number(self, x: Any) -> Any:
         """An operand beside a Number: an open number, which has a value, is one without."""

@@ -137,7 +137,8 @@ def CALL(f: Frame, i: Instruction) -> None:
     if owner is not NULL:
         args = [owner, *args]
     count = len(args) - len(names)
-    f.push(f.machine.call(function, *args[:count], **dict(zip(names, args[count:]))))
+    kwargs = dict(zip(names, args[count:])) if names else {}
+    f.push(f.machine.call(function, *args[:count], **kwargs))
 
 
 @op()

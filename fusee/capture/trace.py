@@ -18,7 +18,7 @@ from torch import fx
 
 from fusee.capture import tensor_objects
 from fusee.capture.builtins import left
-from fusee.capture.bytecode import overwritten, parameters, without_ours
+from fusee.capture.bytecode import overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
 from fusee.capture.effects import BODY, effects, written_by
@@ -74,6 +74,9 @@ _INSTRUCTIONS = 12  # for each node, at most, of what Python runs as quickly as 
 _PROBES = 64  # places that are tried for a piece that must end earlier, and more ever further on
 
 
+_TRANSFORMED = "it is called within a transform of torch.func or forward-mode autograd"
+
+
 def capture(
     place: Place, values: Values, policy: Policy, varies: Varying | None = None
 ) -> Captured:
@@ -85,8 +88,7 @@ def capture(
     first, why, raising = stop, "", Facts()
     is_compiling, anew, conditions, results = True, set[str](), state_conditions(), Repeated()
     if is_transforming():
-        why = "it is called within a transform of torch.func or forward-mode autograd"
-        return Captured(place, Facts(), conditions, eager=why)
+        return Captured(place, Facts(), conditions, eager=_TRANSFORMED)
     (varies := varies or Varying()).begin()
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
@@ -131,6 +133,7 @@ def capture(
             attempt.captured.is_around = not attempt.is_over  # no shorter piece would do
         finally:
             attempt.release()
+        attempt.captured.take_back()  # a piece that ends before a step leaves its state to Python
         if why and (limit == 0 or policy.is_exporting or attempt.captured.is_around):
             attempt.captured.eager = why
             return attempt.captured
@@ -255,7 +258,7 @@ class _Attempt:
     def _start(self) -> Frame:
         place, world = self.place, self.world
         code = place.function.__code__
-        unread = overwritten(code, 0) - {*code.co_cellvars} if place.at < 0 else ()
+        unread = overwritten(code, program(code), 0) - {*code.co_cellvars} if place.at < 0 else ()
         loaded = {n: self._load(n, n in unread) for n in place.parameters}
         function = loaded.pop(".f", None) or world.hold(place.function, place.function.__qualname__)
         world.know_cells(function)

@@ -23,7 +23,7 @@ import torch
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_TYPE, SPECIAL, stands_for_each
-from fusee.capture.dynamic import LOADERS, NUMPY, Computed, Number
+from fusee.capture.dynamic import LOADERS, NUMPY, Computed, Number, holds_number
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
@@ -525,7 +525,9 @@ def as_tensor(x: Any, inference: bool = False) -> torch.Tensor:
             return as_tensor(x, inference)
     if not isinstance(x, np.ndarray):
         return torch.from_numpy(np.asarray(x))
-    with warnings.catch_warnings():  # of arrays that are only to be read
+    if x.flags.writeable:
+        return torch.from_numpy(x)
+    with warnings.catch_warnings():  # torch's, of arrays that are only to be read
         warnings.simplefilter("ignore")
         return torch.from_numpy(x)
 
@@ -630,7 +632,8 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         if dtype is not None:
             args, kwargs = (args[0].item(), *args[1:]), {**kwargs, "dtype": dtype}
     if not args or not isinstance(args[0], Array):
-        is_open = args and holds_open(args[0]) and len(args) == 1 and not m.modes
+        is_open = args and (holds_open(args[0]) or holds_number(args[0]))
+        is_open = is_open and len(args) == 1 and not m.modes
         is_open = is_open and {*kwargs} <= {"dtype", "device"}
         made = _of_numbers(m, args[0], kwargs) if is_open else None
         return calls.on_tensors(m, function, args, kwargs) if made is None else made
@@ -659,7 +662,7 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
 def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:
     """The tensor of numbers some of which vary; None of other things."""
     leaves = pytree.tree_leaves(x)
-    kinds = {kind_of(n) if is_open(n) else type(n) for n in leaves}
+    kinds = {n.kind if type(n) is Number else kind_of(n) if is_open(n) else type(n) for n in leaves}
     if not kinds <= {int, float}:
         return None
     usual = torch.get_default_dtype() if float in kinds else torch.int64

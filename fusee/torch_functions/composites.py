@@ -1,4 +1,5 @@
-"""Functions of torch that ask for a value of a tensor, or lack a fake kernel: by others.
+"""Functions of torch that ask for a value of a tensor, or of a number that varies, or lack a fake
+kernel: by others.
 
 Each goes by torch's own formula, which its source names.
 """
@@ -13,7 +14,8 @@ from torch.nn import functional as F
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import stands_for
+from fusee.capture.builtins import stands_for, stands_for_each
+from fusee.capture.dynamic import Number
 from fusee.capture.torch_api import FakeTensor, shape_as_tensor
 
 
@@ -73,3 +75,54 @@ def _kaiser(m: Capturing, n: Any, periodic: Any = True, beta: Any = 12.0, **name
     whole = m.call(torch.i0, m.call(torch.full, (), beta, **given))
     window = m.call(operator.truediv, m.call(torch.i0, m.call(operator.mul, root, beta)), whole)
     return m.call(torch.Tensor.narrow, window, 0, 0, n) if periodic else window
+
+
+# torch takes a number as a parameter there. One that varies is a factor of ones, or a tensor.
+
+
+def _kind(x: Any) -> type | None:
+    """That of a number which varies; None of all else."""
+    return x.kind if type(x) is Number else float if type(x) is torch.SymFloat else None
+
+
+_FILLS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2}
+
+
+@stands_for_each(*_FILLS)
+def _full(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    """source   aten/src/ATen/native/TensorFactories.cpp"""
+    place, named = _FILLS[function], "fill_value" in kwargs
+    value = kwargs["fill_value"] if named else args[place] if len(args) > place else None
+    if (kind := _kind(value)) is None or m.modes or "out" in kwargs:
+        return calls.on_tensors(m, function, args, kwargs)
+    shape = args if named else (*args[:place], kind(1), *args[place + 1 :])
+    given = {**kwargs, "fill_value": kind(1)} if named else kwargs
+    ones = calls.on_tensors(m, function, shape, given)
+    if not ones.is_floating_point() or ones.requires_grad or not _fits(m, value, ones.dtype):
+        return calls.on_tensors(m, function, args, kwargs)  # by way of the value
+    return m.call(torch.Tensor.mul_, ones, value)
+
+
+def _fits(m: Capturing, value: Any, dtype: torch.dtype) -> bool:
+    """Whether torch does not refuse a number from outside as too large, which is a fact then."""
+    if type(value) is torch.SymFloat or not value.origins or dtype is torch.float64:
+        return True
+    return bool(m.truth(m.call(operator.le, m.call(abs, value), torch.finfo(dtype).max)))
+
+
+_METHODS = {"fill_": 1, "masked_fill": 2, "masked_fill_": 2, "index_fill": 3, "index_fill_": 3}
+_INTO = {getattr(torch.Tensor, name): place for name, place in _METHODS.items()}
+_INTO |= {torch.fill_: 1, torch.masked_fill: 2, torch.index_fill: 3}
+
+
+@stands_for_each(*_INTO)
+def _filled(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    """source   aten/src/ATen/native/TensorAdvancedIndexing.cpp, which makes a tensor of it too"""
+    place, named = _INTO[function], "value" in kwargs
+    value = kwargs["value"] if named else args[place] if len(args) > place else None
+    x = args[0] if args and isinstance(args[0], FakeTensor) else None
+    if _kind(value) is not None and not m.modes and x is not None and x.is_floating_point():
+        value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
+        args = args if named else (*args[:place], value, *args[place + 1 :])
+        kwargs = {**kwargs, "value": value} if named else kwargs
+    return calls.on_tensors(m, function, args, kwargs)

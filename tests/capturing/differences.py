@@ -206,11 +206,13 @@ def _call(
         raise Endless from error
     except Exception as error:  # the exception is what is compared
         # their frames hold generators that are to be closed with them: a graph has no such frames
-        for one in _led_to(error):
+        led = _led_to(error)
+        for one in led:
             one.__traceback__ = None
         result = ("raised", error)
         found.raised[k] = type(error).__name__, str(error)
-        if any("changes its inputs" in note for note in getattr(error, "__notes__", ())):
+        notes = (note for one in led for note in getattr(one, "__notes__", ()))
+        if any("changes its inputs" in note for note in notes):
             raise Told from error
     if collects:
         gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -683,3 +684,32 @@ def test_a_step_that_is_not_reached_leaves_no_state(make: Any, kind: Any) -> Non
         with contextlib.nullcontext() if at == 1 else pytest.raises(IndexError):
             run(torch.ones(1), torch.tensor([at]))
         assert (w in optimizer.state) is is_begun
+
+
+def test_a_step_that_a_capture_saw_and_its_piece_did_not_leaves_no_state() -> None:
+    class Cell(nn.Linear):
+        mean: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = super().forward(x)
+            self.mean.mul_(0.9)
+            return found
+
+    seen: list[Tensor] = []
+
+    def step(f: Any, x: Tensor) -> int:
+        cell = Cell(4, 4)
+        optimizer = torch.optim.Adam(cell.parameters())
+
+        def fn(x: Tensor) -> None:
+            cell.mean = x.detach()
+            seen.append(copy.deepcopy(cell)(x))
+            cell(x).pow(2).mean().backward()
+            optimizer.step()
+
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            f(fn)(x)
+        return len(optimizer.state)
+
+    compiled = functools.partial(fusee.compile, backend="eager")
+    assert step(lambda fn: fn, torch.ones(4)) == step(compiled, torch.ones(4)) == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
+import itertools
 import os
 import random
 import time
@@ -738,3 +740,108 @@ def test_a_cache_that_stays_empty_ends_graphs() -> None:
         assert torch.equal(compiled(X), X.sin() * 2)
     (one,) = [one for one in live if one.call is compiled]
     assert len(one.start.entries) == 1
+
+
+def by_keys(given: dict[str, Tensor], log: list[Tensor]) -> dict[str, Tensor]:
+    return {k: v * 2 for k, v in given.items()}
+
+
+def by_length(given: dict[str, Tensor], log: list[Tensor]) -> Tensor:
+    return torch.stack(log).sum() if log and len(log) % 2 else given["a"]
+
+
+@pytest.mark.parametrize(("fn", "kind"), [(by_keys, "Keys"), (by_length, "Length")])
+def test_a_call_that_no_version_is_good_for_asks_next_to_none(fn: Any, kind: str) -> None:
+    keys = [*map("".join, itertools.permutations("abcd", 3))]
+    calls = [(dict.fromkeys(each, X), [X] * n) for n, each in enumerate(keys)]
+    if fn is by_length:
+        calls = [({"a": X}, log) for _, log in calls]
+    random.Random(1).shuffle(calls)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = Traced(fn)
+        for given, log in calls:
+            assert str(traced(given, log)) == str(fn(given, log))
+    (compiled,) = (f for f in live if f.function is fn)
+    site = compiled.start
+    assert site.is_full and site.index is not None and site.index.key is not None
+    assert site.index.key[0].__name__ == kind
+    asked: list[Any] = []
+
+    def counted(check: Callable[..., bool], *given: Any) -> bool:
+        asked.append(check)
+        return check(*given)
+
+    for entry in site.entries:
+        entry.check = functools.partial(counted, entry.check)
+    for given, log in calls:
+        asked.clear()
+        traced(given, log)
+        assert len(asked) <= 1
+
+
+@pytest.mark.parametrize(("fn", "graphs"), [
+    (lambda x, t: torch.full((x.shape[0], 1), t) + x, 2),
+    (lambda x, t: torch.full((3,), fill_value=t * 2, dtype=torch.float64), 2),
+    (lambda x, t: torch.full((3,), t, dtype=torch.int64), 5),  # whole numbers: by the value
+    (lambda x, t: x.new_full((3,), t) + torch.full_like(x, t), 2),
+    (lambda x, t: torch.tensor(t) * x + torch.tensor([t, 1.0, 2]), 2),
+    (lambda x, t: torch.as_tensor(t, dtype=torch.float64), 2),
+    (lambda x, t: x.clone().fill_(t), 2),
+    (lambda x, t: (x.masked_fill(x > 0, t), x.clone().masked_fill_(x > 0, value=t)), 2),
+    (lambda x, t: x.index_fill(0, torch.tensor([1, 2]), t), 2),
+    (lambda x, t: x.masked_fill(x > 0, x.max().item()) * t, 2),
+])  # fmt: skip
+def test_floats_that_torch_takes_as_parameters(fn: Callable[..., Any], graphs: int) -> None:
+    assert _runs(fn, [(X, t) for t in (0.5, 1.7, -2.5, 0.1, 3.3)]) == graphs
+    assert _runs(lambda x, n: fn(x, float(n)), [(X, n) for n in (2, 5, 3, 9, 7)]) == graphs
+
+
+def test_a_float_too_large_for_a_tensor_is_refused() -> None:
+    def fn(t: float) -> Tensor:
+        return torch.full((2,), t, dtype=torch.float16)
+
+    for call in (fn, Traced(fn), fusee.compile(fn)):
+        for t in (0.5, 1.5, 2.5, float("inf")):
+            assert call(t).tolist() == [t, t]
+        with pytest.raises(RuntimeError, match="without overflow"):
+            call(1e6)
+
+
+class Meter:
+    """The mean of what was seen, as training scripts keep it."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def update(self, value: float, n: int) -> None:
+        self.total += value * n
+        self.count += n
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(self.count, 1)
+
+
+def test_a_mean_that_is_kept_in_numbers() -> None:
+    def step(meter: Meter, x: Tensor) -> float:
+        meter.update(x.sum().item(), x.shape[0])
+        return meter.mean
+
+    def quotient(meter: Meter, x: Tensor) -> Any:
+        meter.count -= 1
+        return x.sum().item() / (meter.count + 3)
+
+    for make in (Traced, fusee.compile):
+        compiled, meters = make(step), [Meter(), Meter()]
+        for k in range(12):
+            found = [call(one, X + k) for call, one in zip((step, compiled), meters)]
+            assert found[0] == pytest.approx(found[1], rel=1e-5)
+        assert meters[0].count == meters[1].count == 36
+    sites = [f.start for f in live if f.function is step]
+    assert [len(site.entries) for site in sites] == [2] * len(sites)
+    pairs: list[tuple[Any, Meter]] = [(quotient, Meter()), (Traced(quotient), Meter())]
+    for _ in range(5):
+        for call, one in pairs:
+            with pytest.raises(ZeroDivisionError) if one.count == -2 else contextlib.nullcontext():
+                call(one, X)
