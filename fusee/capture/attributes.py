@@ -33,6 +33,7 @@ from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import SHOW_ARGS, Mirror, dict_class, empty_like, pairs_of, shown_in
 from fusee.capture.policy import Policy
+from fusee.capture.readings import got
 from fusee.capture.sources import IN_C, Dict, Held, ResultOf, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes, run_for_real
 from fusee.fake.open_composites import is_place_open
@@ -56,6 +57,7 @@ AS_VALUES = (
 _CALLED_BY_C = frozenset((*_COMPUTED, *COMPARED, *SHOWN, *AS_NUMBERS))
 
 _OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
+_WITHOUT_METHODS = (*_OURS, types.ModuleType)
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
 _FUNCTION = types.FunctionType
 
@@ -175,11 +177,11 @@ class Capturing(Semantics):
         """The class that the program sees."""
         if id(x) in self.world.seen:
             return self.world.seen[id(x)][0]
-        if isinstance(x, Computed):
+        if issubclass(type(x), Computed):
             return x.kind
         if symbols.is_open(x):
             return symbols.kind_of(x)
-        if isinstance(x, FakeTensor):
+        if issubclass(type(x), FakeTensor):
             return torch.nn.Parameter if getattr(x, "_is_param", False) else torch.Tensor
         return type(x)
 
@@ -425,8 +427,8 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
 
 def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | None:
     """The method of a class if it is written in Python."""
-    cls = type(obj)
-    if cls.__flags__ & IN_C or isinstance(obj, (*_OURS, types.ModuleType)):
+    cls = type(obj)  # not isinstance(): that asks the object for its class, by code of the program
+    if cls.__flags__ & IN_C or issubclass(cls, _WITHOUT_METHODS):
         return None
     if cls.__module__.startswith(("fusee.capture", "fusee.torch_functions")):
         return None  # ours, such as a generator on the machine
@@ -462,15 +464,17 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
 
 
 def _lookup(m: Capturing, obj: Any, name: str) -> Any:
-    if isinstance(obj, FakeTensor):
+    kind = type(obj)
+    if issubclass(kind, FakeTensor):
+        m.world.mirrors.read = None
         return _of_tensor(m, obj, name)
-    if isinstance(obj, Computed):
+    if issubclass(kind, Computed):
         return obj.attribute(m, name)
     if symbols.is_open(obj):
         return symbols.attribute(obj, name)
-    if isinstance(obj, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         return _of_module(m, obj, name)
-    if isinstance(obj, type):
+    if issubclass(kind, type):
         return _of_class(m, obj, name)
     if type(obj) in (super, Super):
         return _of_super(m, obj, name)
@@ -480,7 +484,7 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
         return _of_plain(m, obj, name)
     custom = python_method(m, obj, "__getattribute__")
     try:
-        return m.call(custom, obj, name) if custom else of_instance(m, obj, name)
+        return got(m, custom, obj, name) if custom else of_instance(m, obj, name)
     except AttributeError:
         fallback = python_method(m, obj, "__getattr__")
         if fallback is None:
@@ -576,8 +580,7 @@ class Super(types.SimpleNamespace):
 
 def super_of(m: Capturing, *args: Any) -> Any:
     """`super(...)`."""
-    if not args:
-        return own_super(m)
+    args = args or own_super(m)
     if id(args[-1]) in m.world.seen:
         return Super(__thisclass__=args[0], __self__=args[1])
     return super(*args)
@@ -586,7 +589,7 @@ def super_of(m: Capturing, *args: Any) -> Any:
 def _of_super(m: Capturing, obj: super, name: str) -> Any:
     shown: Any = obj
     start, owner = shown.__thisclass__, shown.__self__
-    of_class = isinstance(owner, type) and issubclass(owner, start)
+    of_class = issubclass(type(owner), type) and issubclass(owner, start)
     kind = owner if of_class else m.kind_of(owner)
     mro = kind.__mro__
     for base in mro[mro.index(start) + 1 :]:
@@ -682,6 +685,8 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
     """What a descriptor, or anything else that a class holds, gives for an instance."""
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, obj)
+    if type(found) is types.WrapperDescriptorType:
+        return found.__get__(obj, cls)
     words = f"{cls.__qualname__}.{name}"
     if isinstance(found, classmethod):
         inner = found.__func__

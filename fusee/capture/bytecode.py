@@ -173,6 +173,19 @@ def is_reading(function: types.FunctionType) -> bool:
     return True
 
 
+# What else a method may run that gives what objects hold, and calls others that do.
+_LOOKING = {*_READING, "LOAD_METHOD", "LOAD_SUPER_ATTR", "BINARY_SUBSCR", "RAISE_VARARGS"} | {
+    "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_SMALL_INT",
+}  # fmt: skip
+
+
+def only_reads(code: types.CodeType) -> bool:
+    """Whether a function writes to nothing but its own variables, in its own instructions."""
+    names = {i.name for i in program(code).instructions} - _LOOKING
+    is_own = all(any(part in name for part in _READING_PARTS) for name in names)
+    return is_own and "BINARY_OP" not in names
+
+
 # What reads variables without naming them.
 _READERS = frozenset("super locals vars dir eval exec".split())
 

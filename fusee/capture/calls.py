@@ -438,13 +438,12 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """`function(*args, **kwargs)`."""
     if type(function) is types.MethodType:
         return call(m, function.__func__, function.__self__, *args, **kwargs)
-    if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
+    if type(function) is types.MethodWrapperType and type(function.__self__) is not FakeTensor:
         owner: Any = function.__self__
         if function.__name__ == "__next__" and not args:
             return m.next(owner)
-        is_getter = isinstance(owner, types.GetSetDescriptorType)
-        if is_getter and args and isinstance(args[0], FakeTensor):  # torch.Tensor.shape.__get__
-            return on_tensors(m, function, args, kwargs)
+        if type(owner) is types.GetSetDescriptorType and args and isinstance(args[0], FakeTensor):
+            return on_tensors(m, function, args, kwargs)  # torch.Tensor.shape.__get__
         args = (owner, *args)
         function = vars(function.__objclass__)[function.__name__]
     inner = original(function)
@@ -455,6 +454,8 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
             m.world.hold(inner, str(m.world.origin(function)))
         return call(m, inner, *args, **kwargs)
     stand = m.policy.replacement(function) or special(function)
+    if m.world.mirrors.read is not None:
+        m.world.mirrors.called(function, stand)
     if stand is not None:
         if symbols.Text in map(type, args):  # few functions know open numbers in them
             if not (function in _TAKE_TEXTS or getattr(function, "__module__", "") == "logging"):

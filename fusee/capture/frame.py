@@ -682,8 +682,8 @@ def variables(m: Semantics) -> dict[str, Any]:
     return found
 
 
-def own_super(m: Semantics) -> Any:
-    """super() without arguments, in the innermost frame."""
+def own_super(m: Semantics) -> tuple[Any, Any]:
+    """What super() without arguments takes, in the innermost frame."""
     f = m.frames[-1]
     if not f.code.co_argcount:
         raise RuntimeError("super(): no arguments")
@@ -699,12 +699,12 @@ def own_super(m: Semantics) -> Any:
         raise RuntimeError("super(): empty __class__ cell")
     if not isinstance(cls, type):
         raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
-    return m.call(super, cls, owner)
+    return cls, owner
 
 
 # Functions in C that look at the frame that calls them, by how many arguments they have then.
 _ABOUT_CALLER: dict[tuple[Any, int], Callable[..., Any]] = {
-    (super, 0): own_super,
+    (super, 0): lambda m: super(*own_super(m)),
     (locals, 0): variables,
     (vars, 0): variables,
     (dir, 0): lambda m: sorted(variables(m)),
@@ -793,4 +793,5 @@ def is_named(x: Any) -> bool:
 
 def is_scalar(x: Any) -> bool:
     """Whether `x` is guarded by its value and needs no origin."""
-    return type(x) in _SCALARS or isinstance(x, (enum.Enum, torch.Size))
+    kind = type(x)
+    return kind in _SCALARS or issubclass(kind, (enum.Enum, torch.Size))

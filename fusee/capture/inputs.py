@@ -68,6 +68,7 @@ from fusee.capture.mirrors import (
     remaining,
     snapshot,
 )
+from fusee.capture.readings import Mirrors
 from fusee.capture.recorder import Recorder
 from fusee.capture.sources import (
     IN_C,
@@ -138,7 +139,7 @@ class World:
         self.recorder = Recorder(self.mode, self._stray, self.inputs)
         self.recorder.where = where
         self.recorder.begins = self._begins
-        self.mirrors: dict[int, Mirror] = {}
+        self.mirrors = Mirrors()
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
         # what backward passes in the graph have used up of autograd's; None: there may be none
         self.passed: list[Any] | None = None
@@ -213,17 +214,17 @@ class World:
                 if type(obj) is float or not self.varies.with_symbols:
                     return load_number(self, obj, origin)
                 return self._load_int(obj, origin)
-            self.fact(
-                guards.IdMatch if isinstance(obj, enum.Enum) else guards.EqualsMatch, origin, obj
-            )
+            how = guards.IdMatch if isinstance(obj, enum.Enum) else guards.EqualsMatch
+            self.fact(how, origin, obj)
             return obj
         if (found := loaded(self, obj, origin)) is not None:
             return found
-        if isinstance(obj, torch.Tensor):
+        kind: Any = type(obj)  # isinstance() asks objects for their class, by code of the program
+        if issubclass(kind, torch.Tensor):
             with torch._C.DisableTorchFunction():
                 return self._load_tensor(obj, origin)
         known = self.origin(obj)
-        if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
+        if issubclass(kind, types.FunctionType) and is_remade(obj, known, origin):
             if known is not None:
                 self.fact(guards.Alias, origin, known)
                 return obj
@@ -231,17 +232,17 @@ class World:
             self.know(obj, origin)
             self.fact(guards.IdMatch, self.place(obj, "__code__"), obj.__code__)
             return obj
-        is_bound = isinstance(obj, BOUND_IN_C) and not isinstance(obj.__self__, HELD_OWNERS)
+        is_bound = issubclass(kind, BOUND_IN_C) and not isinstance(obj.__self__, HELD_OWNERS)
         if is_bound and known is None:
             return self._load_bound(obj, origin)
-        if isinstance(obj, FIXED) and not is_bound:
-            if known or not isinstance(obj, torch.nn.Module) or not isinstance(origin.root, Local):
+        if issubclass(kind, FIXED) and not is_bound:
+            if known or not issubclass(kind, torch.nn.Module) or not isinstance(origin.root, Local):
                 return self._fix(obj, origin, known)
             self.fact(guards.TypeMatch, origin, type(obj))
             self._keep.append(obj)
             self._passing[id(obj)] = origin
             return obj
-        if isinstance(obj, tuple):
+        if issubclass(kind, tuple):
             return self._load_tuple(obj, origin)
         if type(obj) is slice:
             return self._load_slice(obj, origin)
@@ -250,7 +251,7 @@ class World:
         if known is not None:
             self.fact(guards.Alias, origin, known)
             return obj
-        if isinstance(obj, types.MethodType):
+        if issubclass(kind, types.MethodType):
             self.fact(guards.TypeMatch, origin, types.MethodType)
             owner = self.load(obj.__self__, Attr(origin, "__self__"))
             function = self.load(obj.__func__, Attr(origin, "__func__"))
@@ -258,7 +259,7 @@ class World:
                 return self.know(obj, origin)
             return types.MethodType(function, owner)
         self.fact(guards.TypeMatch, origin, type(obj))
-        if isinstance(obj, VALUES):
+        if issubclass(kind, VALUES):
             self._exactly(obj, origin)
         return self.know(obj, origin)
 
@@ -267,9 +268,8 @@ class World:
         known = self._open.get(origin)
         if known is None:
             self.fact(guards.TypeMatch, origin, int)
-            ends = 1 - 2**48, 2**48 - 1
-            known = self.symbols.load(number, origin, *ends, self.varies.mark(origin))
-            self._open[origin] = known
+            ends = 1 - 2**48, 2**48 - 1, self.varies.mark(origin)
+            known = self._open[origin] = self.symbols.load(number, origin, *ends)
         return known
 
     def _exactly(self, obj: Any, origin: Origin) -> None:

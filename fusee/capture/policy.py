@@ -29,7 +29,6 @@ from fusee.capture.torch_api import (
     dynamo_stance,
     has_global_hooks,
     is_allowed_by_torch,
-    is_kept_out_by_torch,
     is_parallel,
     is_traced,
     run_for_real,
@@ -154,9 +153,10 @@ class Policy:
         """What stands in for a function, as in builtins.py; or None."""
         if not isinstance(function, _FUNCTIONS):
             return None  # an instance may have a hash of its own, in Python
-        if function in self.in_graph or is_allowed_by_torch(function):
+        is_allowed = is_allowed_by_torch(function)
+        if function in self.in_graph or is_allowed:
             return lambda m, /, *args, **kw: m.world.recorder.call_whole(function, *args, **kw)
-        if is_kept_out_by_torch(function):
+        if is_allowed is False:
             raise GraphBreak(
                 f"{function.__qualname__}() ends graphs, since torch._dynamo is told so",
                 "take the call away; torch._dynamo.allow_in_graph undoes disallow_in_graph",

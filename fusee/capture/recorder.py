@@ -55,6 +55,7 @@ from fusee.capture.graph_break import (
     seen_memory,
     storages,
 )
+from fusee.capture.repeated import Repeated
 from fusee.capture.sources import StrideOf
 from fusee.capture.symbols import is_open, sizes_in
 from fusee.capture.torch_api import (
@@ -72,7 +73,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import stack_trace
 from fusee.fake import is_symbolic
-from fusee.fake.open_composites import COMPOSITES, of_place
+from fusee.fake.open_composites import COMPOSITES, SHORTER, of_place
 from fusee.fake.torch_python import moved, python_dispatcher
 from fusee.source import Args, Kwargs, NodeGraph
 from fusee.sym.shape_env import wrapped
@@ -149,6 +150,7 @@ class Recorder(TorchFunctionMode):
         self.mode = mode
         self.lift, self.given = lift, given
         self.graph = NodeGraph()
+        self.results = Repeated()
         self.nodes: dict[int, fx.Node] = {}
         self.bodies = torch.nn.Module()  # of functions that nodes call
         self.where: Callable[[], str] = str
@@ -342,7 +344,12 @@ class Recorder(TorchFunctionMode):
             self.asked = sizes_in((args, kwargs)) if first else {}
             is_open = (self.symbols.origins or first) and is_symbolic((args, kwargs))
             kernels: Any = python_dispatcher() if is_open else contextlib.nullcontext()
-            form = of_place(func, args) or COMPOSITES.get(func, func) if is_open else func
+            with torch._C.DisableTorchFunction():
+                key = None if is_open or first else self.results.key(self.mode, func, args, kwargs)
+                if key is not None and (known := self.results.again(self.mode, key)) is not None:
+                    return known
+            forms = COMPOSITES if is_open else SHORTER
+            form = (of_place(func, args) if is_open else None) or forms.get(func, func)
             func = moved(form)
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
@@ -351,6 +358,9 @@ class Recorder(TorchFunctionMode):
                     self.heard.append((*args, *kwargs.values()))
                 out = func(*shown(args), **shown(kwargs))
                 self.symbols.look(out, first)
+            if key is not None:
+                with torch._C.DisableTorchFunction():
+                    self.results.note(self.mode, key, (args, *kwargs.values()), out)
         except GraphBreak:
             raise
         except Exception as error:

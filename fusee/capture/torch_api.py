@@ -41,6 +41,7 @@ from torch.utils import _device, _python_dispatch, _pytree
 from fusee.capture.bytecode import codes
 from fusee.errors import GENERATED, FuseeError, shown, user_frame
 from fusee.fake import FakeTensor as FakeTensor
+from fusee.fake import fake_again as fake_again
 from fusee.fake import fake_mode as fake_mode
 from fusee.fake import fake_of as fake_of
 from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
@@ -281,16 +282,15 @@ def is_graph_function(fn: Any) -> bool:
     )
 
 
-def is_allowed_by_torch(function: Any) -> bool:
-    """Whether torch.compiler.allow_in_graph was called for a function; it imports torch._dynamo."""
+def is_allowed_by_torch(function: Any) -> bool | None:
+    """Whether torch.compiler.allow_in_graph was called for a function; it imports torch._dynamo.
+    False: torch._dynamo.disallow_in_graph was, as for graph_break; None: neither."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
-    return rules is not None and id(function) in rules._allowed_callable_ids
-
-
-def is_kept_out_by_torch(function: Any) -> bool:
-    """Whether torch._dynamo.disallow_in_graph was called for a function, as for graph_break."""
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    return rules is not None and id(function) in rules._disallowed_callable_ids
+    if rules is None:
+        return None
+    known = rules._allowed_callable_ids.function_ids, rules._disallowed_callable_ids.function_ids
+    at = id(function)
+    return True if at in (known[0] or ()) else False if at in (known[1] or ()) else None
 
 
 def allowed_by_torch() -> int:

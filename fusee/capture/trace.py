@@ -47,6 +47,7 @@ from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error, require_normal
+from fusee.capture.repeated import Repeated
 from fusee.capture.sources import (
     Held,
     Local,
@@ -85,7 +86,7 @@ def capture(
     """
     limit, stop = expected(place.function.__code__ if place.at < 0 else None)
     first, why, raising = stop, "", Facts()
-    is_compiling, anew, conditions = True, set[str](), state_conditions()
+    is_compiling, anew, conditions, results = True, set[str](), state_conditions(), Repeated()
     if is_transforming():
         return Captured(place, Facts(), conditions, eager=_TRANSFORMED)
     (varies := varies or Varying()).begin()
@@ -93,7 +94,7 @@ def capture(
         attempt = _Attempt(place, values, policy, conditions, varies)
         attempt.machine.is_compiling = is_compiling
         attempt.machine.checks = None if "unchecked" in anew else []
-        attempt.recorder.is_parted = "parted" in anew
+        attempt.recorder.is_parted, attempt.recorder.results = "parted" in anew, results
         attempt.world.begins(anew)
         try:
             with (

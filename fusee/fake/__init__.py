@@ -196,11 +196,6 @@ def _by_rule(find: Callable[..., Found], op: Any, *args: Any, **kwargs: Any) -> 
     return _on_device(find(op, args, kwargs), _new)
 
 
-def _rules_of(kind: str) -> Callable[..., Found]:
-    """What gives the results of rules for tensors on a kind of device."""
-    return results_there if kind == "cuda" else results
-
-
 def _new(size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
@@ -228,7 +223,8 @@ def _unless_unsure(run: Callable[..., Any]) -> Callable[..., Any]:
 def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors that stand for those of a kind of device."""
     table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS + ON_LISTS)}
-    table.update((op, functools.partial(_by_rule, _rules_of(kind), op)) for op in RULES)
+    find = results_there if kind == "cuda" else results
+    table.update((op, functools.partial(_by_rule, find, op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled
     table[overload("put_")] = _put  # torch's own imports torch.distributed
@@ -284,11 +280,14 @@ _METHODS: dict[str, Any] = {
 }
 
 
-_OF_DEVICE = (torch.ops.prim.device.default, overload("_to_copy"))
+_OF_DEVICE = (torch.ops.prim.device.default, overload("_to_copy"), overload("lift_fresh"))
 
 
 def _of_device(mode: _Mode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A tensor's device; its copy on the meta device, which torch's mode leaves where it was."""
+    """A device; a copy on the meta device, which torch's mode leaves where it was; literals."""
+    if func is _OF_DEVICE[2]:  # in torch.tensor(), which keeps the value of one number alone
+        is_plain = type(args[0]) is torch.Tensor and args[0].numel() != 1 and args[0].is_cpu
+        return _on_meta(mode, fake_of, (mode, *args), {}) if is_plain else None
     if func is _OF_DEVICE[0]:
         return _META if mode.in_kernel_invocation else args[0].fake_device
     if torch.device(kwargs.get("device") or _CPU) != _META:
@@ -538,6 +537,11 @@ def _fake(
     return made
 
 
+def fake_again(mode: _Mode, device: torch.device, *spec: Any) -> Any:
+    """A new tensor without gradients: of this size, these strides and this dtype."""
+    return _wrapped(mode, _on_meta(mode, _new, spec, {}), device)
+
+
 def _refuse_squeeze(x: Any, axes: Any = None) -> None:
     """Refuse to drop an axis of which only data knows whether it has one element."""
     axes = range(x.dim()) if axes is None else [axes] if isinstance(axes, int) else axes
@@ -618,7 +622,8 @@ class Twins:
         found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
         if found is None:
             with torch._C._DisablePythonDispatcher():
-                found = _rules_of(device.type)(op, args, kwargs)
+                find = results_there if device.type == "cuda" else results
+                found = find(op, args, kwargs)
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
         if self.mode is None and device.type == "cuda" and op in ASKING:

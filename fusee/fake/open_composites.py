@@ -761,3 +761,22 @@ COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.matmul.default: matmul,
     torch._C._nn.linear: linear,
 }
+
+
+# ---------------------------------------------------------------------------- attention
+
+
+def attention(
+    query: Tensor, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0,
+    *more: Any, **named: Any,
+) -> Tensor:  # fmt: skip
+    """As attention without dropout, which is one operator; with some a CPU runs 25 of them."""
+    drops = query.device.type == "cpu" and type(dropout_p) is float and 0 < dropout_p < 1
+    given = attn_mask, 0.0 if drops else dropout_p, *more
+    made = F.scaled_dot_product_attention(query, key, value, *given, **named)
+    is_turned = drops and not is_row_major(made)
+    return made.clone(memory_format=torch.contiguous_format) if is_turned else made
+
+
+# What gives the same of known sizes, for capture.
+SHORTER: dict[Any, Callable[..., Tensor]] = {_nn.scaled_dot_product_attention: attention}

@@ -194,18 +194,18 @@ def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
 
 @RULES.rule("cat")
 def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Found:
-    first = tensors[0]
-    rank = first.dim()
-    is_even = all(x.dim() == rank and x.dtype == first.dtype for x in tensors)
+    parts = [x for x in tensors if not same_ints(x.shape, (0,))] or tensors  # as torch does
+    first, rank = parts[0], parts[0].dim()
+    is_even = all(x.dim() == rank for x in parts) and all(x.dtype == first.dtype for x in tensors)
     if not is_even or axis not in range(-rank, rank):
         return None
     axis %= rank
     size: list[Any] = list(first.shape)
-    for x in tensors[1:]:
+    for x in parts[1:]:
         others = [*size[:axis], *size[axis + 1 :]]
         if not equal([*x.shape[:axis], *x.shape[axis + 1 :]], others):
             return None
-    size[axis] = sum(x.shape[axis] for x in tensors)
+    size[axis] = sum(x.shape[axis] for x in parts)
     layouts = {suggested_layout(x) for x in tensors}
     layout = layouts.pop() if len(layouts) == 1 else torch.contiguous_format
     return laid_out(size, first.dtype, layout)

@@ -50,6 +50,9 @@ PROGRAMS: list[Callable[[Tensor], Any]] = [
     lambda x: x[torch.tensor([[1], [2]]), torch.tensor([0, 3])],
     lambda x: torch._foreach_sqrt([x, x.int(), x.mT]) + torch._foreach_mul([x, x.half()], 2.0),
     lambda x: [torch.lerp(y, y.mT.mT, 0.5) for y in (x, x.double())],
+    lambda x: torch.cat([torch.tensor([]), x, torch.tensor([[]]).view(0)], -2),
+    lambda x: torch.cat([x, torch.tensor([1, 2]).double()[:0]], 1),
+    lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5, is_causal=True),
     lambda x: (2**x, 1 / x, torch.mvlgamma(x + 9, 2), torch.remainder(2, x), 2.5**x),
 ]
 INPUTS = {
