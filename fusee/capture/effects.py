@@ -41,6 +41,11 @@ def effects(node: fx.Node) -> Set[str]:
     return found
 
 
+def is_check(node: fx.Node) -> bool:
+    """Whether it only looks whether something holds, and raises where it does not."""
+    return getattr(node.target, "__name__", "").startswith("_assert")
+
+
 def _effects(node: fx.Node) -> set[str]:
     target: Any = node.target
     if node.op not in ("call_function", "call_method") or target in STATE_SWITCHES:
@@ -62,7 +67,7 @@ def _effects(node: fx.Node) -> set[str]:
     is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
     is_unknown = is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
     # without a result it was called for something else
-    is_silent = name.startswith("_assert") or target is operator.setitem
+    is_silent = is_check(node) or target is operator.setitem
     if node.meta.get("example_value", node) is None and not is_silent:
         is_unknown = True
     if is_unknown:

@@ -136,7 +136,7 @@ class Anew(BaseException):
 
     how   "unchecked": a graph that checks what branches rely on changes its inputs, so it can't run
           again; "parted": one that changes its inputs may raise where the program handles it
-          (behind a change, if the backend tells which came first);
+          (both behind a change, if the backend tells which came first);
           "between": a backward pass in the graph has used up a part of what its results come from;
           "lent": the program can tell what it was given from what a function with a cache keeps
     """

@@ -21,7 +21,7 @@ from fusee.capture.builtins import left
 from fusee.capture.bytecode import overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
-from fusee.capture.effects import BODY, effects, written_by
+from fusee.capture.effects import BODY, effects, is_check, written_by
 from fusee.capture.frame import Frame, is_scalar
 from fusee.capture.graph_break import (
     Anew,
@@ -370,10 +370,11 @@ class _Attempt:
         """What comes before the call of a graph, the call, and what takes later errors."""
         nodes, before, more = list(graph.graph.nodes), [], ""
         changes = self._guard_writes(nodes)
-        if changes and self.machine.checks and not self.machine.policy.is_exporting:
-            raise Anew("unchecked")
         names = [n.name for n in nodes]
         since = names.index(changes[0]) if changes and self.recorder.tells_writes else 0
+        if changes and self.machine.checks and not self.machine.policy.is_exporting:
+            if any(is_check(n) for n in nodes[since:]):
+                raise Anew("unchecked")
         is_one = not (self.recorder.is_parted or self.machine.policy.is_exporting)
         if changes and is_one and any("heard" in n.meta for n in nodes[since:]):
             raise Anew("parted")

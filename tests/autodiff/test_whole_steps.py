@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ class Whole(Traced):
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.graphs = []
-        varying = functools.partial(Varying, with_backward=True)
+        varying = functools.partial(Varying, with_backward=True, tells_writes=True)
         self.compiled = CompiledFunction(fn, self._compiled, Policy(), varying=varying)  # type: ignore[arg-type]
 
     def _compiled(self, gm: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
@@ -264,6 +265,20 @@ def clipped(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
     nn.utils.clip_grad_value_(m.parameters(), 0.01)
     o.step()
     return norm
+
+
+@one()
+def checked(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
+    o.zero_grad()
+    loss = F.mse_loss(m(x), y)
+    if not torch.isfinite(loss):
+        raise ValueError("the loss is not finite")
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(m.parameters(), 0.1)
+    if norm > 1e9:
+        raise OverflowError("the gradients are not finite")
+    o.step()
+    return loss
 
 
 @one()
@@ -884,3 +899,20 @@ def test_a_step_as_captured_costs_what_autograd_does() -> None:
     bill = fusee.report(compiled)[-1].bill
     assert "a pass of autograd" in [charge.kind for charge in bill.calls]
     assert not bill.is_captured
+
+
+@pytest.mark.parametrize("make", [lambda fn: fn, Whole, AsCaptured, fusee.compile])
+def test_a_check_that_fails_has_changed_nothing(make: Any) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = make(lambda x, y: checked(model, optimizer, x, y))
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    for bad, kind in ((x * math.nan, ValueError), (x * 1e12, OverflowError)):
+        step(x, y)
+        before = [value.clone() for value in model.parameters()]
+        with pytest.raises(kind, match="not finite"):
+            step(bad, y)
+        assert all(map(torch.equal, before, model.parameters()))
+        assert (model.weight.grad is None) == (kind is ValueError)
+        step(x, y)
+        assert not torch.equal(before[0], model.weight)
