@@ -255,7 +255,7 @@ def _zero_grad(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Non
     """Gradients that a program lets go of are gone before its graph runs, as in eager.
 
     If the graph fails, Python runs the program from its beginning, and finds them gone. Where it
-    would fail before this, they stay; a pass in the graph would then have two sets in memory.
+    would fail before this, they stay: a pass in the graph has two sets in memory, of small ones.
     """
     world = m.world
     may_fail = any("raises" in effects(node) for node in world.recorder.graph.nodes)
@@ -266,7 +266,12 @@ def _zero_grad(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Non
         slots = world.slots.items()
         world.released += [at for at, x in slots if at[1] == "grad" and x[2] is None]
     elif may_fail and lets_go and not world.passed:
-        world.passed = None
+        gone = [x for at, (x, _, grad) in world.slots.items() if at[1] == "grad" and grad is None]
+        if sum(x.numel() * x.element_size() for x in gone) > _SMALL:
+            world.passed = None
+
+
+_SMALL = 1 << 26  # bytes of gradients, which cost less than another piece
 
 
 # captured, each rate would be a fact, and every step a version

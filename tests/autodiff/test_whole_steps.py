@@ -28,6 +28,7 @@ from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from fusee.errors import FuseeWarning
 from fusee.fake.gradients import history, saves
+from fusee.torch_functions import training
 from tests.capturing.same import Traced
 
 STEPS = 5
@@ -281,6 +282,14 @@ def checked(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
     return loss
 
 
+@one(data=lambda k: (randn(6, 4), torch.randint(3, (6,))))
+def let_go_of_after_what_may_fail(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
+    loss = F.cross_entropy(m(x), y)
+    o.zero_grad()
+    loss.backward()
+    o.step()
+
+
 @one()
 def two_losses(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
     o.zero_grad()
@@ -483,14 +492,6 @@ def a_state_that_is_loaded(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
 
 
 # ---------------------------------------------------------------------------- parts
-
-
-@parts(data=lambda k: (randn(6, 4), torch.randint(3, (6,))))
-def let_go_of_after_what_may_fail(m: Any, o: Any, x: Tensor, y: Tensor) -> Any:
-    loss = F.cross_entropy(m(x), y)
-    o.zero_grad()
-    loss.backward()
-    o.step()
 
 
 @parts()
@@ -729,6 +730,29 @@ def test_a_step_is_one_graph(name: str) -> None:
 def test_a_pass_of_autograds_own(name: str) -> None:
     step = both(PARTS[name])
     assert step.stops
+
+
+def test_large_gradients_are_not_held_beside_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_SMALL", 100)
+    assert both(ONE["let_go_of_after_what_may_fail"]).stops
+    assert not both(ONE["plain"]).stops
+
+
+def test_gradients_stay_where_what_comes_before_they_are_let_go_of_fails() -> None:
+    found = []
+    for make in (lambda fn: fn, Whole, fusee.compile):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        listed = functools.partial(let_go_of_after_what_may_fail, model, optimizer)
+        step = make(lambda x, y, listed=listed: listed(x, y))
+        for labels in ([0, 1], [2, 1], [0, 7], [1, 1]):
+            with pytest.raises(IndexError) if 7 in labels else contextlib.nullcontext():
+                step(torch.arange(8.0).view(2, 4), torch.tensor(labels))
+            assert model.weight.grad is not None
+            found.append(model.weight.grad.clone())
+    for k, grad in enumerate(found):
+        torch.testing.assert_close(grad, found[k % 4])
 
 
 @pytest.mark.parametrize("name", ["plain", "accumulated", "clipped", "channels_last", "dropout"])
