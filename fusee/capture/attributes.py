@@ -410,6 +410,7 @@ _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFuncti
 
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def class_lookup(m: Capturing, cls: type, name: str) -> Any:
@@ -423,15 +424,19 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
     return known[0]
 
 
-def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | None:
-    """The method of a class if it is written in Python."""
+def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | None:
+    """The method of a class if it is written in Python, or C's by another name there.
+
+    The latter is what classes say that are dicts with attributes: `__getattr__ = dict.get`.
+    """
     cls = type(obj)
     if cls.__flags__ & IN_C or isinstance(obj, (*_OURS, types.ModuleType)):
         return None
     if cls.__module__.startswith(("fusee.capture", "fusee.torch_functions")):
         return None  # ours, such as a generator on the machine
     found = class_lookup(m, cls, name)
-    return found if isinstance(found, types.FunctionType) else None
+    is_renamed = isinstance(found, _METHODS_IN_C) and found.__name__ != name
+    return found if is_renamed or isinstance(found, types.FunctionType) else None
 
 
 def ask(m: Capturing, obj: Any, name: str, *args: Any) -> Any:
