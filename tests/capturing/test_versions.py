@@ -738,3 +738,52 @@ def test_a_cache_that_stays_empty_ends_graphs() -> None:
         assert torch.equal(compiled(X), X.sin() * 2)
     (one,) = [one for one in live if one.call is compiled]
     assert len(one.start.entries) == 1
+
+
+def _layer_within(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.Linear(2, 2)(x)
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    return copy.deepcopy(_LAYERS)(x)
+
+
+def _on_meta(x: torch.Tensor) -> torch.Tensor:
+    with torch.device("meta"):
+        made = torch.nn.Linear(2, 2)
+    return x + made.weight.dim()
+
+
+_LAYERS = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("fn", [_layer_within, _copied, _on_meta])
+def test_modules_that_are_made_at_each_call_are_compiled_for_a_few_calls(fn: Any) -> None:
+    traced = Traced(fn)
+    count = []
+    for k in range(24):
+        torch.manual_seed(k)
+        want = fn(torch.ones(1, 2))
+        torch.manual_seed(k)
+        torch.testing.assert_close(traced(torch.ones(1, 2)), want)
+        count.append(traced.entries)
+    assert count[-1] == count[-6] < 60, count
+
+
+def test_modules_that_are_called_again_are_compiled_however_many() -> None:
+    layers = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(20)])
+    made = [copy.deepcopy(layers) for _ in range(3)]
+
+    def fn(x: torch.Tensor, which: int) -> torch.Tensor:
+        for layer in made[which]:
+            x = layer(x)
+            time.sleep(0)
+        return x
+
+    traced = Traced(fn)
+    for which in (0, 1, 2) * 3:
+        torch.testing.assert_close(traced(torch.ones(1, 2), which), fn(torch.ones(1, 2), which))
+    before = traced.entries
+    for which in (0, 1, 2):
+        traced(torch.ones(1, 2), which)
+    assert traced.entries == before and "compiled versions" not in str(traced.stops)
