@@ -84,7 +84,8 @@ class Capturing(Semantics):
     modes          torch function modes that it is within, the innermost last
     deepest        how many frames it may have within one another
     checks         what branches that raise rely on; None if they end the graph
-    is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
+    is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked;
+                   `is_differentiated`: whether a body with a backward pass is being run
     """
 
     is_python = False
@@ -104,7 +105,7 @@ class Capturing(Semantics):
         self.generators = weakref.WeakKeyDictionary()  # dropped, one is closed at once
         self.regions: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
-        self.is_compiling, self.asks_compiling = True, False
+        self.is_compiling, self.asks_compiling, self.is_differentiated = True, False, False
         self.checks: list[torch.Tensor] | None = []
         self.failed: tuple[int, str] = 0, ""  # the last error, by id, and its line
         self._said: tuple[Callable[[], Frame | None], int, str] = lambda: None, 0, ""
@@ -425,10 +426,8 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
 
 
 def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | None:
-    """The method of a class if it is written in Python, or C's by another name there.
-
-    The latter is what classes say that are dicts with attributes: `__getattr__ = dict.get`.
-    """
+    """The method of a class if it is written in Python, or C's by another name there, as dicts
+    with attributes have it: `__getattr__ = dict.get`."""
     cls = type(obj)
     if cls.__flags__ & IN_C or isinstance(obj, (*_OURS, types.ModuleType)):
         return None

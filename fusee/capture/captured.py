@@ -414,11 +414,9 @@ class Site:
             return len(self.entries)
         with torch._C.DisableTorchFunction():
             look = looking(values)
-            known = (
-                e.captured.facts.rows * (e.is_found or e.made_at == turn) for e in self.entries
-            )
-            rows = (filter(_is_of_turn, facts) for facts in known)
-            return sum(not any(fails(fact, look) for fact in turns) for turns in rows)
+            seen = [e.captured.facts for e in self.entries if e.is_found or e.made_at == turn]
+            rows = [filter(_is_of_turn, facts.rows) for facts in seen]
+            return len(self.entries) - sum(any(fails(x, look) for x in turns) for turns in rows)
 
     def grows(self, values: Values) -> bool:
         """Whether a size, or an int, has been one more at each of the last calls: a cache's length.
