@@ -86,7 +86,8 @@ class Capturing(Semantics):
     modes          torch function modes that it is within, the innermost last
     deepest        how many frames it may have within one another
     checks         what branches that raise rely on; None if they end the graph
-    is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
+    is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked;
+                   `is_differentiated`: whether a body with a backward pass is being run
     """
 
     is_python = False
@@ -106,7 +107,7 @@ class Capturing(Semantics):
         self.generators = weakref.WeakKeyDictionary()  # dropped, one is closed at once
         self.regions: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
-        self.is_compiling, self.asks_compiling = True, False
+        self.is_compiling, self.asks_compiling, self.is_differentiated = True, False, False
         self.checks: list[torch.Tensor] | None = []
         self.failed: tuple[int, str] = 0, ""  # the last error, by id, and its line
         self._said: tuple[Callable[[], Frame | None], int, str] = lambda: None, 0, ""
@@ -412,6 +413,7 @@ _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFuncti
 
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def class_lookup(m: Capturing, cls: type, name: str) -> Any:
@@ -425,15 +427,17 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
     return known[0]
 
 
-def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | None:
-    """The method of a class if it is written in Python."""
+def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | None:
+    """The method of a class if it is written in Python, or C's by another name there, as dicts
+    with attributes have it: `__getattr__ = dict.get`."""
     cls = type(obj)  # not isinstance(): that asks the object for its class, by code of the program
     if cls.__flags__ & IN_C or issubclass(cls, _WITHOUT_METHODS):
         return None
     if cls.__module__.startswith(("fusee.capture", "fusee.torch_functions")):
         return None  # ours, such as a generator on the machine
     found = class_lookup(m, cls, name)
-    return found if isinstance(found, types.FunctionType) else None
+    is_renamed = isinstance(found, _METHODS_IN_C) and found.__name__ != name
+    return found if is_renamed or isinstance(found, types.FunctionType) else None
 
 
 def ask(m: Capturing, obj: Any, name: str, *args: Any) -> Any:

@@ -1,6 +1,5 @@
 """What a capture gives: the piece of a function that runs as a graph, and what it relies on; and
-the versions of one place, among which a call finds its own.
-"""
+the versions of one place, among which a call finds its own."""
 
 from __future__ import annotations
 
@@ -239,10 +238,8 @@ class Captured:
         return unseen, source
 
     def quick(self, values: Values) -> Callable[..., int] | None:
-        """The check as one builtin, below 0 where it holds; None if it asks for what that cannot.
-
-        Below 0 only if the function has the code that it has now.
-        """
+        """The check as one builtin, below 0 where it holds, for the code that the function has now;
+        None if it asks for what that cannot."""
         if not available() or MODE_STACK.length() or self.stop is not None:
             return None
         conditions, names = self.conditions
@@ -327,6 +324,7 @@ class Entry:
     quick    `check` as a builtin, below 0 where it holds; None if it is more than that
     times    milliseconds of each stage
     number   grows with each entry of the process
+    made_at  the turn of its function; is_found: whether another turn found it
     """
 
     captured: Captured
@@ -337,10 +335,11 @@ class Entry:
     quick: Callable[..., int] | None = None
     times: dict[str, float] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
+    made_at: int = 0
+    is_found: bool = False
 
     def is_settled(self, values: Values) -> bool:
-        """Whether it is good for these values by a new check, which no longer watches what the
-        program replaces."""
+        """Whether it is good by a new check, which no longer watches what the program replaces."""
         captured = self.captured
         if len(captured.replaced) == captured.settled or captured.facts.first_miss(values):
             return False
@@ -379,11 +378,12 @@ class Site:
     def __post_init__(self) -> None:
         self.alive = self.place.parameters if self.place.at >= 0 else []
 
-    def find(self, values: Values, is_tried: bool = False) -> Entry | None:
+    def find(self, values: Values, turn: int, is_tried: bool = False) -> Entry | None:
         """What is good for a call; `is_tried` where the checks have just refused it."""
         given = values.values()
         for entry in self.entries if self.index is None else self.index.candidates(*given):
             if (not is_tried and entry.check(*given)) or entry.is_settled(values):
+                entry.is_found |= entry.made_at != turn
                 return entry
         return None
 
@@ -403,14 +403,16 @@ class Site:
         self.is_full = self.is_last = self.is_met = self.is_passed = False
         self.missed, self.steps, self.growing = None, 0, None
 
-    def count(self, values: Values, limit: int) -> int:
-        """How many entries there are; once many, without those for other modules of a loop."""
+    def count(self, values: Values, limit: int, turn: int) -> int:
+        """How many entries there are; once many, without those for other modules of a loop that
+        a later turn found: others' may be made at each call."""
         if self.place.at < 0 or not limit <= len(self.entries) < limit * _MOST_TURNS:
             return len(self.entries)
         with torch._C.DisableTorchFunction():
             look = looking(values)
-            rows = [filter(_is_of_turn, entry.captured.facts.rows) for entry in self.entries]
-            return sum(not any(fails(fact, look) for fact in turns) for turns in rows)
+            seen = [e.captured.facts for e in self.entries if e.is_found or e.made_at == turn]
+            rows = [filter(_is_of_turn, facts.rows) for facts in seen]
+            return len(self.entries) - sum(any(fails(x, look) for x in turns) for turns in rows)
 
     def grows(self, values: Values) -> bool:
         """Whether a size, or an int, has been one more at each of the last calls: a cache's length.

@@ -45,6 +45,8 @@ from fusee.capture.policy import (
     WRAPPER,
     MadeAnew,
     Policy,
+    bare,
+    is_like,
     is_skipped,
     is_suspending,
     original,
@@ -289,6 +291,8 @@ class CompiledFunction:
         # by code, those compiled between pieces of all that belongs together
         self.family: dict[types.CodeType, weakref.WeakSet[CompiledFunction]] = {}
         self._nested_codes: dict[types.CodeType, MadeAnew] = {}
+        self.turn = 0  # how often it went on after a piece
+        self.made_at, self.is_met = 0, False  # its caller's turn; whether it was called at another
         self.call, self._native = entrances(self)
         self.is_forced = False
         self._forced: dict[Any, CompiledFunction] = {}  # by the backend that a stance names
@@ -397,6 +401,7 @@ class CompiledFunction:
             return result
         between = Between(self.nested)
         f = Frame.of(between, function)
+        self.turn += 1
         # an exception that was caught knows its frames, and these both: what they hold would
         # live too long
         try:
@@ -466,12 +471,12 @@ class CompiledFunction:
 
     def _entry(self, site: Site, values: Values, is_tried: bool = False) -> Entry | None:
         """Capture and compile for these values; None if Python is to run this call."""
-        if (known := site.find(values, is_tried)) is not None:
+        if (known := site.find(values, self.turn, is_tried)) is not None:
             return known
         if len(site.entries) == 1 and self.policy.now().unchecked:
             return site.entries[0]
         with self.lock:  # another thread may have compiled it meanwhile
-            if not site.is_full and (known := site.find(values)) is not None:
+            if not site.is_full and (known := site.find(values, self.turn)) is not None:
                 return known
             if self._is_refused(site, values):
                 return None
@@ -480,6 +485,7 @@ class CompiledFunction:
             try:
                 with unseen_by_hooks(), room:
                     entry = self._made(site.place, values)
+                    entry.made_at = self.turn
             except Unready:
                 return None
             # what raised may not raise the next time: under fullgraph it is tried again
@@ -637,7 +643,7 @@ class CompiledFunction:
         if stance == "eager_then_compile" and not site.is_met:
             site.is_met = True
             return True
-        if site.count(values, self.recompile_limit) < self.recompile_limit:
+        if site.count(values, self.recompile_limit, self.turn) < self.recompile_limit:
             return bool(site.entries) and self._grows(site, values)
         if not site.is_last:
             site.is_last = True
@@ -707,7 +713,8 @@ class CompiledFunction:
         owner = owner if of_module else same
         _, mine = self._nested.get(id(owner), (None, {}))
         known = mine.get(same)
-        if known is not None and _is_like(known.function, function):
+        if known is not None and is_like(known.function, function):
+            known.is_met |= known.made_at != self.turn
             return known.call(function) if of_code else known.call
         code = function.__code__
         is_around = is_skipped(function) or code in AROUND_FORWARD
@@ -721,35 +728,21 @@ class CompiledFunction:
         if self.policy.refusal(function) is not None or original(function) is not None:
             return function
         anew = type(owner) if of_module else None  # whose methods are made with it
+        others = self._nested_codes.setdefault(code, MadeAnew(self.recompile_limit))
         if anew is None or (of_code and function in vars(anew).values()):
-            if not self._nested_codes.setdefault(code, MadeAnew(self.recompile_limit)).grows(anew):
+            if not others.grows(anew):
                 return function
-        made = replace(self, function=_bare(function) if of_code else function, of_code=of_code)
-        made.is_told = True
+        elif not others.are_met(self.turn):
+            return function
+        made = replace(self, function=bare(function) if of_code else function, of_code=of_code)
+        made.is_told, made.made_at = True, self.turn
+        others.modules.add(made)
         made.family = self.family
         self.family.setdefault(code, weakref.WeakSet()).add(made)
         if (key := id(owner)) not in self._nested:
             self._nested[key] = weakref.ref(owner, lambda _: self._nested.pop(key, None)), {}
         self._nested[key][1][same] = made
         return made.call(function) if of_code else made.call
-
-
-def _is_like(a: types.FunctionType, b: types.FunctionType) -> bool:
-    """Whether functions of one code have the same globals, and defaults for the same parameters."""
-    same = a.__globals__ is b.__globals__ and len(a.__defaults__ or ()) == len(b.__defaults__ or ())
-    return same and (a.__kwdefaults__ or {}).keys() == (b.__kwdefaults__ or {}).keys()
-
-
-def _bare(function: types.FunctionType) -> types.FunctionType:
-    """One of the same code that holds nothing of what the function does."""
-    cells = tuple(types.CellType() for _ in function.__closure__ or ())
-    made = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__,
-        (None,) * len(function.__defaults__ or ()), cells or None,
-    )  # fmt: skip
-    made.__kwdefaults__ = dict.fromkeys(function.__kwdefaults__ or {})
-    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
-    return made
 
 
 # Called with each entry that is made, in the thread that made it.

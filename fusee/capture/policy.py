@@ -353,6 +353,7 @@ class MadeAnew:
     def __init__(self, limit: int) -> None:
         self.count, self.limit = 0, limit
         self.classes = weakref.WeakSet[type]()
+        self.modules = weakref.WeakSet[Any]()  # what was compiled for them
 
     def grows(self, cls: type | None) -> bool:
         """Take in one more, unless one is made at each call, to be compiled for that."""
@@ -364,3 +365,29 @@ class MadeAnew:
         if cls is not None:
             self.classes.add(cls)
         return True
+
+    def are_met(self, turn: int) -> bool:
+        """Whether one more module is to be compiled: those of earlier turns were called since.
+
+        A few were not if modules are made at each call: nobody calls them again.
+        """
+        self.modules = weakref.WeakSet(one for one in self.modules if not one.is_met)
+        return len([one for one in self.modules if one.made_at != turn]) < self.limit
+
+
+def is_like(a: types.FunctionType, b: types.FunctionType) -> bool:
+    """Whether functions of one code have the same globals, and defaults for the same parameters."""
+    same = a.__globals__ is b.__globals__ and len(a.__defaults__ or ()) == len(b.__defaults__ or ())
+    return same and (a.__kwdefaults__ or {}).keys() == (b.__kwdefaults__ or {}).keys()
+
+
+def bare(function: types.FunctionType) -> types.FunctionType:
+    """One of the same code that holds nothing of what the function does."""
+    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__,
+        (None,) * len(function.__defaults__ or ()), cells or None,
+    )  # fmt: skip
+    made.__kwdefaults__ = dict.fromkeys(function.__kwdefaults__ or {})
+    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
+    return made

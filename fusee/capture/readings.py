@@ -7,6 +7,7 @@ guards, as long as it only reads, and nothing that it has read was written to.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 from fusee.capture.bytecode import only_reads
@@ -55,7 +56,7 @@ class Mirrors(dict[int, Mirror]):
             self.read = None
 
 
-def got(m: Any, method: types.FunctionType, obj: Any, name: str) -> Any:
+def got(m: Any, method: Callable[..., Any], obj: Any, name: str) -> Any:
     """`method(obj, name)`, a method that is called `__getattribute__`."""
     mirrors: Mirrors = m.world.mirrors
     key, outer = (method, id(obj), name), mirrors.read

@@ -124,6 +124,10 @@ class FunctionBody(NamedTuple):
 # ------------------------------------------------------------------------------ the body
 
 
+# Transforms that differentiate, whatever requires gradients outside of them.
+_DIFFERENTIATE = frozenset(("grad", "grad_and_value", "jacrev", "jacfwd", "jvp", "vjp"))
+
+
 def run_body(
     m: Capturing, name: str, func: Any, args: Args, kwargs: Kwargs, axes: list[int | None] | None
 ) -> FunctionBody:
@@ -139,6 +143,10 @@ def run_body(
         if isinstance(x, FakeTensor) and (axes is None or axis is not None):
             shown[k] = _example(m, x, axis)
             picked.append(k)
+    with torch._C.DisableTorchFunction():
+        needs = any(isinstance(x, FakeTensor) and x.requires_grad for x in leaves)
+    outer, is_on = m.is_differentiated, torch.is_grad_enabled()
+    m.is_differentiated = outer or name in _DIFFERENTIATE or (is_on and needs)
     before = _effects(m)
     args, kwargs = pytree.tree_unflatten(shown, spec)
     recorder = m.world.recorder
@@ -148,6 +156,8 @@ def run_body(
                 result = m.deep(m.call(func, *args, **kwargs))
         except Exception as error:  # noqa: BLE001  # whatever the program raises
             raise GraphBreak(f"the function under {name} raises {error!r}") from None
+        finally:
+            m.is_differentiated = outer
         if _effects(m) != before:
             raise GraphBreak(f"the function under {name} does more than compute tensors")
         tensors, found, out_spec = _apart(result)
@@ -366,6 +376,8 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         return _checkpoint_reentrant(m, *given)
     if cls in m.made_classes or kwargs:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
+    if m.is_differentiated:  # its stand-ins do not show it, and it is more than its forward's lines
+        raise GraphBreak(f"{cls.__qualname__} has a backward pass of its own under a transform")
     with torch._C.DisableTorchFunction():
         needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]

@@ -660,3 +660,37 @@ def test_entries_under_shapes() -> None:
         fusee.compile(by_classes)(torch.ones(2), Left)[1], torch.ones(2).tan()
     )
     TABLE[Left, Right] = torch.sin
+
+
+class Attributes(dict[str, Any]):
+    """A dict with attributes, as many programs write one."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
+
+
+class Lenient(Attributes):
+    __getattr__ = dict.get  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Attributes, Lenient])
+def test_methods_in_c_under_another_name_are_those_that_attributes_ask(kind: Any) -> None:
+    kept = kind(scale=2.0)
+
+    def fn(x: torch.Tensor) -> Any:
+        made = kind(a=x)
+        made.b = made.a * kept.scale
+        made.n = 1
+        made.n += 1
+        del made.a
+        try:
+            missing = made.absent
+        except KeyError as error:
+            missing = repr(error)
+        kept.last = made.b
+        return made.b, list(made), vars(made), missing, made, hasattr(made, "keys")
+
+    traced = same(fn, torch.ones(2))
+    assert len(traced.graphs) == 1 and not traced.stops
+    assert "last" in kept and not vars(kept)

@@ -291,3 +291,48 @@ def test_autocast_is_left_to_python() -> None:
     traced = Traced(call)
     torch.testing.assert_close(traced(x(3, 4)), call(x(3, 4)))
     assert "autocast" in "".join(traced.stops)
+
+
+class Doubled(torch.autograd.Function):
+    """Its gradient is no derivative of its forward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, given: Any) -> Any:
+        (result,) = ctx.saved_tensors
+        return given * result * 2
+
+
+@pytest.mark.parametrize("fn", [
+    lambda a: torch.vmap(lambda row: Doubled.apply(row).sum())(a),
+    lambda a: grad(lambda a: Doubled.apply(a).sum())(a),
+    lambda a: torch.vmap(grad(lambda row: Doubled.apply(row).sum()))(a),
+    lambda a: torch.func.jacrev(Doubled.apply)(a[0]),
+    lambda a: torch.func.vjp(Doubled.apply, a)[1](torch.ones_like(a))[0],
+])  # fmt: skip
+@pytest.mark.parametrize("backend", ["fusee", "eager"])
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+def test_gradients_of_autograd_functions_within_transforms(fn: Any, backend: str) -> None:
+    rows = torch.linspace(-1, 1, 6).view(3, 2)
+    told = []
+    for run in (fn, fusee.compile(fn, backend=backend)):
+        leaf = rows.clone().requires_grad_()
+        result = run(leaf)
+        result.sum().backward()
+        told.append((result.detach(), leaf.grad, run(rows)))
+    torch.testing.assert_close(told[1], told[0])
+
+
+def test_an_autograd_function_that_nothing_goes_back_through_stays_in_a_mapped_graph() -> None:
+    traced = Traced(lambda a: torch.vmap(lambda row: Doubled.apply(row).sum())(a))
+    traced(torch.ones(3, 2))
+    assert len(traced.graphs) == 1 and not traced.stops
