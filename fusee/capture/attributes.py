@@ -86,8 +86,7 @@ class Capturing(Semantics):
     modes          torch function modes that it is within, the innermost last
     deepest        how many frames it may have within one another
     checks         what branches that raise rely on; None if they end the graph
-    is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked;
-                   `is_differentiated`: whether a body with a backward pass is being run
+    is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
     """
 
     is_python = False
@@ -103,11 +102,12 @@ class Capturing(Semantics):
         self.deepest = room.left
         self.made_classes = self.world.made_classes
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
-        self.generators: weakref.WeakKeyDictionary[Generator[Any, Any, Any], Frame]
-        self.generators = weakref.WeakKeyDictionary()  # dropped, one is closed at once
+        # dropped, one is closed at once
+        self.generators = weakref.WeakKeyDictionary[Generator[Any, Any, Any], Frame]()
         self.regions: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
-        self.is_compiling, self.asks_compiling, self.is_differentiated = True, False, False
+        self.is_compiling, self.asks_compiling = True, False
+        self.is_differentiated = False  # by a body with a backward pass, which is run
         self.checks: list[torch.Tensor] | None = []
         self.failed: tuple[int, str] = 0, ""  # the last error, by id, and its line
         self._said: tuple[Callable[[], Frame | None], int, str] = lambda: None, 0, ""
@@ -168,11 +168,10 @@ class Capturing(Semantics):
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
         if self.world.seen or self.modes:  # torch finds which function these are asked about
             return function(*operands)
-        call = self.world.recorder.call
         if function is operator.setitem and is_place_open(operands[1]):
             # what may raise comes before the write
-            operands = call(operator.getitem, *operands[:2]), (), *operands[2:]
-        return call(function, *operands)
+            operands = self.world.recorder.call(operator.getitem, *operands[:2]), (), *operands[2:]
+        return self.world.recorder.call(function, *operands)
 
     def kind_of(self, x: Any) -> Any:
         """The class that the program sees."""
@@ -428,8 +427,7 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
 
 
 def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | None:
-    """The method of a class if it is written in Python, or C's by another name there, as dicts
-    with attributes have it: `__getattr__ = dict.get`."""
+    """The method of a class if it is Python's, or C's by another name: `__getattr__ = dict.get`."""
     cls = type(obj)  # not isinstance(): that asks the object for its class, by code of the program
     if cls.__flags__ & IN_C or issubclass(cls, _WITHOUT_METHODS):
         return None
@@ -484,7 +482,7 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
         return _of_super(m, obj, name)
     if type(obj) is types.MethodType and name not in ("__self__", "__func__"):
         return _lookup(m, obj.__func__, name)
-    if is_scalar(obj) or type(obj) in _PLAIN:
+    if is_scalar(obj) or kind in _PLAIN:
         return _of_plain(m, obj, name)
     custom = python_method(m, obj, "__getattribute__")
     try:
@@ -590,13 +588,11 @@ def super_of(m: Capturing, *args: Any) -> Any:
     return super(*args)
 
 
-def _of_super(m: Capturing, obj: super, name: str) -> Any:
-    shown: Any = obj
-    start, owner = shown.__thisclass__, shown.__self__
+def _of_super(m: Capturing, obj: Any, name: str) -> Any:
+    start, owner = obj.__thisclass__, obj.__self__
     of_class = issubclass(type(owner), type) and issubclass(owner, start)
     kind = owner if of_class else m.kind_of(owner)
-    mro = kind.__mro__
-    for base in mro[mro.index(start) + 1 :]:
+    for base in kind.__mro__[kind.__mro__.index(start) + 1 :]:
         found = m.world.class_item(base, name)
         if found is ABSENT:
             continue
