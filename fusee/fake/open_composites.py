@@ -133,6 +133,22 @@ def _isin(
     return (row[at] == x) ^ invert
 
 
+@IN_OTHERS.rule(_nn.multilabel_margin_loss)
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """torch's form in Python counts what stands behind the last label.
+
+    source   aten/src/ATen/native/LossMultiLabelMargin.cpp
+    """
+    is_label = (target >= 0).cumprod(-1) > 0
+    at = torch.where(is_label, target, 0)
+    classes = torch.arange(x.shape[-1], device=x.device)
+    is_target = ((at.unsqueeze(-1) == classes) & is_label.unsqueeze(-1)).any(-2)
+    is_wrong = is_label.unsqueeze(-1) & ~is_target.unsqueeze(-2)
+    margins = (1 - x.gather(-1, at).unsqueeze(-1) + x.unsqueeze(-2)).relu()
+    found = torch.where(is_wrong, margins, 0).sum((-1, -2)) / x.shape[-1]
+    return (found, found.mean(), found.sum())[reduction]
+
+
 @IN_OTHERS.rule(_nn.pad_sequence)
 def _pad_sequence(
     sequences: Sequence[Tensor],

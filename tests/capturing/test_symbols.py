@@ -1006,3 +1006,22 @@ def test_a_long_comparison_of_floats_asks_for_the_number() -> None:
     traced = Traced(fn)
     for n in (3, 5, 9):
         assert traced(torch.ones(3), n).equal(fn(torch.ones(3), n))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_labels_end_at_the_first_that_is_negative(reduction: str) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss = F.multilabel_margin_loss(x, y, reduction=reduction)
+        return loss, torch.autograd.grad(loss.sum(), x)[0]
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(x, y, reduction=reduction)
+
+    compiled = fusee.compile(loss)
+    for n in (8, 6, 7):
+        x = torch.randn(n, 5, requires_grad=True)
+        y = torch.tensor([[3, 0, -1, 1, 2], [-1, 0, 0, 0, 0], [4, 3, 2, 1, 0]] * n)[:n]
+        want, grad = fn(x, y)
+        found = compiled(x, y)
+        torch.testing.assert_close(found, want)
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], grad)
