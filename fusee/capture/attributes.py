@@ -33,7 +33,7 @@ from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import SHOW_ARGS, Mirror, dict_class, empty_like, pairs_of, shown_in
 from fusee.capture.policy import Policy
-from fusee.capture.readings import got
+from fusee.capture.repeated import got
 from fusee.capture.sources import IN_C, Dict, Held, ResultOf, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes, run_for_real
 from fusee.fake.open_composites import is_place_open

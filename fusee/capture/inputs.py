@@ -68,8 +68,8 @@ from fusee.capture.mirrors import (
     remaining,
     snapshot,
 )
-from fusee.capture.readings import Mirrors
 from fusee.capture.recorder import Recorder
+from fusee.capture.repeated import Mirrors
 from fusee.capture.sources import (
     IN_C,
     Attr,
