@@ -156,6 +156,42 @@ def training(kind: str) -> Callable[[], Any]:
 STEPS = ["step", "clipped gradients", "rate set in the step", "scheduler", "averaged weights"]
 
 
+def classifier(kind: str) -> Callable[[], Any]:
+    """A step of SGD as training scripts have it: the loss first, then the gradients let go of."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    x, y = torch.randn(16, 32), torch.randint(0, 10, (16,))
+    optimizer, mean = torch.optim.SGD(net.parameters(), lr=0.01), copy.deepcopy(net)
+    total, count = [0.0], [0]
+
+    def step() -> Any:
+        loss = F.cross_entropy(net(x), y)
+        if kind == "loss that is checked" and not torch.isfinite(loss):
+            raise ValueError("the loss is not finite")
+        count[0] += 1
+        if kind == "mean kept in numbers":
+            total[0] += loss.item() * x.shape[0]
+        if kind != "gradients of four steps" or count[0] % 4 == 1:
+            optimizer.zero_grad()
+        loss.backward()
+        if kind != "gradients of four steps" or count[0] % 4 == 0:
+            optimizer.step()
+        if kind == "averages that warm up":
+            decay = min(0.999, (1 + count[0]) / (10 + count[0]))
+            with torch.no_grad():
+                for p, q in zip(mean.parameters(), net.parameters(), strict=True):
+                    p.mul_(decay).add_(q, alpha=1 - decay)
+        return total[0] / count[0] if kind == "mean kept in numbers" else loss.detach()
+
+    return step
+
+
+RECIPES = [
+    "loss before zero_grad", "loss that is checked", "mean kept in numbers",
+    "gradients of four steps", "averages that warm up",
+]  # fmt: skip
+
+
 def measured(programs: tuple[Callable[..., Any], Callable[..., Any]], *args: Any) -> list[float]:
     """Seconds of the first call, microseconds of eager's and of ours."""
     start = time.perf_counter()
@@ -179,9 +215,10 @@ def main() -> None:
     console = Console()
     table = Table("program", "first call, s", "eager, us", "compiled, us", "times as fast")
     x = torch.randn(8, 16)
-    for name in track([*(way.__name__ for way in WAYS), *STEPS], console=console):
-        if name in STEPS:
-            found = measured((training(name), fusee.compile(training(name))))
+    for name in track([*(way.__name__ for way in WAYS), *STEPS, *RECIPES], console=console):
+        if name in (*STEPS, *RECIPES):
+            make = training if name in STEPS else classifier
+            found = measured((make(name), fusee.compile(make(name))))
         else:
             way = next(way for way in WAYS if way.__name__ == name)
             with torch.no_grad():
