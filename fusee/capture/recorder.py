@@ -578,7 +578,7 @@ class Recorder(TorchFunctionMode):
         if is_open(x):
             if id(x) in asked:  # what the call tells of it the graph is to hear from the call
                 return self.symbols.size_node(asked[id(x)], self.graph, self._symbol)
-            return self.symbols.node(x, self.graph, self._symbol)
+            return self.node_of(x)
         return argument(printable(x), name, self.graph)
 
     def node_of(self, x: Any) -> fx.Node:

@@ -565,12 +565,13 @@ def compared(x: Any, op: str, other: Any) -> bool:
     found, known = _curve(x), other.maybe_as_float()
     compare = COMPARISONS[op]
     if found is None or known is None or op in ("==", "!="):
-        known = _predicate(x, compare(x.hint, other.hint), op, other)
-        if known is None:
+        holds = compare(x.hint, other.hint)
+        asked = _predicate(x, holds, op, other)
+        if asked is None:
             return compare(x.guarded(), other.guarded())
-        if known.text not in [one.text for one in x.env.written]:
-            x.env.written.append(known)
-        return compare(x.hint, other.hint)
+        if asked.text not in [one.text for one in x.env.written]:
+            x.env.written.append(asked)
+        return holds
     size, below = found
     return bool(steady(x.env, size, lambda n: compare(below(n), known)))
 
@@ -606,8 +607,8 @@ def _written(x: Any, of: dict[str, Symbol], steps: list[Any]) -> str:
         size = x.env.simplified(x.size)
         of.update((str(symbol), symbol) for symbol in symbols(size))
         return "" if x.env.data.of(size) else f"({size})"
-    if x.operands == (x.value,):
-        return repr(x.value) if math.isfinite(x.value) else ""
+    if (value := x.maybe_as_float()) is not None:
+        return repr(value) if math.isfinite(value) else ""
     parts = [_written(y, of, steps) for y in x.operands]
     if not all(parts):
         return ""

@@ -31,7 +31,7 @@ from fusee.capture.inputs import World
 from fusee.capture.mirrors import Indexed
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Held, Origin, ResultOf
-from fusee.capture.symbols import holds_open, is_open, kind_of, value
+from fusee.capture.symbols import holds_open, value
 from fusee.capture.torch_api import (
     FakeTensor,
     as_array,
@@ -662,7 +662,7 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
 def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:
     """The tensor of numbers some of which vary; None of other things."""
     leaves = pytree.tree_leaves(x)
-    kinds = {n.kind if type(n) is Number else kind_of(n) if is_open(n) else type(n) for n in leaves}
+    kinds = {*map(m.kind_of, leaves)}
     if not kinds <= {int, float}:
         return None
     usual = torch.get_default_dtype() if float in kinds else torch.int64

@@ -17,6 +17,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import stands_for, stands_for_each
 from fusee.capture.dynamic import Number
 from fusee.capture.torch_api import FakeTensor, shape_as_tensor
+from fusee.source import Args, Kwargs
 
 
 @stands_for(shape_as_tensor)
@@ -80,9 +81,19 @@ def _kaiser(m: Capturing, n: Any, periodic: Any = True, beta: Any = 12.0, **name
 # torch takes a number as a parameter there. One that varies is a factor of ones, or a tensor.
 
 
-def _kind(x: Any) -> type | None:
-    """That of a number which varies; None of all else."""
-    return x.kind if type(x) is Number else float if type(x) is torch.SymFloat else None
+_OPEN = Number, torch.SymFloat
+
+
+def _argument(place: int, name: str, args: Args, kwargs: Kwargs) -> Any:
+    """An argument, whichever way it is given; None if it is not."""
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+def _with(value: Any, place: int, name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """The arguments with another value for that one."""
+    if len(args) > place:
+        return (*args[:place], value, *args[place + 1 :]), kwargs
+    return args, {**kwargs, name: value}
 
 
 _FILLS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2}
@@ -91,16 +102,13 @@ _FILLS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2}
 @stands_for_each(*_FILLS)
 def _full(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """source   aten/src/ATen/native/TensorFactories.cpp"""
-    place, named = _FILLS[function], "fill_value" in kwargs
-    value = kwargs["fill_value"] if named else args[place] if len(args) > place else None
-    if (kind := _kind(value)) is None or m.modes or "out" in kwargs:
-        return calls.on_tensors(m, function, args, kwargs)
-    shape = args if named else (*args[:place], kind(1), *args[place + 1 :])
-    given = {**kwargs, "fill_value": kind(1)} if named else kwargs
-    ones = calls.on_tensors(m, function, shape, given)
-    if not ones.is_floating_point() or ones.requires_grad or not _fits(m, value, ones.dtype):
-        return calls.on_tensors(m, function, args, kwargs)  # by way of the value
-    return m.call(torch.Tensor.mul_, ones, value)
+    given = _FILLS[function], "fill_value", args, kwargs
+    value = _argument(*given)
+    if type(value) in _OPEN and not m.modes and "out" not in kwargs:
+        ones = calls.on_tensors(m, function, *_with(m.kind_of(value)(1), *given))
+        if ones.is_floating_point() and not ones.requires_grad and _fits(m, value, ones.dtype):
+            return m.call(torch.Tensor.mul_, ones, value)
+    return calls.on_tensors(m, function, args, kwargs)  # by way of the value
 
 
 def _fits(m: Capturing, value: Any, dtype: torch.dtype) -> bool:
@@ -118,11 +126,11 @@ _INTO |= {torch.fill_: 1, torch.masked_fill: 2, torch.index_fill: 3}
 @stands_for_each(*_INTO)
 def _filled(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """source   aten/src/ATen/native/TensorAdvancedIndexing.cpp, which makes a tensor of it too"""
-    place, named = _INTO[function], "value" in kwargs
-    value = kwargs["value"] if named else args[place] if len(args) > place else None
-    x = args[0] if args and isinstance(args[0], FakeTensor) else None
-    if _kind(value) is not None and not m.modes and x is not None and x.is_floating_point():
+    given = _INTO[function], "value", args, kwargs
+    value = _argument(*given)
+    x: Any = args[0] if args else None
+    is_float = isinstance(x, FakeTensor) and x.is_floating_point()
+    if type(value) in _OPEN and not m.modes and is_float:
         value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
-        args = args if named else (*args[:place], value, *args[place + 1 :])
-        kwargs = {**kwargs, "value": value} if named else kwargs
+        args, kwargs = _with(value, *given)
     return calls.on_tensors(m, function, args, kwargs)
