@@ -1,12 +1,13 @@
 """Functions of torch that ask for a value of a tensor, or of a number that varies, or lack a fake
 kernel: by others.
 
-Each goes by torch's own formula, which its source names.
+Each goes by torch's own formula, which its source names, where no mode of the user's hears of it.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,46 +15,61 @@ from torch.nn import functional as F
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import stands_for, stands_for_each
+from fusee.capture.builtins import Stand, stands_for_each
 from fusee.capture.dynamic import Number
 from fusee.capture.torch_api import FakeTensor, shape_as_tensor
 from fusee.source import Args, Kwargs
 
 
-@stands_for(shape_as_tensor)
-def _shape_as_tensor(m: Capturing, x: Any) -> Any:
+def composes(*functions: Any) -> Callable[[Stand], Stand]:
+    """`stands_for_each`, where nothing hears which functions are called."""
+
+    def register(stand: Stand) -> Stand:
+        def unheard(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+            if m.modes:
+                return calls.on_tensors(m, function, args, kwargs)
+            return stand(function, m, *args, **kwargs)
+
+        stands_for_each(*functions)(unheard)
+        return stand
+
+    return register
+
+
+@composes(shape_as_tensor)
+def _shape_as_tensor(function: Any, m: Capturing, x: Any) -> Any:
     return m.call(torch.tensor, [*m.attribute(x, "shape")], dtype=torch.int64, device="cpu")
 
 
-@stands_for(F.one_hot)
-def _one_hot(m: Capturing, x: Any, num_classes: Any = -1) -> Any:
+@composes(F.one_hot)
+def _one_hot(function: Any, m: Capturing, x: Any, num_classes: Any = -1) -> Any:
     if type(num_classes) is int and num_classes == -1 and m.world.recorder.reads_numbers:
         num_classes = m.call(torch.Tensor.item, m.call(torch.Tensor.max, x)) + 1
-    return calls.on_tensors(m, F.one_hot, (x, num_classes), {})
+    return calls.on_tensors(m, function, (x, num_classes), {})
 
 
 # torch's own ask for the value of a tensor: whether observations are left after the correction.
 
 
-@stands_for(torch.cov)
-def _cov(m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
+@composes(torch.cov)
+def _cov(function: Any, m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
     """source   aten/src/ATen/native/Correlation.cpp"""
     is_plain = not weights and isinstance(x, FakeTensor) and x.dtype is not torch.bool
     rows = m.call(torch.Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
     count = m.attribute(rows, "shape")[1] if is_plain and rows.dim() == 2 else 0
     if not is_plain or not m.truth(count > correction):
-        return calls.on_tensors(m, torch.cov, (x,), {"correction": correction, **weights})
+        return calls.on_tensors(m, function, (x,), {"correction": correction, **weights})
     mean = m.call(operator.truediv, m.call(torch.Tensor.sum, rows, 1, True), count)
     rest = m.call(operator.sub, rows, mean)
     made = m.call(torch.mm, rest, m.call(torch.conj, m.call(torch.t, rest)))
     return m.call(torch.squeeze, m.call(operator.truediv, made, count - correction))
 
 
-@stands_for(torch.corrcoef)
-def _corrcoef(m: Capturing, x: Any) -> Any:
+@composes(torch.corrcoef)
+def _corrcoef(function: Any, m: Capturing, x: Any) -> Any:
     if not isinstance(x, FakeTensor) or x.dtype.is_complex or x.dim() != 2:
-        return calls.on_tensors(m, torch.corrcoef, (x,), {})
-    made = _cov(m, x)
+        return calls.on_tensors(m, function, (x,), {})
+    made = _cov(torch.cov, m, x)
     if made.dim() < 2:
         return m.call(operator.truediv, made, made)
     spread = m.call(torch.sqrt, m.call(torch.diagonal, made))
@@ -62,13 +78,15 @@ def _corrcoef(m: Capturing, x: Any) -> Any:
     return m.call(torch.clip, made, -1, 1)
 
 
-@stands_for(torch.kaiser_window)
-def _kaiser(m: Capturing, n: Any, periodic: Any = True, beta: Any = 12.0, **named: Any) -> Any:
+@composes(torch.kaiser_window)
+def _kaiser(
+    function: Any, m: Capturing, n: Any, periodic: Any = True, beta: Any = 12.0, **named: Any
+) -> Any:
     """source   aten/src/ATen/native/TensorFactories.cpp, kaiser_window, which has no fake kernel"""
     made = named.get("dtype") or torch.get_default_dtype()
     is_usual = made in (torch.float32, torch.float64) and {*named} <= {"dtype", "device"}
     if not is_usual or type(periodic) is not bool or not m.truth(n > 1):
-        return calls.on_tensors(m, torch.kaiser_window, (n, periodic, beta), named)
+        return calls.on_tensors(m, function, (n, periodic, beta), named)
     half, given = (n + periodic - 1) / 2, {**named, "dtype": made}
     at = m.call(torch.arange, n + periodic, **given)
     at = m.call(operator.truediv, m.call(operator.sub, at, half), half)
@@ -99,12 +117,12 @@ def _with(value: Any, place: int, name: str, args: Args, kwargs: Kwargs) -> tupl
 _FILLS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2}
 
 
-@stands_for_each(*_FILLS)
+@composes(*_FILLS)
 def _full(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """source   aten/src/ATen/native/TensorFactories.cpp"""
     given = _FILLS[function], "fill_value", args, kwargs
     value = _argument(*given)
-    if type(value) in _OPEN and not m.modes and "out" not in kwargs:
+    if type(value) in _OPEN and "out" not in kwargs:
         ones = calls.on_tensors(m, function, *_with(m.kind_of(value)(1), *given))
         if ones.is_floating_point() and not ones.requires_grad and _fits(m, value, ones.dtype):
             return m.call(torch.Tensor.mul_, ones, value)
@@ -123,14 +141,13 @@ _INTO = {getattr(torch.Tensor, name): place for name, place in _METHODS.items()}
 _INTO |= {torch.fill_: 1, torch.masked_fill: 2, torch.index_fill: 3}
 
 
-@stands_for_each(*_INTO)
+@composes(*_INTO)
 def _filled(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """source   aten/src/ATen/native/TensorAdvancedIndexing.cpp, which makes a tensor of it too"""
     given = _INTO[function], "value", args, kwargs
     value = _argument(*given)
     x: Any = args[0] if args else None
-    is_float = isinstance(x, FakeTensor) and x.is_floating_point()
-    if type(value) in _OPEN and not m.modes and is_float:
+    if type(value) in _OPEN and isinstance(x, FakeTensor) and x.is_floating_point():
         value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
         args, kwargs = _with(value, *given)
     return calls.on_tensors(m, function, args, kwargs)

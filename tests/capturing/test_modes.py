@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusee
+from fusee.capture.builtins import SPECIAL
 from fusee.errors import FuseeWarning
 from tests.capturing.same import Traced, shape_of
 
@@ -233,6 +235,21 @@ def test_a_mode_changes_what_an_autograd_function_computes() -> None:
 
     x = torch.ones(3, requires_grad=True)
     assert torch.equal(Traced(fn)(x), fn(x))
+
+
+TAKEN = [op for op in op_db if op.op in SPECIAL and torch.float32 in op.supported_dtypes("cpu")]
+
+
+@pytest.mark.parametrize("op", TAKEN, ids=lambda op: f"{op.name}{op.variant_test_name}")
+def test_a_mode_hears_no_function_that_capture_goes_by_instead(op: Any) -> None:
+    def fn(x: Any, args: Any, kwargs: Any) -> Any:
+        with Noting() as heard:
+            op.op(x, *args, **kwargs)
+        return [name for name, *_ in heard.seen]
+
+    sample = next(iter(op.sample_inputs("cpu", torch.float32)))
+    given = sample.input, sample.args, sample.kwargs
+    assert Traced(fn)(*given) == fn(*given)
 
 
 def test_looking_for_one_of_many_versions_is_not_seen_by_a_mode() -> None:
