@@ -514,7 +514,9 @@ def fits(env: Any, a: Size) -> bool:
     Integers of the program's that it is made of are bounded for that. What only the data knows, the
     graph computes as torch does.
     """
-    if isinstance(a, int) or env.data.of(a):
+    if isinstance(a, int):
+        return abs(a) <= _WORD
+    if env.data.of(a):
         return True
     for end in (2**31, 2**15, 2**5):
         if _magnitude(env, a) <= _WORD:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
+from fusee.capture import interpreter, recorder
 from tests.capturing.same import Traced
 
 ROWS = torch.rand(12, 2, generator=torch.Generator().manual_seed(0))
@@ -218,3 +220,38 @@ def test_a_piece_that_must_end_early_ends_before_a_long_loop() -> None:
     with pytest.raises(RuntimeError, match="between 0 and 1"):
         traced(torch.full((2,), 2.0), [7, 8])
     assert len(traced.compiled.entries) == 1
+
+
+def test_a_loop_ends_where_a_number_that_a_condition_tells_is_beyond_64_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorder, "_MOST_CALLS", 200)
+
+    def fn(x: Tensor, n: int) -> Tensor:
+        while n == 9 or n > 10:
+            n += n
+            x = x * n
+        return x * n
+
+    traced = Traced(fn)
+    for n in (2, 3, 5):
+        assert torch.equal(traced(ROWS, n), fn(ROWS, n))
+    with pytest.raises(OverflowError, match="too big"):
+        traced(ROWS, 9)
+    assert "200 calls" not in str(traced.stops), traced.stops
+
+
+def test_what_may_raise_comes_before_a_loop_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "_MANY", 100)
+    monkeypatch.setattr(recorder, "_MOST_CALLS", 2000)
+
+    def fn(x: Tensor, many: list[Tensor]) -> list[Tensor]:
+        for one in many:
+            x.view(one.argmax().item())
+            many.append(one)
+        return many
+
+    traced = Traced(fn)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        traced(torch.ones(4), [torch.ones(3)])
+    assert "2000 calls" not in str(traced.stops), traced.stops
