@@ -75,6 +75,11 @@ def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any
     return t.call(aten.full.default, [], args[0], **{**kwargs, "dtype": dtype})
 
 
+@ALWAYS.rule("_efficientzerotensor")
+def _zero_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.call(aten.zeros.default, *args, **kwargs)  # it has no memory that a kernel could read
+
+
 # What asks a tensor with symbolic sizes for its geometry.
 _QUERIES = (
     "size.default sym_size.default sym_size.int stride.default sym_stride.default sym_stride.int"

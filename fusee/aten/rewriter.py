@@ -279,9 +279,10 @@ def _through(node: fx.Node, target: Any) -> fx.Node | None:
     while node.op == "call_function" and only_user(node) is not None:
         if node.target is target:
             return node
+        if node.target not in _RESHAPES:
+            return None
         source = node.all_input_nodes[0]
-        is_same = same_ints((val(node).numel(),), (val(source).numel(),))
-        if node.target not in _RESHAPES or not is_same:
+        if not same_ints((val(node).numel(),), (val(source).numel(),)):
             return None
         node = source
     return None

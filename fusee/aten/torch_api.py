@@ -263,6 +263,8 @@ def is_plain(x: torch.Tensor) -> str | None:
         return f"a tensor of layout {x.layout}"
     if x.is_quantized:
         return "a quantized tensor"
+    if x._is_zerotensor():
+        return "a ZeroTensor, which has no memory"
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return "wrapped by a torch.func transform"
     return None

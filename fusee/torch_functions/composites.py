@@ -26,7 +26,7 @@ def composes(*functions: Any) -> Callable[[Stand], Stand]:
 
     def register(stand: Stand) -> Stand:
         def unheard(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-            if m.modes:
+            if m.modes or m.world.seen:
                 return calls.on_tensors(m, function, args, kwargs)
             return stand(function, m, *args, **kwargs)
 

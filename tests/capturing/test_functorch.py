@@ -143,6 +143,10 @@ ROWS = [
     # numbers of the backward of tanh, looked at within two transforms
     (lambda a: hessian(lambda a: (a @ WEIGHT).tanh().sum())(a[0]), x(3, 4)),
     (lambda a: jvp(lambda a, b: (a * b.cos(), b), (a, a + 1), (a, a)), x(3)),
+    # torch's formulas have ZeroTensors for what has no tangent
+    (lambda a, b: jvp(lambda a: torch.dot(a, b), (a,), (a,)), x(4), x(4)),
+    (lambda a, b: jvp(lambda c: torch.baddbmm(c, a, b), (a @ b,), (a,)), x(2, 3, 3), x(2, 3, 3)),
+    (grad(lambda a: torch.linalg.norm(a, "nuc")), x(3, 4)),
     (pulled, x(3)),
     (per_sample, x(3, 4), torch.tensor([0, 1, 1])),
     (in_place, x(3, 4)),
@@ -336,3 +340,12 @@ def test_an_autograd_function_that_nothing_goes_back_through_stays_in_a_mapped_g
     traced = Traced(lambda a: torch.vmap(lambda row: Doubled.apply(row).sum())(a))
     traced(torch.ones(3, 2))
     assert len(traced.graphs) == 1 and not traced.stops
+
+
+def test_zeros_without_memory_are_no_input_of_a_graph() -> None:
+    traced = Traced(lambda x: (x * 2 + 1, x))
+    zeros = torch._efficientzerotensor(4)
+    for given in (torch.ones(4), zeros, torch.zeros(4), zeros):
+        made, itself = traced(given)
+        assert itself is given and torch.equal(made, given * 2 + 1)
+    assert "without memory" in str(traced.stops)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import fusee
 from fusee.capture.builtins import SPECIAL
@@ -237,19 +238,40 @@ def test_a_mode_changes_what_an_autograd_function_computes() -> None:
     assert torch.equal(Traced(fn)(x), fn(x))
 
 
+class Listening(Tensor):
+    names: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.names.append(getattr(func, "__name__", ""))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 TAKEN = [op for op in op_db if op.op in SPECIAL and torch.float32 in op.supported_dtypes("cpu")]
 
 
 @pytest.mark.parametrize("op", TAKEN, ids=lambda op: f"{op.name}{op.variant_test_name}")
-def test_a_mode_hears_no_function_that_capture_goes_by_instead(op: Any) -> None:
-    def fn(x: Any, args: Any, kwargs: Any) -> Any:
+def test_nothing_hears_a_function_that_capture_goes_by_instead(op: Any) -> None:
+    def mode(x: Any, args: Any, kwargs: Any) -> Any:
         with Noting() as heard:
             op.op(x, *args, **kwargs)
         return [name for name, *_ in heard.seen]
 
+    def subclass(x: Any, args: Any, kwargs: Any) -> Any:
+        op.op(x, *args, **kwargs)
+        return [*Listening.names]
+
+    def listening(x: Any) -> Any:
+        return x.as_subclass(Listening) if isinstance(x, Tensor) else x
+
     sample = next(iter(op.sample_inputs("cpu", torch.float32)))
     given = sample.input, sample.args, sample.kwargs
-    assert Traced(fn)(*given) == fn(*given)
+    assert Traced(mode)(*given) == mode(*given)
+    given = tree_map(listening, sample.input), sample.args, sample.kwargs
+    Listening.names.clear()
+    want = subclass(*given)
+    Listening.names.clear()
+    assert Traced(subclass)(*given) == want
 
 
 def test_looking_for_one_of_many_versions_is_not_seen_by_a_mode() -> None:
