@@ -222,20 +222,22 @@ def _hash(m: Capturing, x: Any, /) -> int:
     return hash(x)
 
 
-def breaking(reason: str, remedy: str = "") -> Stand:
+@dataclasses.dataclass(frozen=True)
+class Breaking:
     """What ends the graph in place of a function."""
 
-    def stand(*_: Any, **__: Any) -> NoReturn:
-        raise GraphBreak(reason, remedy)
+    reason: str
+    remedy: str = ""
 
-    return stand
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise GraphBreak(self.reason, self.remedy)
 
 
-SPECIAL[print] = breaking(
+SPECIAL[print] = Breaking(
     "print() shows what is known only when the graph has run", "remove the print"
 )
 stands_for(eval, exec, compile, open, input, breakpoint, __import__, dir)(
-    breaking("a builtin that reaches beyond its arguments")
+    Breaking("a builtin that reaches beyond its arguments")
 )
 
 

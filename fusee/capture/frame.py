@@ -241,7 +241,7 @@ class Frame:
     def run(self) -> Any:
         """Run until the frame returns or yields; the value that it gives."""
         machine = self.machine
-        machine.enters = True
+        machine.enters += 1
         machine.frames.append(self)
         try:
             while True:
@@ -494,7 +494,7 @@ _CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii
 class Semantics:
     """Python's own.
 
-    frames    the activations, innermost last; enters: whether one was within another
+    frames    the activations, innermost last; enters: how often one was entered within another
     handled   the exception that is being handled
     pending   what ended a capture while a generator was closed
     is_over   whether nothing may run any more
@@ -502,7 +502,7 @@ class Semantics:
     """
 
     pending: BaseException | None = None
-    is_over = enters = False
+    is_over, enters = False, 0
     is_python = True
 
     def __init__(self) -> None:

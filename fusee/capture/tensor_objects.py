@@ -19,7 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 
 from fusee.capture.attributes import Capturing, flat
-from fusee.capture.builtins import SPECIAL, breaking, stands_for, stands_for_each
+from fusee.capture.builtins import SPECIAL, Breaking, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.mirrors import Mirror
 from fusee.capture.sources import Held, given_by
@@ -76,7 +76,7 @@ def _leave(m: Capturing, mode: Any, *error: Any) -> None:
 SPECIAL[MODE_STACK.pop] = lambda m: m.modes.pop()
 SPECIAL[MODE_STACK.length] = lambda m: len(m.modes)
 SPECIAL[MODE_STACK.all] = lambda m: list(m.modes)
-SPECIAL[torch.set_default_device] = breaking("the default device is set for all that follows")
+SPECIAL[torch.set_default_device] = Breaking("the default device is set for all that follows")
 
 
 # ---------------------------------------------------------------------------- subclasses

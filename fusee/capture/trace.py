@@ -1,14 +1,16 @@
 """One capture: from where a function stands to its return or to what no graph can hold.
 
-If something breaks the graph in the function itself or in anything that it calls, the function is
-run on the machine again, up to the instruction of its own that led there. So a graph ends between
-two instructions of one function, and the stack that is alive there is that function's.
+If something breaks the graph in the function itself or in anything that it calls, the graph ends
+before the instruction of its own that led there: between two instructions of one function, with the
+stack that is alive there. If that instruction had done something by then, the function is run on
+the machine again, up to it.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import types
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,12 +19,12 @@ import torch
 from torch import fx
 
 from fusee.capture import tensor_objects
-from fusee.capture.builtins import left
+from fusee.capture.builtins import Breaking, left, special
 from fusee.capture.bytecode import overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
-from fusee.capture.dynamic import Specialise, Varying
+from fusee.capture.dynamic import Number, Specialise, Varying
 from fusee.capture.effects import BODY, effects, is_check, written_by
-from fusee.capture.frame import Frame, is_scalar
+from fusee.capture.frame import FIXED, OPCODES, Frame, is_scalar
 from fusee.capture.graph_break import (
     Anew,
     Failing,
@@ -32,6 +34,7 @@ from fusee.capture.graph_break import (
     Opaque,
     expected,
     generator_states,
+    is_in_place,
     storages,
 )
 from fusee.capture.guards import (
@@ -59,6 +62,7 @@ from fusee.capture.sources import (
 )
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
+    FakeTensor,
     State,
     is_transforming,
     plain_tensor,
@@ -102,6 +106,8 @@ def capture(
                 left(attempt.machine), attempt.recorder,
             ):  # fmt: skip
                 returned = attempt.run(limit, is_probed=bool(why))
+                if (found := attempt.stop) is not None:
+                    limit, stop, first = attempt.entered, found, first or found
                 if not why:
                     attempt.captured.breaks += [first] if first not in (None, stop) else []
                     attempt.captured.facts.include(raising)
@@ -116,9 +122,7 @@ def capture(
             where = source_line(attempt.where)
             raise found.kind(found.reason, where=where, remedy=found.remedy) from None
         except GraphBreak as found:
-            found.is_error = is_error(attempt.world)
-            found.with_traceback(None).__context__ = None  # whose frames know all that is alive
-            found.where = found.where or attempt.where
+            attempt.told(found)
             if found.raises and is_compiling and attempt.machine.asks_compiling:
                 is_compiling, limit, stop, first = False, -1, None, None  # as in eager, then
             elif attempt.is_over or 0 <= limit <= attempt.entered:
@@ -140,7 +144,10 @@ def capture(
 
 
 class _Attempt:
-    """One run of the machine."""
+    """One run of the machine.
+
+    stop   the break that ended it where it could end at once
+    """
 
     def __init__(
         self,
@@ -167,6 +174,14 @@ class _Attempt:
         self.modes: list[Any] = []
         self.kept: list[int] = []  # by id, what its variables hold as the function returns
         self.is_over = False
+        self.stop: GraphBreak | None = None
+
+    def told(self, found: GraphBreak) -> GraphBreak:
+        """A break of this, and what is to be said of it."""
+        found.is_error = is_error(self.world)
+        found.with_traceback(None).__context__ = None  # whose frames know all that is alive
+        found.where = found.where or self.where
+        return found
 
     def release(self) -> None:
         """Let go of all objects at once: Python would find such circles much later."""
@@ -190,12 +205,14 @@ class _Attempt:
                 step = frame.count // _PROBES + 1
                 if is_probed and frame.count % step == 0 and self._can_end():
                     self.whole, self.whole_where = frame.count, frame.where
-            raises = None
+            raises, begun = None, None
+            if not is_probed and frame.count == self.entered:
+                begun = self._begun()
             try:
                 for x in self.opaque:  # only Python moves on what no capture can look at
                     if any(x is y for y in self.frame.stack):
                         raise x.met()
-                stopped = frame.step()
+                stopped, begun = frame.step(), None
                 if stopped:  # and what nobody else has ends
                     held = frame.locals.values()
                     if not any(map(machine.is_closed, held)):  # else in the order of variables
@@ -208,7 +225,10 @@ class _Attempt:
                 self.where = machine.where() or frame.where
                 if machine.regions or not machine.is_compiling:
                     found.within = ()
-                raise
+                if begun is None or begun[2] != self._reached() or isinstance(found, Forbidden):
+                    raise
+                (frame.stack, frame.keywords, _), self.stop = begun, self.told(found)
+                return False
             except Exception as error:  # noqa: BLE001  # whatever the program raises
                 raises = self._raises(error)
             if raises is not None:  # not above: the break would keep the error as its context
@@ -220,6 +240,26 @@ class _Attempt:
             if stopped:
                 return True
         return False
+
+    def _begun(self) -> tuple[list[Any], tuple[str, ...], Any] | None:
+        """Stack and keywords before the next instruction, and what changes with what it does.
+
+        None if one that ends the graph may have done something that does not show there.
+        """
+        f, name = self.frame, self.frame.instruction.name
+        count = _OPERANDS.get(name, 0) + (f.instruction.arg if name == "CALL" else 0)
+        if not count or "out" in f.keywords or not all(map(_is_inert, f.stack[-count:])):
+            return None
+        return [*f.stack], f.keywords, self._reached()
+
+    def _reached(self) -> tuple[Any, ...]:
+        """What is another one after an instruction that has run or recorded anything."""
+        m, world, recorder = self.machine, self.world, self.world.recorder
+        return (
+            m.enters, len(m.checks or ()), len(recorder.graph.nodes), recorder.inference,
+            len(recorder.answers), len(recorder.heard), len(world.facts.rows), len(world.mirrors),
+            len(world.passing), len(world.symbols.env.data.made),
+        )  # fmt: skip
 
     def _raises(self, error: Exception) -> GraphBreak:
         """An error that leaves the function: Python runs the instruction that raised it first."""
@@ -468,6 +508,51 @@ def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
             if overlap(inputs[one], inputs[other]):
                 raise Lost(f"{one} and {other} share memory, and it is written to")
             world.fact(NoOverlap, one, other)
+
+
+# ---------------------------------------------------------------------------- operands
+# An instruction that ends a graph has done nothing so far if it only takes operands off the stack,
+# has entered no frame and recorded nothing, and if C code had nothing among the operands to change.
+
+# How many operands instructions take that do no more than to push what comes of these.
+_OPERANDS = {
+    **dict.fromkeys((name for name in OPCODES if "JUMP" in name and "_IF_" in name), 1),
+    **dict.fromkeys("LOAD_ATTR LOAD_METHOD UNARY_NOT TO_BOOL FORMAT_SIMPLE".split(), 1),
+    **dict.fromkeys("BINARY_SUBSCR COMPARE_OP CONTAINS_OP FORMAT_VALUE CALL".split(), 2),
+}
+
+_FUNCTIONS = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)  # fmt: skip
+
+
+def _is_inert(x: Any, depth: int = 3) -> bool:
+    """Whether nothing is behind an operand that could change and not show.
+
+    A list that C code has sorted halfway is another one, and an iterator that it has asked; so is a
+    tensor that was turned. What a stand-in does is its own.
+
+    depth   how far to look into what is nested
+    """
+    kind: Any = type(x)
+    if kind is tuple:
+        return depth > 0 and all(_is_inert(item, depth - 1) for item in x)
+    if kind is FakeTensor:
+        with torch._C.DisableTorchFunction():
+            return not x._has_symbolic_sizes_strides  # of which much may be asked
+    if kind is types.MethodType:
+        parts = x.__func__, x.__self__
+        return depth > 0 and all(_is_inert(part, depth - 1) for part in parts)
+    if issubclass(kind, _FUNCTIONS):
+        owner = getattr(x, "__self__", None)
+        method = getattr(torch.Tensor, x.__name__, None) if type(owner) is FakeTensor else None
+        stands = special(x), special(method)
+        is_quiet = all(one is None or isinstance(one, Breaking) for one in stands)
+        return is_quiet and not is_in_place(x.__name__) and _is_inert(owner, 0)
+    if issubclass(kind, type):
+        return special(x) is None
+    return is_scalar(x) or issubclass(kind, (*FIXED, Number))
 
 
 # ---------------------------------------------------------------------------- copies

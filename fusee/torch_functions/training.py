@@ -38,7 +38,7 @@ from torch.utils import _foreach_utils
 
 from fusee.capture import attributes, containers
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_CODE, SPECIAL, breaking, stands_for, stands_for_each
+from fusee.capture.builtins import BY_CODE, SPECIAL, Breaking, stands_for, stands_for_each
 from fusee.capture.effects import BODY, HOOKS, effects
 from fusee.capture.frame import ABSENT
 from fusee.capture.graph_break import GraphBreak, Lost
@@ -277,7 +277,7 @@ _SMALL = 1 << 26  # bytes of gradients, which cost less than another piece
 # captured, each rate would be a fact, and every step a version
 _SCHEDULERS = [x for x in vars(lr_scheduler).values() if isinstance(x, type) and "step" in vars(x)]
 _IN_PYTHON = "a scheduler computes learning rates in Python, between two graphs"
-SPECIAL.update((vars(kind)["step"], breaking(_IN_PYTHON)) for kind in _SCHEDULERS)
+SPECIAL.update((vars(kind)["step"], Breaking(_IN_PYTHON)) for kind in _SCHEDULERS)
 
 
 # ------------------------------------------------------------------------------ state

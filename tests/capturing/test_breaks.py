@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import fusee
-from fusee.capture import recorder
+from fusee.capture import recorder, trace
 from tests.capturing.same import Traced, same, shape_of
 from tests.capturing.test_classes import Base, Config, Pair, Positive
 from tests.capturing.test_language import Manager, Odd
@@ -630,6 +630,129 @@ def test_what_breaks_deep_within_is_met_once(monkeypatch: T) -> None:
     monkeypatch.setattr(recorder.Recorder, "run", lambda *a, **k: calls.append(0) or call(*a, **k))
     same(five_times_wrapped, X, breaks=True)
     assert len(calls) < 3 * 52  # when it is met, and when it is captured; each wrapper ran it too
+
+
+# ------------------------------------------------------------------- where the piece ends at once
+
+
+def asks_for_a_number(x: T) -> T:
+    y = x.exp()
+    return y * 2 if y.sum().item() > 1e9 else y * 3
+
+
+def asks_for_truth(x: T) -> T:
+    y = x.exp()
+    if y.sum() > 1e9:
+        return y
+    while y.sum() < 0:
+        y = y + 1
+    return y + 1
+
+
+def shows_a_tensor(x: T) -> T:
+    y = x + 1
+    return f"{y}: {y:}", y * 2
+
+
+def selects_rows(x: T) -> T:
+    y = x + 1
+    return y[y > 0].exp(), torch.nonzero(y, as_tuple=True), x in y
+
+
+@fusee.compiler.disable
+def kept_out(x: T, *more: T, **named: T) -> T:
+    return x + len(more) + len(named)
+
+
+def calls_with_names(x: T) -> T:
+    y = x + 1
+    return kept_out(y, 1, (2, y), key=y.sum()) * 2
+
+
+def within_handlers(x: T) -> T:
+    log = []
+    for k in range(3):
+        try:
+            log.append(x + k)
+            print(end="", flush=k > 1)
+            x = x * 2
+        finally:
+            log.append(k)
+    return x, log
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        prints, asks_for_a_number, asks_for_truth, shows_a_tensor, selects_rows, calls_with_names,
+        within_handlers,
+    ],
+    ids=lambda fn: fn.__name__,
+)  # fmt: skip
+def test_an_instruction_that_has_done_nothing_ends_a_piece_at_once(
+    program: T, monkeypatch: T
+) -> None:
+    pieces, attempts = _counted(monkeypatch)
+    same(program, X, breaks=True)
+    assert len(attempts) == len(pieces) > 1
+
+
+def _counted(monkeypatch: T) -> tuple[list[T], list[T]]:
+    """What a capture is made of, and what an attempt at one is, as they come."""
+    pieces, attempts, begin, capture = [], [], trace._Attempt.__init__, trace.capture
+    monkeypatch.setattr(
+        trace._Attempt, "__init__", lambda *given: attempts.append(given) or begin(*given)
+    )
+    monkeypatch.setattr(trace, "capture", lambda *given: pieces.append(given) or capture(*given))
+    return pieces, attempts
+
+
+def sorts_by_values(x: T) -> T:
+    rows = [*(x + 1)]
+    rows.sort(key=torch.Tensor.numpy)
+    return rows
+
+
+def goes_on_with_an_iterator(x: T) -> T:
+    numbers, log = iter([1, 2, 3]), []
+    log.extend(map(print, numbers, ["a", "b"]))
+    return x + len(log), [*numbers]
+
+
+def prints_behind(log: T, x: T) -> T:
+    log.append(x)
+    print(end="")
+    return len(log)
+
+
+def notes_before_it_breaks(x: T) -> T:
+    log = []
+    return x + prints_behind(log, x * 2), log
+
+
+def turns_what_it_is_given(x: T) -> T:
+    y = x + 1
+    with torch.no_grad():
+        z = y.resize_(1, 2)
+    return y, z * 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        sorts_by_values, goes_on_with_an_iterator, notes_before_it_breaks, turns_what_it_is_given,
+    ],
+    ids=lambda fn: fn.__name__,
+)  # fmt: skip
+def test_an_instruction_that_may_have_done_something_is_gone_back_before(
+    program: T, monkeypatch: T
+) -> None:
+    pieces, attempts = _counted(monkeypatch)
+    same(program, X, breaks=True)
+    assert len(attempts) > len(pieces)
+
+
+# ------------------------------------------------------------------- breaks deep within functions
 
 
 def breaks_at_the_second_call(x: T) -> T:
