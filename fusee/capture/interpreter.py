@@ -54,7 +54,7 @@ from fusee.capture.sources import IN_C, is_trusted
 from fusee.capture.torch_api import FakeTensor
 
 _IN_PLACE = len(BINARY) // 2
-_MANY = 1_000
+_MANY = 2_000
 _OURS = re.compile(
     "FakeTensor|'Array'|not Array|(: |not |')Number|Sym(Int|Float|Bool)|Text"
 )  # Python's messages name classes
