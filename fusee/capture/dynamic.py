@@ -148,7 +148,10 @@ class Varying:
     known         by the words of an origin: False for one whose value the program needs
     fixed         words of those that a relation made a constant of in one version
     begun         states of optimizers, and parameters that are in them since they were captured
+    asks_compiling  whether code of the program's asks if it is compiled
     """
+
+    asks_compiling = False
 
     def __init__(
         self,
