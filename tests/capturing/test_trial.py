@@ -14,7 +14,7 @@ import torch
 import fusee
 from fusee.capture import trial
 from fusee.capture.entries import CompiledFunction
-from fusee.capture.policy import Policy
+from fusee.capture.policy import Policy, as_function
 
 X = torch.arange(4.0)
 CALLS = 60
@@ -98,6 +98,47 @@ def test_nothing_is_tried_that_may_differ_or_takes_long(monkeypatch: pytest.Monk
     assert all(Clock(monkeypatch, 1.0).calls(program))
     with deterministic():
         assert all(Clock(monkeypatch, 1e-5).calls(program))
+
+
+def in_the_tenth(x: torch.Tensor, counts: dict[str, int], log: list[float]) -> torch.Tensor:
+    """Each tenth call ends the graph."""
+    counts["n"] += 1
+    if counts["n"] % 10 == 0:
+        log.append(random.random())
+    return x * 2 + 1
+
+
+def test_other_versions_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 1e-5)
+    function = as_function(in_the_tenth)
+    made = CompiledFunction(function, clock.backend, Policy(), is_tried=True)
+    counts = {"n": 0}
+    for k in range(600):
+        before = clock.graphs
+        torch.testing.assert_close(made(X * k, counts, []), X * k * 2 + 1)
+        is_tenth = counts["n"] % 10 == 0
+        assert is_tenth or clock.graphs > before
+    assert counts["n"] == 600
+    assert any(e.run is None for e in made.start.entries)
+
+
+def returns(rewards: list[float]) -> torch.Tensor:
+    total = 0.0
+    out: list[float] = []
+    for one in reversed(rewards):
+        total = one + 0.9 * total
+        out.insert(0, total)
+    return torch.tensor(out).cumsum(0)
+
+
+def test_a_check_of_many_numbers_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = fusee.compile(returns)
+    site = fast.__globals__["_site"]
+    for k in range(CALLS):
+        given = [float(k + j) for j in range(8)]
+        torch.testing.assert_close(fast(given), returns(given))
+    assert all(e.trial is None for e in site.entries)
+    assert "abs" not in site.entries[-1].check_source() or site.entries[-1].run is not None
 
 
 @pytest.mark.parametrize("is_on", [True, False])
