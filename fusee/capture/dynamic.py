@@ -380,8 +380,9 @@ _NAMES = "add sub mul truediv pow".split()
 _ARITHMETIC = {*(getattr(operator, name) for name in _NAMES), operator.neg}
 _EXACT = {operator.add, operator.sub, operator.neg}  # of integers
 _RAISE = {operator.truediv, operator.pow}  # for some numbers, but after the graph is too late
-# What Python makes of numbers that are read, and no graph: as long as none is asked for it.
+# What Python makes of numbers that are read, and most of it no graph.
 _LATE = {abs, math.fabs, math.sqrt, round, min, max}
+_IN_GRAPH: dict[Any, Any] = {min: torch.sym_min, max: torch.sym_max}  # of two
 _ANSWERS = {*COMPARISONS.values(), math.isnan, math.isinf, math.isfinite}
 # Torch calls that a graph may give one to, as backends know to compile them.
 _TAKE_NUMBERS = {
@@ -420,12 +421,13 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Nu
             numbers[0].need()
     is_int = kinds == {int} and function is not operator.truediv
     is_held = not is_int or function in _EXACT  # else it may be more than a double holds
-    is_held &= function not in _LATE
+    is_held &= function not in _LATE or (function in _IN_GRAPH and len(operands) == 2)
     if not is_held and not is_late:
         numbers[0].need()
 
     def write() -> fx.Node:
-        return graph.call_function(function, tuple(argument(x, "", graph) for x in operands))
+        given = tuple(argument(x, "", graph) for x in operands)
+        return graph.call_function(_IN_GRAPH.get(function, function), given)
 
     kind, made = int if is_int else float, (function, *operands)
     return Number(write if is_held else None, origins, kind, made, is_late=is_late)

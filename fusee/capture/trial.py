@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fusee import log
+from fusee.capture.captured import Captured
 from fusee.capture.dynamic import as_tensor
 from fusee.capture.guards import Facts, IdMatch, TypeMatch, Values
 from fusee.capture.sources import ComputedAt, Local
@@ -106,7 +107,9 @@ def begin_trial(owner: Any, site: Any, entry: Any, values: Values) -> None:
         for one in owner.start.entries:
             one.trial = None
     elif owner.is_tried and site is owner.start and entry.run and entry.quick is None:
-        if entry.captured.stop is not None or any(map(_is_number, entry.captured.inputs)):
+        # of one that another process captured it is not known what it asks
+        is_own = type(entry.captured) is Captured
+        if is_own and (entry.captured.stop or any(map(_is_number, entry.captured.inputs))):
             entry.trial = Trial(entry, site, owner.name, values)
 
 

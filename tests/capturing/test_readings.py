@@ -150,7 +150,7 @@ def roots(x: T) -> T:
     norm = total ** (1.0 / 2)
     scale = min(5.0 / (norm + 1e-6), 1.0)
     rest = round(norm, 3), abs(x[0].item() - norm), math.sqrt(total), norm > 5.0, total != total
-    return x * scale if scale is norm else x * norm, scale, rest
+    return x * scale, x * max(norm, 0.5), max(x[0].item(), norm, 2.0), rest
 
 
 def overflowing(x: T) -> T:

@@ -13,6 +13,7 @@ import torch
 
 import fusee
 from fusee.capture import trial
+from fusee.capture.captured import Captured
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy, as_function
 
@@ -139,6 +140,23 @@ def test_a_check_of_many_numbers_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(fast(given), returns(given))
     assert all(e.trial is None for e in site.entries)
     assert "abs" not in site.entries[-1].check_source() or site.entries[-1].run is not None
+
+
+def test_what_another_process_captured_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not known whether it asks if it is compiled."""
+
+    class Kept(Captured):
+        pass
+
+    made = CompiledFunction(
+        as_function(program), Clock(monkeypatch, 0.0).backend, Policy(), is_tried=True
+    )
+    made(X, [])
+    (entry,) = made.start.entries
+    assert entry.trial is not None
+    entry.captured.__class__, entry.trial = Kept, None
+    trial.begin_trial(made, made.start, entry, {"x": X, "log": []})
+    assert entry.trial is None
 
 
 @pytest.mark.parametrize("is_on", [True, False])
