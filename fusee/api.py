@@ -214,7 +214,8 @@ class Compiler:
                     + (" for backend='fusee'" if is_all else ""),
                     remedy=choices(option, (*known, *_OWN_OPTIONS), "known options"),
                 )
-        self.prices = given.get("prices", Options.parse().prices)
+        chosen = {name: given[name] for name in ("prices",) if name in given}
+        self.is_tried = self.backend == "fusee" and Options.parse(chosen).prices
         if self.name and "name" in known:
             given.setdefault("name", self.name)
         backend = registry.for_capture(self.backend, given, self.mode)
@@ -290,7 +291,7 @@ class Compiler:
             guard_filter=self.chosen.guard_filter_fn,
             notice=self.notice,
             keeper=self.keeper,
-            is_tried=self.backend == "fusee" and self.prices,
+            is_tried=self.is_tried,
         )
 
     def call_of(self, function: types.FunctionType) -> Callable[..., Any]:
