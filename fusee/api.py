@@ -39,7 +39,7 @@ from fusee.capture.torch_api import (
     is_parallel,
     set_compiled_call,
 )
-from fusee.config import CaptureOptions, Knob, knobs, taken
+from fusee.config import CaptureOptions, Knob, Options, knobs, taken
 from fusee.errors import (
     FuseeWarning,
     GraphBreakError,
@@ -214,6 +214,8 @@ class Compiler:
                     + (" for backend='fusee'" if is_all else ""),
                     remedy=choices(option, (*known, *_OWN_OPTIONS), "known options"),
                 )
+        chosen = {name: given[name] for name in ("prices",) if name in given}
+        self.is_tried = self.backend == "fusee" and Options.parse(chosen).prices
         if self.name and "name" in known:
             given.setdefault("name", self.name)
         backend = registry.for_capture(self.backend, given, self.mode)
@@ -289,6 +291,7 @@ class Compiler:
             guard_filter=self.chosen.guard_filter_fn,
             notice=self.notice,
             keeper=self.keeper,
+            is_tried=self.is_tried,
         )
 
     def call_of(self, function: types.FunctionType) -> Callable[..., Any]:

@@ -198,7 +198,8 @@ class Options(Table):
     fuse: bool = knob(True, "merge loops into fewer passes over memory")
     prices: bool = knob(
         True,
-        "run a graph as it was captured where by measured prices its calls cost less than kernels",
+        "run a graph as it was captured where by measured prices its calls cost less than kernels,"
+        " and a function that ends graphs by Python where its calls take less time so",
         env="FUSEE_PRICES",
     )
     memory_budget: float = knob(

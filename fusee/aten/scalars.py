@@ -121,6 +121,13 @@ def returned(x: Any) -> Any:
 
 def on_tensors(call: Any) -> Callable[..., Any] | None:
     """What stands for a call that takes Scalars; None if nothing does."""
+    if call in _CHOSEN:
+
+        def choose(*both: Any) -> Scalar:
+            x, y = (z.value if type(z) is Scalar else z for z in both)
+            return Scalar(torch.where(_CHOSEN[call](y, x), y, x))
+
+        return choose
     if call in _OF_FLOATS:
         return lambda x: Scalar(_OF_FLOATS[call](x.value))
     if call in _ARITHMETIC:
@@ -152,6 +159,8 @@ _TURNED: dict[Any, Callable[..., Tensor]] = {
     operator.sub: torch.rsub,
     operator.pow: lambda exponent, x: torch.pow(x, exponent),
 }
+# By Python the second only where it is the less, or the greater: never a NaN there.
+_CHOSEN: dict[Any, Callable[..., Tensor]] = {torch.sym_min: operator.lt, torch.sym_max: operator.gt}
 
 
 # ------------------------------------------------------------------------------ with tensors

@@ -354,6 +354,8 @@ def _of_descriptor(m: Capturing, found: Any, obj: Any, kind: Any = None, /) -> A
 @stands_for(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def _is_compiling(m: Capturing) -> bool:
     m.asks_compiling = True
+    if not is_trusted(m.frames[-1].globals.get("__name__", "")):
+        m.world.varies.asks_compiling = True
     return m.is_compiling
 
 

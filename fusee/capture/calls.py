@@ -61,8 +61,10 @@ from fusee.capture.dynamic import (
     Number,
     asked_by_c,
     before_graph,
+    compute,
     holds_number,
     need_values,
+    takes_late,
 )
 from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, called, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
@@ -166,11 +168,13 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
     if any(map(symbols.holds_open, (args, kwargs))):
         return symbols.called(function, args, kwargs)
-    if m.world.numbers and not kwargs and any(type(x) is Number for x in args):
+    if m.world.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
         if function is divmod and all(type(x) is Number or is_scalar(x) for x in args):
             return tuple(m.call(part, *args) for part in (operator.floordiv, operator.mod))
         if (found := before_graph(m.world, function, *args)) is not None:
             return found
+        if takes_late(function, args):
+            return compute(m.world.recorder.graph, function, args)
     m.look((*args, *kwargs.values()), AS_VALUES)
     return asked_by_c(m.world.recorder, function, *args, **kwargs)
 

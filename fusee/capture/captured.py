@@ -325,6 +325,7 @@ class Entry:
     times    milliseconds of each stage
     number   grows with each entry of the process
     made_at  the turn of its function; is_found: whether another turn found it
+    trial    while it is not known if Python takes less time, what measures it
     """
 
     captured: Captured
@@ -337,6 +338,7 @@ class Entry:
     number: int = field(default_factory=itertools.count().__next__)
     made_at: int = 0
     is_found: bool = False
+    trial: Any = None
 
     def is_settled(self, values: Values) -> bool:
         """Whether it is good by a new check, which no longer watches what the program replaces."""

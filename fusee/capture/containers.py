@@ -26,7 +26,7 @@ import torch
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import BY_CODE, BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
-from fusee.capture.dynamic import LOADERS
+from fusee.capture.dynamic import LOADERS, compute, takes_late
 from fusee.capture.effects import effects
 from fusee.capture.frame import ABSENT, CONTAINERS, is_named, is_scalar
 from fusee.capture.graph_break import GraphBreak
@@ -264,6 +264,8 @@ def _extreme(function: Any, m: Capturing, *args: Any, key: Any = None, **default
         items = [*items]
         if len(items) > 1 and symbols.are_unbacked(items):
             return symbols.operated(function, *items)
+        if takes_late(function, items):
+            return compute(m.world.recorder.graph, function, items)
     return function(items, key=sort_key(m, key), **default)
 
 

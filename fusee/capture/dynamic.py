@@ -22,6 +22,7 @@ from torch import fx
 
 from fusee import log
 from fusee.capture.bytecode import first_line
+from fusee.capture.float_ranges import Range, result_range
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, TypeMatch
 from fusee.capture.sources import (
@@ -147,7 +148,10 @@ class Varying:
     known         by the words of an origin: False for one whose value the program needs
     fixed         words of those that a relation made a constant of in one version
     begun         states of optimizers, and parameters that are in them since they were captured
+    asks_compiling  whether code of the program's asks if it is compiled
     """
+
+    asks_compiling = False
 
     def __init__(
         self,
@@ -325,9 +329,10 @@ class Number(Computed):
     made      the function and operands that give it after the graph; empty if it comes from outside
     is_late   whether it is read from what the graph gives
     now       what it is in the call that is captured, if it comes from outside
+    range     between which numbers a float lies that is read; None: any
     """
 
-    __slots__ = ("_node", "is_late", "kind", "made", "now", "origins", "write")
+    __slots__ = ("_node", "is_late", "kind", "made", "now", "origins", "range", "write")
 
     def __init__(
         self,
@@ -342,6 +347,7 @@ class Number(Computed):
         self.origins = origins
         self.kind, self.is_late = kind, is_late
         self.now: float | None = None
+        self.range: Range | None = result_range(made[0], made[1:]) if is_late else None
         self._node: fx.Node | None = None
 
     @property
@@ -374,6 +380,10 @@ _NAMES = "add sub mul truediv pow".split()
 _ARITHMETIC = {*(getattr(operator, name) for name in _NAMES), operator.neg}
 _EXACT = {operator.add, operator.sub, operator.neg}  # of integers
 _RAISE = {operator.truediv, operator.pow}  # for some numbers, but after the graph is too late
+# What Python makes of numbers that are read, and most of it no graph.
+_LATE = {abs, math.fabs, math.sqrt, round, min, max}
+_IN_GRAPH: dict[Any, Any] = {min: torch.sym_min, max: torch.sym_max}  # of two
+_ANSWERS = {*COMPARISONS.values(), math.isnan, math.isinf, math.isfinite}
 # Torch calls that a graph may give one to, as backends know to compile them.
 _TAKE_NUMBERS = {
     *_NAMES, *(f"i{name}" for name in _NAMES),
@@ -397,25 +407,40 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Nu
     """What an operator makes of numbers: a node of the graph, if a torch call takes it."""
     numbers = [x for x in operands if type(x) is Number]
     kinds = {x.kind if type(x) is Number else type(x) for x in operands}
-    if function not in _ARITHMETIC or not kinds <= {int, float}:
-        numbers[0].need()
     origins = frozenset().union(*(x.origins for x in numbers))
     is_late = any(x.is_late for x in numbers)
-    by = operands[1] if function is operator.truediv else None
-    is_sure = type(by) in (int, float) and by != 0
-    is_sure |= type(by) is Number and by.made[:1] == (operator.pos,)  # an open one, which was asked
-    if is_late and function in _RAISE and not is_sure:
+    if is_late and function in _ANSWERS and kinds <= {int, float}:
+        return Number(None, origins, bool, (function, *operands), is_late=True)
+    is_known = function in _ARITHMETIC or (is_late and function in _LATE)
+    if not is_known or not kinds <= {int, float}:
         numbers[0].need()
+    by = operands[1] if function is operator.truediv else None
+    is_sure = type(by) is Number and by.made[:1] == (operator.pos,)  # an open one, which was asked
+    if is_late and not is_sure and function in _RAISE | _LATE:
+        if result_range(function, operands) is None:
+            numbers[0].need()
     is_int = kinds == {int} and function is not operator.truediv
     is_held = not is_int or function in _EXACT  # else it may be more than a double holds
+    is_held &= function not in _LATE or (function in _IN_GRAPH and len(operands) == 2)
     if not is_held and not is_late:
         numbers[0].need()
 
     def write() -> fx.Node:
-        return graph.call_function(function, tuple(argument(x, "", graph) for x in operands))
+        given = tuple(argument(x, "", graph) for x in operands)
+        return graph.call_function(_IN_GRAPH.get(function, function), given)
 
     kind, made = int if is_int else float, (function, *operands)
     return Number(write if is_held else None, origins, kind, made, is_late=is_late)
+
+
+def takes_late(function: Callable[..., Any], operands: Args) -> bool:
+    """Whether Python computes it after the graph, of numbers that are read there."""
+    is_late = any(type(x) is Number and x.is_late for x in operands)
+    return is_late and function in _LATE | _ANSWERS and all(map(_is_number, operands))
+
+
+def _is_number(x: Any) -> bool:
+    return x.kind is not bool if type(x) is Number else type(x) in (int, float)
 
 
 def converted(x: Number, kind: type) -> Number:

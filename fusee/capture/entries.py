@@ -63,6 +63,7 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
+from fusee.capture.trial import begin_trial, is_left
 from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
 from fusee.fake import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
@@ -151,13 +152,16 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
         f"            if §quick is not §site.quick: §policy.note_usual()\n"
         f"            if §e.run is None:\n"
         f"                return {by_python}\n"
+        f"            if (§t := §e.trial) is not None and §t.is_pythons():\n"
+        f"                return §t.note({by_python})\n"
         f"            try:\n"
-        f"                if §e.captured.stop is None:\n"
+        f"                if §t is None and §e.captured.stop is None:\n"
         f"                    return §e.run({listed})\n"
         f"                §r = §e.run({listed})\n"
         f"            except §failed:\n"
         f"                break\n"
-        f"            return §finish(§e, §r, §function)\n"
+        f"            §r = §finish(§e, §r, §function)\n"
+        f"            return §r if §t is None else §t.note(§r)\n"
         f"    else:\n"
         f"        return §miss({values}, True)\n"
         f"    return {by_python}\n"
@@ -266,6 +270,7 @@ class CompiledFunction:
     notice          takes what the user should know
     keeper          where captures outlive the process; None: nowhere
     of_code         whether for all functions of its code: `call` gives what to call for one
+    is_tried        whether Python runs what it takes less time for, as trial.py measures
     """
 
     function: types.FunctionType
@@ -279,6 +284,7 @@ class CompiledFunction:
     notice: Notice | None = None
     keeper: CaptureKeeper | None = None
     of_code: bool = False
+    is_tried: bool = False
 
     def __post_init__(self) -> None:
         self.name = self.function.__qualname__
@@ -296,7 +302,7 @@ class CompiledFunction:
         self.call, self._native = entrances(self)
         self.is_forced = False
         self._forced: dict[Any, CompiledFunction] = {}  # by the backend that a stance names
-        self._owner: Callable[[], Any] = lambda: None
+        self.owner: Callable[[], Any] = lambda: None
         self.is_told = False  # that there is no graph; of callees nobody is
         live.add(self)
 
@@ -348,7 +354,7 @@ class CompiledFunction:
 
     def miss(self, values: Values, is_tried: bool = False) -> Any:
         """A call that no entry of the beginning is good for; or not for sure, if not `is_tried`."""
-        if self.policy.is_eager():
+        if (is_tried and is_left(self, values)) or self.policy.is_eager():
             return self._native(*values.values())
         other = self._stand_in(values)
         if other is not self:
@@ -375,10 +381,10 @@ class CompiledFunction:
                 self._forced[backend] = made
             return self._forced[backend]
         owner = next(iter(values.values()), None)
-        if not isinstance(owner, torch.nn.Module) or owner is self._owner():
+        if not isinstance(owner, torch.nn.Module) or owner is self.owner():
             return self
-        if self._owner() is None:
-            self._owner = weakref.ref(owner)
+        if self.owner() is None:
+            self.owner = weakref.ref(owner)
             return self
         for name, method in list(owner.__dict__.items()):
             if type(method) is types.MethodType and method.__func__ is self.call:
@@ -491,6 +497,7 @@ class CompiledFunction:
             # what raised may not raise the next time: under fullgraph it is tried again
             if not (self.fullgraph and entry.captured.raises):
                 site.add(entry)
+                begin_trial(self, site, entry, values)
             log.publish("guards", self.name, entry.check_source)
             for listener in listeners:
                 listener(entry)
@@ -589,8 +596,7 @@ class CompiledFunction:
     def _refuse_break(self, captured: Captured) -> None:
         """Raise for a break where the user wants none; tell of a function that runs eagerly."""
         stop = captured.breaks[0] if captured.breaks else captured.stop
-        said = None if stop is None else stop.is_error
-        is_error = self.fullgraph if said is None else said
+        is_error = self.fullgraph if stop is None or stop.is_error is None else stop.is_error
         if captured.eager:
             if is_error:
                 raise self._broken(captured.eager, stop.where if stop else "", "")

@@ -35,6 +35,7 @@ from fusee.capture.dynamic import (
     before_graph,
     compute,
     may_be_open,
+    takes_late,
 )
 from fusee.capture.effects import effects
 from fusee.capture.frame import (
@@ -287,6 +288,8 @@ class Interpreter(Capturing):
         if type(left) is Number or type(right) is Number:
             if (answer := before_graph(self.world, function, left, right)) is not None:
                 return answer
+            if takes_late(function, (left, right)):
+                return compute(self.world.recorder.graph, function, (left, right))
         if _are_numbers(left, right):
             return symbols.operated(function, left, right)
         name = function.__name__
@@ -367,10 +370,11 @@ class Interpreter(Capturing):
             ):
                 return not raising
         others = self.modes or self.world.seen or self.policy.is_exporting  # hear what is asked
-        if isinstance(x, FakeTensor) and self.checks is not None and not others:
+        if type(x) in (FakeTensor, Number) and self.checks is not None and not others:
             raising = raising_truth(f.program, at)
             if raising is not None and not is_heard(self.frames):
-                holds = condition(x, not raising)
+                answer = as_tensor(x) if type(x) is Number else x
+                holds = None if answer is None else condition(answer, not raising)
                 if holds is not None:
                     self.checks.append(holds)
                     torch._assert_async(holds)
@@ -641,8 +645,10 @@ def raising_truth(program: Bytecode, at: int) -> bool | None:
     sides = {jump.name.endswith("IF_TRUE"): jump.target, jump.name.endswith("IF_FALSE"): at + 1}
     found = []
     for truth, index in sides.items():
+        name = ""
         for one in program.instructions[index:]:
-            is_raise = one.name == "RAISE_VARARGS"
+            is_raise = one.name == "RAISE_VARARGS" or (name, one.value) == ("sys", "exit")
+            name = one.value if one.name == "LOAD_GLOBAL" else ""
             # StopIteration is not an error to whoever asks for more
             if is_raise or one.value == "StopIteration" or any(x in one.name for x in _LEAVING):
                 found += [truth] if is_raise else []
@@ -699,6 +705,25 @@ def _takes(f: Frame, first: int, on_its_way: bool) -> bool:
         if not isinstance(kind, type) or any(issubclass(one, kind) for one in _BY_VALUES):
             return True
         at = taken[at + 1].target
+
+
+def as_tensor(x: Number) -> Any:
+    """What the graph computes in place of a bool that Python would after it; None if nothing.
+
+    In float64, as Python compares. Not of what more was computed: that need not be the same bits.
+    """
+    function, *operands = x.made
+    if function is torch.Tensor.item:
+        return operands[0]
+    given = []
+    for one in operands:
+        if type(one) is Number:
+            if one.made[:1] != (torch.Tensor.item,):
+                return None
+            one = one.made[1].double()
+        given.append(one)
+    function = getattr(torch, function.__name__)
+    return function(*given) if isinstance(given[0], torch.Tensor) else None
 
 
 def condition(x: FakeTensor, wanted: bool) -> torch.Tensor | None:

@@ -8,6 +8,8 @@ Not beside their tests, whose asserts pytest writes anew.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -107,6 +109,23 @@ class Until:
 
 def asked_for_more(x):
     return list(Until(x))
+
+
+def of_numbers(x):
+    y = x.mean().item()
+    if not math.isfinite(y) or math.isnan(y):
+        raise ValueError(f"mean is {y}")
+    if x[0].item() < 0:
+        raise ValueError("negative")
+    assert x.any().item(), "all are zero"
+    return x * 2, y
+
+
+def of_a_double(x):
+    """0.1 is another number in float32."""
+    if (x[0] * 0 + 0.1).item() == 0.1:
+        raise ValueError("as float32")
+    return x + 1
 
 
 class Checking(nn.Module):

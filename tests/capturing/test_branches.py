@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,7 +20,7 @@ ZERO = torch.zeros(3)
 
 KEPT = """
     without_message with_message a_number_as_truth of_two of_one_of_two negated in_a_callee
-    effects_before within_finally in_torchs_own
+    effects_before within_finally in_torchs_own of_numbers of_a_double
 """.split()
 
 
@@ -33,6 +37,38 @@ def test_a_failed_check_is_no_other_version() -> None:
         traced(NEGATIVE)
     assert torch.equal(traced(POSITIVE), with_message(POSITIVE))
     assert traced.entries == 1
+
+
+def test_a_step_that_stops_at_a_bad_loss_is_one_graph() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer, seen = torch.optim.SGD(model.parameters(), 0.1), list[float]()
+
+        def step(x: torch.Tensor) -> float:
+            loss = model(x).square().mean()
+            value = loss.item()
+            if not math.isfinite(value):
+                seen.append(value)
+                sys.exit(1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return value
+
+        return step, model, seen
+
+    (step, model, seen), (other, expected, told) = make(), make()
+    fast = fusee.compile(step, fullgraph=True)
+    for x in (POSITIVE, NEGATIVE, POSITIVE / 0, ZERO):
+        if torch.isfinite(x).all():
+            assert fast(x) == pytest.approx(other(x))
+        else:
+            for call in (fast, other):
+                with pytest.raises(SystemExit):
+                    call(x)
+        assert str(seen) == str(told)
+        torch.testing.assert_close([*model.parameters()], [*expected.parameters()])
 
 
 @pytest.mark.parametrize("name", ["caught", "after_a_write", "asked_for_more"])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy
@@ -139,6 +140,45 @@ def test_a_value_that_is_needed_ends_the_graph() -> None:
     assert not same(divided, INTS).stops
     with pytest.raises(ZeroDivisionError):
         fusee.compile(divided)(torch.zeros(3, dtype=torch.int64))
+
+
+def roots(x: T) -> T:
+    """As scripts compute the norm of all gradients, and clip by it."""
+    total = 0.0
+    for part in x:
+        total += part.norm(2).item() ** 2
+    norm = total ** (1.0 / 2)
+    scale = min(5.0 / (norm + 1e-6), 1.0)
+    rest = round(norm, 3), abs(x[0].item() - norm), math.sqrt(total), norm > 5.0, total != total
+    return x * scale, x * max(norm, 0.5), max(x[0].item(), norm, 2.0), rest
+
+
+def overflowing(x: T) -> T:
+    return x + 1, x[0].item() ** 2 + 1.0
+
+
+def complex_root(x: T) -> T:
+    return x + 1, (x[0].item() - x[1].item() ** 2) ** 0.5
+
+
+def infinite_root(x: T) -> T:
+    """A root of float32 is far from 1e40, but may be infinite."""
+    return x + 1, math.sqrt(1e40 - math.sqrt(x[0].item() ** 2))
+
+
+def power_of_zero(x: T) -> T:
+    return x + 1, x[0].item() ** -1, 1 / (x[0].item() ** 2 + 0.0)
+
+
+MANY = (FLOATS, FLOATS * 0, -FLOATS, FLOATS / 0, FLOATS.log(), FLOATS.half())
+
+
+@pytest.mark.parametrize("x", [*MANY, FLOATS.double() * 1e280], ids=str)
+def test_what_cannot_raise_is_computed_after_the_graph(x: T) -> None:
+    for program in (roots, overflowing):
+        same(program, x, breaks=x.dtype is torch.float64)
+    for program in (complex_root, infinite_root, power_of_zero):
+        same(program, x, breaks=True)
 
 
 def test_new_values_are_no_new_version() -> None:
