@@ -32,12 +32,10 @@ import fusee.fake.gradients
 import fusee.fake.open_composites  # noqa: F401  rules of the one, forms of the other
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent, is_row_major, let_be_filled
 from fusee.fake.open_sizes import (
-    GEOMETRIES,
     OPEN_MAKERS,
     OPEN_VIEWS,
     PART_OF,
     UNBACKED,
-    VIEWS,
     elements_put,
     refuse_part,
     refuse_place,
@@ -61,7 +59,6 @@ from fusee.fake.torch_python import (
 from fusee.source import Args, Kwargs, overload, overloads
 from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, wrapped
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- dtypes
 # Operands that kernels refuse for their dtypes, and torch's own metas do not.
@@ -319,9 +316,6 @@ def _quick_mode() -> type[FakeTensorMode]:
             return _wrapped(self, found, device)
         if is_open and func in _SQUEEZES:
             _refuse_squeeze(*args)
-        elif is_open and (place := GEOMETRIES.get(func)) is not None:
-            if (geometry := place(*args, **kwargs)) is not None:
-                func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
         refuse_dtypes(func, args, kwargs, device)
         refuse_scalars(func, args, kwargs, device)
         if func in makers:
@@ -552,9 +546,8 @@ def _refuse_squeeze(x: Any, axes: Any = None) -> None:
 
 
 _SQUEEZES = frozenset(overloads("squeeze squeeze.dim squeeze.dims"))
-_AS_STRIDED = overload("as_strided")
 # Their results lie the same whether an operand is lazily conjugated.
-_WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_"))
+_WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_ slice.Tensor select.int"))
 
 # ------------------------------------------------------------------------------ tracing
 
@@ -673,14 +666,11 @@ class Twins:
 
     def view(self, op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The twin of a view. Whether it shares the storage of `x` is the caller's to know."""
-        rule = VIEWS.get(op) if self.mode is not None else None
-        if rule is not None and same_ints((x.storage_offset(),), (0,)):
-            found = rule(x, *args, **kwargs)
-            if found is not None:
-                return self.empty(found.size, found.stride, found.dtype, x.device)
-        place = GEOMETRIES.get(op)
-        if place is not None and (geometry := place(x, *args, **kwargs)) is not None:
-            return x.as_strided(*geometry)
+        rule = None if self.mode is None else OPEN_VIEWS.get(op)
+        if rule is not None:
+            made = _on_meta(self.mode, _unless_unsure(rule), (x, *args), kwargs)
+            if type(made) is torch.Tensor:
+                return _fake(self.mode, made, x.device)
         with self.mode or contextlib.nullcontext():
             out: torch.Tensor = op(x, *args, **kwargs)
         return out
