@@ -38,7 +38,6 @@ from fusee.fake.open_sizes import (
     UNBACKED,
     elements_put,
     refuse_part,
-    refuse_place,
 )
 from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
 from fusee.fake.torch_python import (
@@ -300,7 +299,6 @@ def _quick_mode() -> type[FakeTensorMode]:
     torch_mode: type[FakeTensorMode] = moved_class(FakeTensorMode)
     by_torch = moved(vars(FakeTensorMode)["__torch_dispatch__"])
     makers = frozenset(overloads(_MAKERS))
-    select = overload("select.int")
 
     def dispatch(self: _Mode, func: Any, kinds: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -332,9 +330,7 @@ def _quick_mode() -> type[FakeTensorMode]:
                 found = None if run is None else _on_meta(self, run, args, there)
                 if found is not None:
                     return _wrapped(self, found, device)
-        if is_open and func is select:
-            refuse_place(*args)
-        elif func in PART_OF and (is_open or not args[0].numel()):
+        if func in PART_OF and (is_open or not args[0].numel()):
             refuse_part(PART_OF[func](args[0], *args[2:], **kwargs), args[1])
         own = kernel(func) or _written_as(func)
         if own is not None and not func._schema.is_mutable:

@@ -126,12 +126,12 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
 
 
 @OPEN_VIEWS.rule("select.int")
-def _selected(x: Tensor, axis: int, index: Any) -> Tensor | None:
+def _selected(x: Tensor, axis: int, index: Any) -> Tensor:
     axis = _axis(axis, x.dim())
     n, at = x.shape[axis], selected(x, axis, index)
     if at is None:
-        if not -n <= index < n:
-            return None
+        if not -n <= index < n:  # torch's fake kernel takes any place
+            raise IndexError(f"index {index} is out of range for a size of {n}")
         at = index if index >= 0 else index + n
     size, stride = [*x.shape], [*x.stride()]
     del size[axis]
@@ -208,31 +208,20 @@ def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Te
     return _strided(x, size, [*stride, x.stride(a) + x.stride(b)], more)
 
 
-@OPEN_VIEWS.rule("diagonal_scatter")
-def _diagonal_scattered(x: Tensor, src: Tensor, *place: int) -> Tensor | None:
-    return _scattered(x, src, _diagonal(x, *place))
-
-
-@OPEN_VIEWS.rule("slice_scatter")
-def _slice_scattered(x: Tensor, src: Tensor, *place: Any, **named: Any) -> Tensor | None:
-    """Torch's own does not ask whether `src` fits."""
-    if any(type(n) is torch.SymInt and _now(n) is None for n in (*place, *named.values())):
-        return None
-    return _scattered(x, src, _sliced(x, *place, **named))
-
-
-@OPEN_VIEWS.rule("select_scatter")
-def _select_scattered(x: Tensor, src: Tensor, axis: int, index: Any) -> Tensor | None:
-    is_known = type(index) is int or _now(index) is not None
-    return _scattered(x, src, _selected(x, axis, index)) if is_known else None
-
-
-def _scattered(x: Tensor, src: Tensor, part: Tensor | None) -> Tensor | None:
+def _scattered(
+    part_of: Callable[..., Tensor | None], x: Tensor, src: Tensor, *place: Any, **named: Any
+) -> Tensor | None:
+    part = part_of(x, *place, **named)
     if part is None or not is_row_major(x):
         return None
     if not equal(src.shape, part.shape):
         raise RuntimeError(f"a part of size {[*part.shape]} is written with {[*src.shape]}")
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+OPEN_VIEWS.rule("diagonal_scatter")(functools.partial(_scattered, _diagonal))
+OPEN_VIEWS.rule("slice_scatter")(functools.partial(_scattered, _sliced))
+OPEN_VIEWS.rule("select_scatter")(functools.partial(_scattered, _selected))
 
 
 # ---------------------------------------------------------------------------- shapes
@@ -722,14 +711,8 @@ def selected(x: Tensor, axis: int, index: Any) -> Any:
     return wrapped(env, env.data.place(known_size(index), known_size(n)))
 
 
-def refuse_place(x: Tensor, axis: int, place: Any) -> None:
-    """Raise where torch's fake kernel takes any place: ATen has one that asks."""
-    if -x.dim() <= axis < x.dim() and not -x.shape[axis] <= place < x.shape[axis]:
-        raise IndexError(f"index {place} is out of range for a size of {x.shape[axis]}")
-
-
 def refuse_part(part: Tensor, source: Tensor) -> None:
-    """The same of what is put in the place of a part."""
+    """Raise where torch's fake kernel puts anything in the place of a part."""
     if part.dim() != source.dim() or any(n != m for n, m in zip(part.shape, source.shape)):
         raise RuntimeError(f"{list(source.shape)} is put in place of {list(part.shape)}")
 
