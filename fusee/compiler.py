@@ -165,6 +165,7 @@ __all__ = [
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
+Filter = Callable[..., list[bool]]
 
 # torch's own, so that programs that ask either of them get one answer.
 is_compiling = torch.compiler.is_compiling
@@ -614,30 +615,11 @@ def keep_portable_guards_unsafe(guards: Sequence[Guard]) -> list[bool]:
     return [guard.guard_type == "TENSOR_MATCH" and not guard.is_global for guard in guards]
 
 
-def skip_guard_on_inbuilt_nn_modules_unsafe(guards: Sequence[Guard]) -> list[bool]:
-    """For options={"guard_filter_fn": ...}: don't check attributes of torch.nn's own modules."""
-    return [not one.orig_guard.source.is_unspecialized_builtin_nn_module() for one in guards]
-
-
-def skip_guard_on_all_nn_modules_unsafe(guards: Sequence[Guard]) -> list[bool]:
-    """For options={"guard_filter_fn": ...}: don't check attributes of modules."""
-    return [not guard.orig_guard.source.is_unspecialized_nn_module() for guard in guards]
-
-
-def keep_tensor_guards_unsafe(guards: Sequence[Guard], keep_parameters: bool = False) -> list[bool]:
-    """For options={"guard_filter_fn": ...}: check nothing but tensors, parameters if asked for."""
-    return [
-        guard.guard_type == "TENSOR_MATCH"
-        and (keep_parameters or not isinstance(guard.value, nn.Parameter))
-        for guard in guards
-    ]
-
-
-def skip_guard_on_globals_unsafe(guards: Sequence[Guard]) -> list[bool]:
-    """For options={"guard_filter_fn": ...}: don't check global variables."""
-    return [not guard.is_global for guard in guards]
-
-
-def skip_all_guards_unsafe(guards: Sequence[Guard]) -> list[bool]:
-    """For options={"guard_filter_fn": ...}: check nothing."""
-    return [False] * len(guards)
+# torch's own: they ask a Guard what it has of one of TorchDynamo's.
+keep_tensor_guards_unsafe: Filter = torch.compiler.keep_tensor_guards_unsafe
+skip_all_guards_unsafe: Filter = torch.compiler.skip_all_guards_unsafe
+skip_guard_on_all_nn_modules_unsafe: Filter = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+skip_guard_on_globals_unsafe: Filter = torch.compiler.skip_guard_on_globals_unsafe
+skip_guard_on_inbuilt_nn_modules_unsafe: Filter = (
+    torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe
+)

@@ -32,15 +32,12 @@ import fusee.fake.gradients
 import fusee.fake.open_composites  # noqa: F401  rules of the one, forms of the other
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent, is_row_major, let_be_filled
 from fusee.fake.open_sizes import (
-    GEOMETRIES,
     OPEN_MAKERS,
     OPEN_VIEWS,
     PART_OF,
     UNBACKED,
-    VIEWS,
     elements_put,
     refuse_part,
-    refuse_place,
 )
 from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
 from fusee.fake.torch_python import (
@@ -61,7 +58,6 @@ from fusee.fake.torch_python import (
 from fusee.source import Args, Kwargs, overload, overloads
 from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, wrapped
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- dtypes
 # Operands that kernels refuse for their dtypes, and torch's own metas do not.
@@ -303,7 +299,6 @@ def _quick_mode() -> type[FakeTensorMode]:
     torch_mode: type[FakeTensorMode] = moved_class(FakeTensorMode)
     by_torch = moved(vars(FakeTensorMode)["__torch_dispatch__"])
     makers = frozenset(overloads(_MAKERS))
-    select = overload("select.int")
 
     def dispatch(self: _Mode, func: Any, kinds: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -319,9 +314,6 @@ def _quick_mode() -> type[FakeTensorMode]:
             return _wrapped(self, found, device)
         if is_open and func in _SQUEEZES:
             _refuse_squeeze(*args)
-        elif is_open and (place := GEOMETRIES.get(func)) is not None:
-            if (geometry := place(*args, **kwargs)) is not None:
-                func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
         refuse_dtypes(func, args, kwargs, device)
         refuse_scalars(func, args, kwargs, device)
         if func in makers:
@@ -338,9 +330,7 @@ def _quick_mode() -> type[FakeTensorMode]:
                 found = None if run is None else _on_meta(self, run, args, there)
                 if found is not None:
                     return _wrapped(self, found, device)
-        if is_open and func is select:
-            refuse_place(*args)
-        elif func in PART_OF and (is_open or not args[0].numel()):
+        if func in PART_OF and (is_open or not args[0].numel()):
             refuse_part(PART_OF[func](args[0], *args[2:], **kwargs), args[1])
         own = kernel(func) or _written_as(func)
         if own is not None and not func._schema.is_mutable:
@@ -552,9 +542,8 @@ def _refuse_squeeze(x: Any, axes: Any = None) -> None:
 
 
 _SQUEEZES = frozenset(overloads("squeeze squeeze.dim squeeze.dims"))
-_AS_STRIDED = overload("as_strided")
 # Their results lie the same whether an operand is lazily conjugated.
-_WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_"))
+_WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_ slice.Tensor select.int"))
 
 # ------------------------------------------------------------------------------ tracing
 
@@ -673,14 +662,11 @@ class Twins:
 
     def view(self, op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The twin of a view. Whether it shares the storage of `x` is the caller's to know."""
-        rule = VIEWS.get(op) if self.mode is not None else None
-        if rule is not None and same_ints((x.storage_offset(),), (0,)):
-            found = rule(x, *args, **kwargs)
-            if found is not None:
-                return self.empty(found.size, found.stride, found.dtype, x.device)
-        place = GEOMETRIES.get(op)
-        if place is not None and (geometry := place(x, *args, **kwargs)) is not None:
-            return x.as_strided(*geometry)
+        rule = None if self.mode is None else OPEN_VIEWS.get(op)
+        if rule not in (None, op):  # kernels in C++ run below the mode
+            made = _on_meta(self.mode, _unless_unsure(rule), (x, *args), kwargs)
+            if type(made) is torch.Tensor:
+                return _fake(self.mode, made, x.device)
         with self.mode or contextlib.nullcontext():
             out: torch.Tensor = op(x, *args, **kwargs)
         return out

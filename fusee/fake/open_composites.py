@@ -315,35 +315,6 @@ def _norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **
 # ---------------------------------------------------------------------------- statistics
 
 
-@IN_OTHERS.rule(torch.cov, Tensor.cov)
-def _cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
-    """source   aten/src/ATen/native/Correlation.cpp"""
-    is_weighted = fweights is not None or aweights is not None
-    if is_weighted or input.dim() > 2 or input.dtype is torch.bool or input.dim() == 0:
-        return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
-    x = input.view(1, -1) if input.dim() < 2 else input
-    count = x.shape[1]
-    if not count > correction:  # where eager warns
-        return torch.cov(input, correction=correction)
-    x = x - (x.sum(1) / count).unsqueeze(1)
-    return (torch.mm(x, x.t().conj()) / (count - correction)).squeeze()
-
-
-@IN_OTHERS.rule(torch.corrcoef, Tensor.corrcoef)
-def _corrcoef(input: Tensor) -> Any:
-    if input.dim() not in (1, 2) or input.dtype is torch.bool or not input.shape[-1] > 1:
-        return torch.corrcoef(input)
-    c = _cov(input)
-    if c.dim() == 0:
-        return c / c
-    d = c.diag()
-    deviation = (torch.real(d) if d.is_complex() else d).sqrt()
-    c = c / deviation.view(-1, 1) / deviation.view(1, -1)
-    if c.is_complex():
-        return torch.complex(torch.real(c).clip(-1, 1), torch.imag(c).clip(-1, 1))
-    return c.clip(-1, 1)
-
-
 @IN_OTHERS.rule(torch.combinations)
 def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """source   aten/src/ATen/native/Itertools.cpp"""

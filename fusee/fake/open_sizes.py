@@ -33,7 +33,7 @@ from fusee.fake.layouts import (
     strides,
     view_strides,
 )
-from fusee.fake.rules import RULES, Found, Op, columns, pooled, reduced
+from fusee.fake.rules import RULES, Found, columns, pooled, reduced
 from fusee.fake.torch_python import with_open_ints
 from fusee.source import OpRules, overload, overloads
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
@@ -126,12 +126,13 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
 
 
 @OPEN_VIEWS.rule("select.int")
-def _selected(x: Tensor, axis: int, index: Any) -> Tensor | None:
+def _selected(x: Tensor, axis: int, index: Any) -> Tensor:
     axis = _axis(axis, x.dim())
-    n = x.shape[axis]
-    if not -n <= index < n:
-        return None
-    at = index if index >= 0 else index + n
+    n, at = x.shape[axis], selected(x, axis, index)
+    if at is None:
+        if not -n <= index < n:  # torch's fake kernel takes any place
+            raise IndexError(f"index {index} is out of range for a size of {n}")
+        at = index if index >= 0 else index + n
     size, stride = [*x.shape], [*x.stride()]
     del size[axis]
     return _strided(x, size, stride[:axis] + stride[axis + 1 :], at * stride[axis])
@@ -142,9 +143,9 @@ def _sliced(x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: 
     axis = _axis(axis, x.dim())
     if type(step) is not int or step < 1:
         return None
-    n = x.shape[axis]
-    first, last = within(start, n, 0), within(end, n, n)
-    count = (last - first + (step - 1)) // step if last >= first else 0
+    n, ends = x.shape[axis], narrowed(x, axis, start, end, step)
+    first, last = ends or (within(start, n, 0), within(end, n, n))
+    count = (last - first + (step - 1)) // step if ends or last >= first else 0
     size, stride = [*x.shape], [*x.stride()]
     more = first * stride[axis]
     size[axis], stride[axis] = count, stride[axis] * step
@@ -207,31 +208,20 @@ def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Te
     return _strided(x, size, [*stride, x.stride(a) + x.stride(b)], more)
 
 
-@OPEN_VIEWS.rule("diagonal_scatter")
-def _diagonal_scattered(x: Tensor, src: Tensor, *place: int) -> Tensor | None:
-    return _scattered(x, src, _diagonal(x, *place))
-
-
-@OPEN_VIEWS.rule("slice_scatter")
-def _slice_scattered(x: Tensor, src: Tensor, *place: Any, **named: Any) -> Tensor | None:
-    """Torch's own does not ask whether `src` fits."""
-    if any(type(n) is torch.SymInt and _now(n) is None for n in (*place, *named.values())):
-        return None
-    return _scattered(x, src, _sliced(x, *place, **named))
-
-
-@OPEN_VIEWS.rule("select_scatter")
-def _select_scattered(x: Tensor, src: Tensor, axis: int, index: Any) -> Tensor | None:
-    is_known = type(index) is int or _now(index) is not None
-    return _scattered(x, src, _selected(x, axis, index)) if is_known else None
-
-
-def _scattered(x: Tensor, src: Tensor, part: Tensor | None) -> Tensor | None:
+def _scattered(
+    part_of: Callable[..., Tensor | None], x: Tensor, src: Tensor, *place: Any, **named: Any
+) -> Tensor | None:
+    part = part_of(x, *place, **named)
     if part is None or not is_row_major(x):
         return None
     if not equal(src.shape, part.shape):
         raise RuntimeError(f"a part of size {[*part.shape]} is written with {[*src.shape]}")
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+OPEN_VIEWS.rule("diagonal_scatter")(functools.partial(_scattered, _diagonal))
+OPEN_VIEWS.rule("slice_scatter")(functools.partial(_scattered, _sliced))
+OPEN_VIEWS.rule("select_scatter")(functools.partial(_scattered, _selected))
 
 
 # ---------------------------------------------------------------------------- shapes
@@ -290,29 +280,6 @@ def _now(n: Any) -> int | None:
 
 # Their kernels take open sizes.
 OPEN_VIEWS.update({op: op for op in overloads("alias detach as_strided as_strided_")})
-
-
-# How a view of a whole storage lies, without the view.
-VIEWS: OpRules[Callable[..., Spec | None]] = OpRules()
-
-
-@VIEWS.rule("view")
-def _viewed_whole(x: Tensor, size: Sizes) -> Spec | None:
-    let_be_as_many(x.shape, size)
-    return rows(size, x.dtype) if is_row_major(x) else None
-
-
-@VIEWS.rule("permute")
-def _permuted_whole(x: Tensor, axes: Sequence[int]) -> Spec | None:
-    size, stride = x.shape, x.stride()
-    return Spec([size[k] for k in axes], [stride[k] for k in axes], x.dtype)
-
-
-@VIEWS.rule("slice.Tensor")
-def _cut_whole(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Spec | None:
-    if type(start) is not int or start != 0 or step != 1:
-        return None
-    return Spec([*x.shape[:axis], end, *x.shape[axis + 1 :]], x.stride(), x.dtype)
 
 
 # ---------------------------------------------------------------------------- makers
@@ -744,43 +711,8 @@ def selected(x: Tensor, axis: int, index: Any) -> Any:
     return wrapped(env, env.data.place(known_size(index), known_size(n)))
 
 
-def select_geometry(x: Tensor, axis: int, index: Any) -> tuple[Any, Any, Any] | None:
-    """Size, strides and offset of such a selection."""
-    place = selected(x, axis, index)
-    if place is None:
-        return None
-    size, stride = list(x.shape), list(x.stride())
-    size.pop(axis)
-    return size, stride, x.storage_offset() + place * stride.pop(axis)
-
-
-def slice_geometry(
-    x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> tuple[Any, Any, Any] | None:
-    """Size, strides and offset of such a slice."""
-    ends = narrowed(x, axis, start, end, step)
-    if ends is None:
-        return None
-    size, stride = list(x.shape), x.stride()
-    size[axis] = ends[1] - ends[0]
-    return size, stride, x.storage_offset() + ends[0] * stride[axis]
-
-
-# By operator: how its result lies, if only data knows where it begins or ends.
-GEOMETRIES: dict[Op, Callable[..., tuple[Any, Any, Any] | None]] = {
-    overload("slice.Tensor"): slice_geometry,
-    overload("select.int"): select_geometry,
-}
-
-
-def refuse_place(x: Tensor, axis: int, place: Any) -> None:
-    """Raise where torch's fake kernel takes any place: ATen has one that asks."""
-    if -x.dim() <= axis < x.dim() and not -x.shape[axis] <= place < x.shape[axis]:
-        raise IndexError(f"index {place} is out of range for a size of {x.shape[axis]}")
-
-
 def refuse_part(part: Tensor, source: Tensor) -> None:
-    """The same of what is put in the place of a part."""
+    """Raise where torch's fake kernel puts anything in the place of a part."""
     if part.dim() != source.dim() or any(n != m for n, m in zip(part.shape, source.shape)):
         raise RuntimeError(f"{list(source.shape)} is put in place of {list(part.shape)}")
 

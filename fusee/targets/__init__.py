@@ -28,7 +28,7 @@ from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import form
 from fusee.runtime.change_detection import DerivedSet, Fixed
-from fusee.runtime.jit import Build, Function
+from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.launch import Frames, Program
 from fusee.source import HostFunction, define
 
@@ -53,7 +53,7 @@ class Built(NamedTuple):
 
 
 class Target(Protocol):
-    """One kind of machine."""
+    """One kind of machine: a class below this one, which has what most need say nothing of."""
 
     @property
     def profile(self) -> Profile:
@@ -72,11 +72,11 @@ class Target(Protocol):
 
     def at(self, device: torch.device) -> Target:
         """The one machine of this kind where tensors of a device are."""
-        ...
+        return self
 
     def prepare(self) -> None:
         """Begin to load what takes time, before a graph is traced. raises MissingPackage"""
-        ...
+        prepare()
 
     def passes(self, options: Options) -> Sequence[Pass]:
         """What rewrites an ATen graph for the calls that there are."""
@@ -84,14 +84,14 @@ class Target(Protocol):
 
     def joint_passes(self, options: Options) -> Sequence[Pass]:
         """What rewrites a graph with its gradients, before it is known what is saved."""
-        ...
+        return ()
 
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
         """Whether a pass makes a faster call of this one, as eager cannot.
 
         static   nodes whose values stay the same from call to call
         """
-        ...
+        return False
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
         """How to call an operator that has no loops; None: the overload itself is called."""

@@ -51,7 +51,7 @@ def _one_hot(function: Any, m: Capturing, x: Any, num_classes: Any = -1) -> Any:
 # torch's own ask for the value of a tensor: whether observations are left after the correction.
 
 
-@composes(torch.cov)
+@composes(torch.cov, torch.Tensor.cov)
 def _cov(function: Any, m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
     """source   aten/src/ATen/native/Correlation.cpp"""
     is_plain = not weights and isinstance(x, FakeTensor) and x.dtype is not torch.bool
@@ -65,17 +65,21 @@ def _cov(function: Any, m: Capturing, x: Any, *, correction: Any = 1, **weights:
     return m.call(torch.squeeze, m.call(operator.truediv, made, count - correction))
 
 
-@composes(torch.corrcoef)
+@composes(torch.corrcoef, torch.Tensor.corrcoef)
 def _corrcoef(function: Any, m: Capturing, x: Any) -> Any:
-    if not isinstance(x, FakeTensor) or x.dtype.is_complex or x.dim() != 2:
+    if not isinstance(x, FakeTensor) or x.dim() not in (1, 2):
         return calls.on_tensors(m, function, (x,), {})
     made = _cov(torch.cov, m, x)
-    if made.dim() < 2:
+    if not made.dim():
         return m.call(operator.truediv, made, made)
-    spread = m.call(torch.sqrt, m.call(torch.diagonal, made))
+    spread = m.call(torch.diagonal, made)
+    spread = m.call(torch.sqrt, m.call(torch.real, spread) if made.is_complex() else spread)
     for axis in (1, 0):
         made = m.call(operator.truediv, made, m.call(torch.unsqueeze, spread, axis))
-    return m.call(torch.clip, made, -1, 1)
+    if not made.is_complex():
+        return m.call(torch.clip, made, -1, 1)
+    parts = [m.call(torch.clip, m.call(part, made), -1, 1) for part in (torch.real, torch.imag)]
+    return m.call(torch.complex, *parts)
 
 
 @composes(torch.kaiser_window)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
 
 import fusee
@@ -29,26 +29,17 @@ from fusee.targets.cuda import CUDA
 from tests.loops.interpret import interpret
 
 
-class Reference:
+class Reference(Target):
     """See fusee.targets.Target."""
 
     profile = Profile()
     device = torch.device("cpu")
     prices = Prices(hold=1000)  # memory is scarce: whatever may be is computed again
 
-    def at(self, device: torch.device) -> Target:
-        return self
-
     def prepare(self) -> None: ...
 
     def passes(self, options: Options) -> Sequence[Pass]:
         return ()
-
-    def joint_passes(self, options: Options) -> Sequence[Pass]:
-        return ()
-
-    def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
-        return False
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
         return None

@@ -361,7 +361,6 @@ def test_numbers_made_of_sizes_stay_open(name: str, learns: bool, entries: list[
     "program",
     [
         lambda x: torch.combinations(x[0], 2, True) * torch.combinations(x[:, 0]).sum(),
-        lambda x: torch.cov(x[0]) * x.flatten().corrcoef() + x,
     ],
 )
 def test_what_ends_a_static_graph_is_in_the_open_one(
@@ -372,6 +371,25 @@ def test_what_ends_a_static_graph_is_in_the_open_one(
         x = torch.randn(a, b)
         torch.testing.assert_close(compiled(x), program(x))
     assert len(entries) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.cov(x[0]) * x.flatten().corrcoef() + x,
+        lambda x: x.cov() * x.corrcoef(),
+        lambda x: torch.complex(x, x.sin()).corrcoef() * torch.complex(x, x.cos()).cov(),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_covariances_ask_for_no_values(
+    program: Callable[[Tensor], Tensor], dynamic: bool, entries: list[Entry]
+) -> None:
+    compiled = fusee.compile(program, fullgraph=True, dynamic=dynamic)
+    for a, b in ((5, 4), (7, 3)):
+        x = torch.randn(a, b)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert len(entries) == (1 if dynamic else 2)
 
 
 def test_pieces_of_unproven_sizes_are_cut_where_others_are() -> None:

@@ -227,7 +227,8 @@ def indexed(x: Tensor) -> Any:
     a, b = divmod(k, 4)
     x[k // 2, :] = 5.0
     x[..., b] += 2
-    return x[k % 3, 1:, None] * k, x[None, k], x[b, a]
+    turned = torch.complex(x, x).conj()
+    return x[k % 3, 1:, None] * k, x[None, k], x[b, a], turned[b:] * 2, turned[b].resolve_conj()
 
 
 @torch.library.custom_op("fusee_sizes::positive", mutates_args=())

@@ -150,7 +150,7 @@ class Recorder:
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with (
             mock.patch.object(cpu, "Build", self._build),
-            mock.patch.object(cpu, "prepare", lambda: None),
+            mock.patch.object(targets, "prepare", lambda: None),
             mock.patch.object(targets, "bind_host", lambda *args: None),
             mock.patch.object(native, "bind", lambda gm, *args: gm.forward),
             mock.patch.object(native, "bind_split", _with_backward),

@@ -36,11 +36,11 @@ from fusee.loops import Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime import jit
-from fusee.runtime.jit import Build, compile_one, prepare
+from fusee.runtime.jit import Build, compile_one
 from fusee.runtime.launch import LaunchFrame, runner
 from fusee.runtime.llvm_text import Level, Machine, Writer, splat, vector
 from fusee.sym import substitute, symbols
-from fusee.targets import PRODUCTS, Built, Kept, link_graph
+from fusee.targets import PRODUCTS, Built, Kept, Target, link_graph
 from fusee.targets.cpu.onednn import (
     channels_last,
     for_any_size,
@@ -80,7 +80,7 @@ def prices_of(whose: str) -> Prices:
     return Prices(own=own, near=0.6 * own[""][1])
 
 
-class CPU:
+class CPU(Target):
     """See fusee.targets.Target."""
 
     # 16: points that give work to the threads of a processor; float32 elements of its widest
@@ -90,17 +90,8 @@ class CPU:
     prices = prices_of(vendor())
     device = torch.device("cpu")
 
-    def at(self, device: torch.device) -> CPU:
-        return self
-
-    def prepare(self) -> None:
-        prepare()
-
     def passes(self, options: Options) -> Sequence[Pass]:
         return [p for p in PASSES if options.derive_weights or p not in _NEEDS_DERIVED]
-
-    def joint_passes(self, options: Options) -> Sequence[Pass]:
-        return ()
 
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
         return improves(node, static)

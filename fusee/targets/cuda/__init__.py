@@ -11,13 +11,13 @@ import re
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch._ops import OpOverload
 
 from fusee.aten.rewriter import Pass
@@ -31,10 +31,9 @@ from fusee.loops import Message, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime import gc_paused
-from fusee.runtime.jit import prepare
 from fusee.runtime.launch import LaunchFrame
 from fusee.source import with_names
-from fusee.targets import PRODUCTS, Built, Kept, link_graph
+from fusee.targets import PRODUCTS, Built, Kept, Target, link_graph
 from fusee.targets.cuda.launch import (
     MISALIGNED,
     MOST,
@@ -129,7 +128,7 @@ class Gpu(Launches, Recordable, Protocol):
     def together(self, calls: Sequence[Callable[[int], int]]) -> int: ...
 
 
-class CUDA:
+class CUDA(Target):
     """See fusee.targets.Target.
 
     gpu       the one that graphs are compiled for, if it is known
@@ -163,9 +162,6 @@ class CUDA:
             raise TraceError("a tensor is on an AMD GPU, and code is generated for NVIDIA's")
         return CUDA(gpu_at(device.index or 0))
 
-    def prepare(self) -> None:
-        prepare()
-
     def passes(self, options: Options) -> Sequence[Pass]:
         return (
             partial(numbers_home, home=self.device),
@@ -180,9 +176,6 @@ class CUDA:
 
     def joint_passes(self, options: Options) -> Sequence[Pass]:
         return (joint_channels_last,)
-
-    def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
-        return False
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
         return _CALLS.get(op)
