@@ -547,10 +547,9 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
         return m.world.load(run_for_real(getattr, obj, name), place)
     found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
     if found is ABSENT:
-        if "__getattr__" in obj.__dict__:
-            found = m.world.taken[obj.__name__, name] = getattr(obj, name)
-            return found
-        raise AttributeError(f"module {obj.__name__!r} has no attribute {name!r}")
+        if "__getattr__" not in obj.__dict__:
+            raise AttributeError(f"module {obj.__name__!r} has no attribute {name!r}")
+        found = m.world.taken[obj.__name__, name] = getattr(obj, name)
     return found
 
 
@@ -558,12 +557,13 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
     meta = type(cls)
     if name in ("__name__", "__qualname__", "__module__", "__mro__", "__dict__", "__bases__"):
         return getattr(cls, name)
+    if name == "__annotations__":
+        getattr(cls, name)  # none is inherited: a class without gets a dict of its own
     found = class_lookup(m, cls, name)
     if found is ABSENT or isinstance(found, types.DynamicClassAttribute):
         in_meta = ABSENT if meta is type else class_lookup(m, meta, name)
-        if isinstance(in_meta, types.FunctionType):
-            return types.MethodType(in_meta, cls)
-        return getattr(cls, name)  # enum members, abc's slots, or the AttributeError
+        is_method = isinstance(in_meta, types.FunctionType)  # else enum's, abc's slots, or an error
+        return types.MethodType(in_meta, cls) if is_method else getattr(cls, name)
     if isinstance(found, (classmethod, staticmethod)):
         return _bound(m, found, cls, cls, name)
     if isinstance(found, (types.FunctionType, property)) or not hasattr(type(found), "__get__"):

@@ -7,6 +7,7 @@ source   dis
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import contextlib
@@ -280,7 +281,8 @@ def _call_from(lines: Sequence[Line], function: Any, /, *args: Any, **kwargs: An
     for line in reversed(lines):  # no frame of ours lies between them, which are counted
         code = _calling(line.code.co_filename, line.number, line.code.co_qualname)
         # as code of a module or class, since its variables are any dict
-        code = code.replace(co_consts=(call,))
+        future = code.co_flags & ~_FUTURE | line.code.co_flags & _FUTURE
+        code = code.replace(co_consts=(call,), co_flags=future)
         call = functools.partial(eval, code, line.globals, line.names())
     return call()
 
@@ -292,6 +294,8 @@ def _calling(file: str, number: int, name: str) -> types.CodeType:
     )
 
 
+# What exec, eval and compile take from the code that calls them.
+_FUTURE = sum({getattr(__future__, name).compiler_flag for name in __future__.all_feature_names})
 _CALLING = compile("_call()", "", "eval")
 _NAME, _CONSTANT = (bytes((opcode.opmap[name], 0)) for name in ("LOAD_NAME", "LOAD_CONST"))
 _CALLING = _CALLING.replace(co_code=_CALLING.co_code.replace(_NAME, _CONSTANT))
@@ -314,7 +318,8 @@ def called_from(f: Any, names: Any, function: Any, is_code: bool) -> Any:
     names     gives the frame's variables
     is_code   the function runs code of the program's
     """
-    if not is_code and getattr(function, "__module__", None) not in ("logging", "_warnings", "sys"):
+    module = getattr(function, "__module__", None)
+    if not (is_code or module in ("logging", "_warnings", "sys") or function in _COMPILING):
         return function
     if function in _BY_DEPTH:
         function = _BY_DEPTH[function]
@@ -328,6 +333,8 @@ def _warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, *
 def _getframe(depth: int = 0) -> Any:
     return sys._getframe(_steps(depth + 1))
 
+
+_COMPILING = (exec, eval, compile)
 
 # What counts frames, as if there were none of ours.
 _BY_DEPTH: dict[Any, Any] = {warnings.warn: _warn, sys._getframe: _getframe}
@@ -430,7 +437,12 @@ _ASSIGNS = {dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL")}
 
 @functools.lru_cache(maxsize=256)
 def assigned_globals(module: str) -> frozenset[str]:
-    """The variables of a module that a function or a method of it assigns (`global _enabled`)."""
+    """The variables of a module that a function or a method of it assigns (`global _enabled`).
+
+    Of `sys` those that programs assign.
+    """
+    if module == "sys":
+        return frozenset("stdin stdout stderr argv path excepthook displayhook".split())
     found = list(vars(sys.modules[module]).values()) if module in sys.modules else []
     for cls in [x for x in found if isinstance(x, type) and x.__module__ == module]:
         found += (getattr(x, "__func__", x) for x in vars(cls).values())

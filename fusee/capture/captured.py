@@ -105,7 +105,7 @@ class Place:
 def tells_of_its_end(x: Any) -> bool:
     """Whether code of the program's may run when nobody has `x` any more."""
     is_simple = not weakref.getweakrefcount(x) and type(x) not in _HOLDING
-    if is_simple and not isinstance(x, types.GeneratorType | BaseException):
+    if is_simple and not issubclass(type(x), types.GeneratorType | BaseException):  # no proxy's
         return hasattr(type(x), "__del__")
     row, known = [x], set()
     while row:

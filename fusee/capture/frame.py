@@ -423,6 +423,8 @@ def suspended(f: Frame, is_on: bool = False) -> Generator[Any, Any, Any]:
     """A generator whose body is what a frame runs. One that `is_on` must be asked once first."""
     made: Any = _driven(f, is_on)
     made.__name__, made.__qualname__ = f.code.co_name, f.code.co_qualname
+    if f.function is not None:  # which the program may have named anew
+        made.__name__, made.__qualname__ = f.function.__name__, f.function.__qualname__
     return made  # type: ignore[no-any-return]
 
 
@@ -622,8 +624,9 @@ class Semantics:
         """A special method, which Python looks up on the class."""
         found = getattr(type(obj), name, None)
         if found is None:
-            kind = "the context manager protocol" if "e" in name else name
-            raise TypeError(f"{type(obj).__name__!r} object does not support {kind}")
+            words = "asynchronous " * (name[2] == "a") + "context manager protocol"
+            words += f" (missed {name} method)" * name.endswith("exit__")
+            raise TypeError(f"{type(obj).__name__!r} object does not support the {words}")
         return types.MethodType(found, obj)
 
     # ---------------------------------------------------------------------- iteration, calls

@@ -306,8 +306,8 @@ def END_ASYNC_FOR(f: Frame, i: Instruction) -> None:
 @op("BEFORE_ASYNC_WITH")
 def BEFORE_WITH(f: Frame, i: Instruction) -> None:
     manager, kind = f.pop(), "a" if i.name == "BEFORE_ASYNC_WITH" else ""
-    leave = f.machine.special(manager, f"__{kind}exit__")
     enter = f.machine.special(manager, f"__{kind}enter__")
+    leave = f.machine.special(manager, f"__{kind}exit__")
     f.push(leave)
     f.push(f.machine.call(enter))
 
