@@ -287,8 +287,8 @@ class Capturing(Semantics):
 
     def deep(self, x: Any) -> Any:
         """What C code that looks into containers within containers may see of `x`."""
-        if not isinstance(x, (*CONTAINERS, tuple)):
-            return x
+        if not isinstance(x, (*CONTAINERS, tuple)) or type(type(x).__hash__) is _FUNCTION:
+            return x  # a copy would be another key
         shown = self.plain(x)
         if isinstance(shown, dict):
             if any(isinstance(item, (*CONTAINERS, tuple)) for item in dict.values(shown)):
@@ -562,8 +562,8 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
     found = class_lookup(m, cls, name)
     if found is ABSENT or isinstance(found, types.DynamicClassAttribute):
         in_meta = ABSENT if meta is type else class_lookup(m, meta, name)
-        is_method = isinstance(in_meta, types.FunctionType)  # else enum's, abc's slots, or an error
-        return types.MethodType(in_meta, cls) if is_method else getattr(cls, name)
+        own: Any = in_meta if isinstance(in_meta, types.FunctionType) else None
+        return types.MethodType(own, cls) if own else getattr(cls, name)  # of enums, abc; or raises
     if isinstance(found, (classmethod, staticmethod)):
         return _bound(m, found, cls, cls, name)
     if isinstance(found, (types.FunctionType, property)) or not hasattr(type(found), "__get__"):
@@ -596,7 +596,7 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
         found = m.world.class_item(base, name)
         if found is ABSENT:
             continue
-        if of_class and isinstance(found, types.FunctionType):
+        if of_class and isinstance(found, (types.FunctionType, property)):
             return found
         if isinstance(found, _C_DESCRIPTORS):
             raise GraphBreak(f"{name} of a class in C is read through super()")
@@ -629,7 +629,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
     """What object.__getattribute__ gives."""
     _check_name(name)
     cls = type(obj)
-    if name == "__class__":
+    if name == "__class__" and not any(name in vars(base) for base in cls.__mro__[:-1]):
         return cls
     if name == "__dict__":
         mirror = m.world.attributes(obj)
@@ -693,12 +693,12 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         is_function = isinstance(inner, types.FunctionType) or not hasattr(type(inner), "__get__")
         if is_function or sys.version_info >= (3, 13):
             return types.MethodType(inner, cls)
-        return _bound(m, inner, cls, type(cls), name)  # a property of the class
+        return _bound(m, inner, cls, cls, name)  # a property of the class
     if isinstance(found, staticmethod):
         return m.world.hold(found.__func__, words)
     if isinstance(found, property):
         if found.fget is None:
-            raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
+            raise AttributeError(f"property {name!r} of {cls.__qualname__!r} object has no getter")
         return m.call(m.world.hold(found.fget, words), obj)
     if isinstance(found, _C_DESCRIPTORS):
         return m.world.slot(obj, name)
@@ -777,7 +777,7 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
         if isinstance(found, property):
             function = found.fdel if value is DELETED else found.fset
             if function is None:
-                what, kind = "deleter" if value is DELETED else "setter", type(obj).__name__
+                what, kind = "deleter" if value is DELETED else "setter", type(obj).__qualname__
                 raise AttributeError(f"property {name!r} of {kind!r} object has no {what}")
             m.call(m.world.hold(function, name), *given)
             return

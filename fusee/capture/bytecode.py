@@ -319,7 +319,7 @@ def called_from(f: Any, names: Any, function: Any, is_code: bool) -> Any:
     is_code   the function runs code of the program's
     """
     module = getattr(function, "__module__", None)
-    if not (is_code or module in ("logging", "_warnings", "sys") or function in _COMPILING):
+    if not (is_code or module in ("logging", "_warnings", "sys") or id(function) in _COMPILING):
         return function
     if function in _BY_DEPTH:
         function = _BY_DEPTH[function]
@@ -334,7 +334,7 @@ def _getframe(depth: int = 0) -> Any:
     return sys._getframe(_steps(depth + 1))
 
 
-_COMPILING = (exec, eval, compile)
+_COMPILING = frozenset(map(id, (exec, eval, compile)))  # what is called may have an own `==`
 
 # What counts frames, as if there were none of ours.
 _BY_DEPTH: dict[Any, Any] = {warnings.warn: _warn, sys._getframe: _getframe}

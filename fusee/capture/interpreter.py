@@ -236,7 +236,7 @@ class Interpreter(Capturing):
     def _in_turn(self, first: Any, second: Any) -> list[Any]:
         """Which operand is asked first: the right one if its class derives from the left one's."""
         (left, _, right), (_, name, _) = first, second
-        if type(left) is type(right) or not issubclass(type(right), type(left)):
+        if type(left) is type(right) or type(left) not in type(right).__mro__:  # whatever abc says
             return [first, second]
         own, other = (attributes.python_method(self, x, f"__{name}__") for x in (left, right))
         return [first, second] if own is other and name[0] == "r" else [second, first]
@@ -294,18 +294,15 @@ class Interpreter(Capturing):
             return symbols.operated(function, left, right)
         name = function.__name__
         swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
-        custom = self._by_method(*self._in_turn((left, name, right), (right, swapped, left)))
-        if custom is not NotImplemented:
-            return custom
+        for x, asked, other in self._in_turn((left, name, right), (right, swapped, left)):
+            is_not = asked == "ne" and _derives(x)
+            custom = self._by_method((x, "eq" if is_not else asked, other))
+            if custom is not NotImplemented:
+                return not self.truth(custom) if is_not else custom
         if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
             return self.tensor_operator(function, left, right)
         left, right = symbols.comparable(left, right)
         pairs = (left, right), (right, left)
-        if symbol == "!=":
-            asked = [(x, "eq", other) for x, other in pairs if _derives(x)]
-            custom = self._by_method(*asked)
-            if custom is not NotImplemented:
-                return not self.truth(custom)
         if symbol in ("==", "!=") and all(_answered(symbol, *pair) for pair in pairs):
             return (left is right) is (symbol == "==")
         if symbol not in ("==", "!="):
@@ -338,7 +335,9 @@ class Interpreter(Capturing):
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
             found = self.world.get(self.world.mirror(container), item)
             return found is not ABSENT
-        item, container = map(symbols.whole_text, (self.deep(item), self.deep(container)))
+        is_dict = isinstance(container, dict)  # of which C looks at keys alone
+        shown = dict.fromkeys(self.plain(container)) if is_dict else self.deep(container)
+        item, container = map(symbols.whole_text, (self.deep(item), shown))
         item, container = symbols.comparable(item, container)
         is_plain = symbols.is_open(item) or type(item) in (tuple, torch.Size)
         if is_plain and symbols.holds_open(item) and type(container) in _HOLD_NUMBERS:
