@@ -46,7 +46,7 @@ class Marker:
 
 NULL = Marker("NULL")
 UNBOUND = Marker("UNBOUND")
-ABSENT = Marker("nothing")
+ABSENT, OUTER = Marker("nothing"), Marker("outer")
 
 # What Python does to find out whether a handler takes an exception, and to raise it again.
 _MATCHING = frozenset(
@@ -127,7 +127,7 @@ class Frame:
     next     the instruction that follows
     count    how many instructions it has run
     calls    the same, before the last one that called a function
-    own      the exception that a suspended generator is handling itself
+    own, outer   the exceptions that a generator, and what asks it, is handling
     unwound  the exception that went to a handler last
     raised_again  what an exception knew before it was raised once more: traceback and context
     turns    how often its loops have gone round
@@ -147,13 +147,12 @@ class Frame:
         self.count = 0
         self.calls = -1
         self.result: Any = None
-        self.yielded = False
+        self.yielded, self.turns, self.outer = False, 0, ABSENT
         self.keywords: tuple[str, ...] = ()
         self.function: Any = None
         self.own: BaseException | None = None
         self.unwound: BaseException | None = None
         self.raised_again: list[tuple[Any, Any]] = []
-        self.turns = 0
 
     @classmethod
     def of(cls, machine: Any, function: types.FunctionType) -> Frame:
@@ -440,7 +439,7 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
                     return None
                 error = thrown
         is_on = True
-        handled = machine.handled
+        handled = f.outer = machine.handled
         machine.handled = f.own or handled
         try:
             if error is None:

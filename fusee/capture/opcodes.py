@@ -17,7 +17,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from fusee.capture.bytecode import Instruction
-from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, called, checked, op, unbound
+from fusee.capture.frame import (
+    NULL,
+    OPCODES,
+    OUTER,
+    UNBOUND,
+    Frame,
+    Opcode,
+    called,
+    checked,
+    op,
+    unbound,
+)
 from fusee.capture.graph_break import GraphBreak, Opaque
 
 # ---------------------------------------------------------------------------- control
@@ -185,15 +196,17 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
 
 @op()
 def PUSH_EXC_INFO(f: Frame, i: Instruction) -> bool:
-    error = f.pop()
-    f.stack += (f.machine.handled, error)
+    error, before = f.pop(), f.machine.handled
+    # what is handled around a generator is another one whenever it is asked
+    f.stack += (OUTER if before is f.outer else before, error)
     f.machine.handled = error
     return False
 
 
 @op()
 def POP_EXCEPT(f: Frame, i: Instruction) -> bool:
-    f.machine.handled = f.pop()
+    before = f.pop()
+    f.machine.handled = f.outer if before is OUTER else before
     return False
 
 

@@ -207,6 +207,22 @@ def classes() -> Any:
     return Base.itself() is Base, Sub.of_base() is Base.size, Sub().__class__
 
 
+def handled_around() -> Any:
+    def kinds() -> Iterator[Any]:
+        try:
+            raise ValueError
+        except ValueError:
+            yield sys.exc_info()[0]
+        yield sys.exc_info()[0]
+
+    found, each = [], kinds()
+    try:
+        raise IndexError
+    except IndexError:
+        found.append(next(each))
+    return found, next(each)
+
+
 def equal_to_nothing() -> Any:
     key: Any = functools.cmp_to_key(lambda a, b: (a > b) - (a < b))
     return key(3) == key(3), key(3) > key(1)
@@ -216,7 +232,7 @@ def equal_to_nothing() -> Any:
     "program",
     [
         streams, inherited, _WITHOUT_FUTURE["executed"], names, messages, proxies, keys, rings,
-        asked, classes, equal_to_nothing,
+        asked, classes, handled_around, equal_to_nothing,
     ],
 )  # fmt: skip
 def test_as_python(program: Callable[[], Any]) -> None:
