@@ -214,7 +214,7 @@ class Compiler:
                     + (" for backend='fusee'" if is_all else ""),
                     remedy=choices(option, (*known, *_OWN_OPTIONS), "known options"),
                 )
-        chosen = {name: given[name] for name in ("prices",) if name in given}
+        chosen = {"prices": given["prices"]} if "prices" in given else {}
         self.is_tried = self.backend == "fusee" and Options.parse(chosen).prices
         if self.name and "name" in known:
             given.setdefault("name", self.name)

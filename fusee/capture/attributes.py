@@ -693,7 +693,7 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         is_function = isinstance(inner, types.FunctionType) or not hasattr(type(inner), "__get__")
         if is_function or sys.version_info >= (3, 13):
             return types.MethodType(inner, cls)
-        return _bound(m, inner, cls, cls, name)  # a property of the class
+        return _bound(m, inner, cls, cls, name)  # a property of the class, or a method
     if isinstance(found, staticmethod):
         return m.world.hold(found.__func__, words)
     if isinstance(found, property):

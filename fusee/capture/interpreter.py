@@ -372,7 +372,7 @@ class Interpreter(Capturing):
         if type(x) in (FakeTensor, Number) and self.checks is not None and not others:
             raising = raising_truth(f.program, at)
             if raising is not None and not is_heard(self.frames):
-                answer = as_tensor(x) if type(x) is Number else x
+                answer = in_graph(x) if type(x) is Number else x
                 holds = None if answer is None else condition(answer, not raising)
                 if holds is not None:
                     self.checks.append(holds)
@@ -706,7 +706,7 @@ def _takes(f: Frame, first: int, on_its_way: bool) -> bool:
         at = taken[at + 1].target
 
 
-def as_tensor(x: Number) -> Any:
+def in_graph(x: Number) -> Any:
     """What the graph computes in place of a bool that Python would after it; None if nothing.
 
     In float64, as Python compares. Not of what more was computed: that need not be the same bits.

@@ -109,12 +109,12 @@ def begin_trial(owner: Any, site: Any, entry: Any, values: Values) -> None:
     elif owner.is_tried and site is owner.start and entry.run and entry.quick is None:
         # of one that another process captured it is not known what it asks
         is_own = type(entry.captured) is Captured
-        if is_own and (entry.captured.stop or any(map(_is_number, entry.captured.inputs))):
+        if is_own and (entry.captured.stop or any(map(_is_made_tensor, entry.captured.inputs))):
             entry.trial = Trial(entry, site, owner.name, values)
 
 
-def _is_number(origin: Any) -> bool:
-    """Whether it is made a tensor in each call."""
+def _is_made_tensor(origin: Any) -> bool:
+    """Whether it is a number, of which each call makes a tensor."""
     return getattr(origin, "function", None) is as_tensor
 
 
