@@ -502,12 +502,12 @@ def test_memory_does_not_grow() -> None:
 
 
 def test_memory_of_many_sizes_has_a_bound() -> None:
-    """Fifty lengths, seen again and again: as much memory as after they were seen twice."""
+    """Fifty lengths, seen again and again: as much memory as when they were first recorded."""
     net = Block().cuda().eval()
     compiled, reserved = fusee.compile(net, dynamic=True), []
     lengths = [*range(16, 16 + 50 * 8, 8)]
     with torch.no_grad():
-        for turn in range(5):
+        for turn in range(8):  # two of direct calls, then a recording of each length, both ways
             for length in lengths if turn % 2 else lengths[::-1]:
                 compiled(torch.randn(2, length, 256, device="cuda"))
             torch.cuda.synchronize()
@@ -515,7 +515,7 @@ def test_memory_of_many_sizes_has_a_bound() -> None:
         for length in lengths:  # eager takes memory of its own
             x = torch.randn(2, length, 256, device="cuda")
             close(compiled(x), net(x))
-    assert reserved[-1] <= reserved[1]
+    assert max(reserved[4:]) <= max(reserved[2:4])
 
 
 TRITON = f"""
