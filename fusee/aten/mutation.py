@@ -33,6 +33,7 @@ from fusee.fake import on_metas
 from fusee.fake.layouts import extent, is_row_major, meet
 from fusee.fake.torch_python import mode_of
 from fusee.source import Args, Kwargs, OpRules, overloads
+from fusee.sym import Expr
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom
@@ -564,12 +565,25 @@ def _added(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
     return a
 
 
+def _has_open_views(node: fx.Node) -> bool:
+    """Whether a view of it, or one of a view, is taken by a size: a node's sizes are no SymInts
+    that could be given to the operator again."""
+    views, found = [node], [node]
+    while views:
+        views = [x for view in views for x in view.users if is_view(x.target)]
+        found += views
+    given = pytree.tree_leaves([x.args for x in found])
+    return any(isinstance(x, Expr) for x in given)
+
+
 def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
     """Whether a tensor was written anew as all its parts together."""
     axis, made = parts.axis, list[fx.Node]()
     rank, rows = node.meta["val"].dim(), node.meta["val"].shape[axis]
     is_whole = sum(end - begin for begin, (end, _) in parts.at.items()) == rows
     if parts.base.op == "placeholder" or not (is_whole or parts.base.target in _FILLS):
+        return False
+    if any(_has_open_views(read) for read in parts.reads):
         return False
     if is_whole and all(part.meta["val"].dim() < rank for _, part in parts.at.values()):
         node.target, node.args = aten.stack.default, ([parts.at[k][1] for k in parts.begins], axis)

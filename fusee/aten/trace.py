@@ -58,7 +58,7 @@ from fusee.errors import TraceError
 from fusee.fake import Twins, fake_mode, may_raise
 from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
-from fusee.fake.torch_python import Space, moved
+from fusee.fake.torch_python import Space, heard, moved
 from fusee.source import Args, Kwargs, Rules
 from fusee.sym.shape_env import ShapeEnv, SizeNode
 from fusee.sym.symint import TorchSymbols, open_numbers
@@ -70,6 +70,7 @@ from fusee.sym.symint import TorchSymbols, open_numbers
 # order operators run inline, and whatever needs a tensor's value is refused.
 
 
+@heard(lambda warning: None)  # the graph's own calls tell, or whoever captured it has told
 def run_nodes(
     t: Tracer,
     gm: torch.nn.Module,

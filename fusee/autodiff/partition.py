@@ -301,7 +301,8 @@ class _Splitter:
         crosses = is_opaque(val) or is_opaque(base.meta["val"])
         if base in tangents and not crosses:
             return ViewOfInput(tangents[base], size, stride, start, val.dtype)
-        if self._is_moved(node) or copy.made[base].op != "call_function":
+        made_here = base in copy.made and copy.made[base].op == "call_function"  # and not saved
+        if self._is_moved(node) or not made_here:
             results[position] = made = copy.call(aten.clone.default, copy.made[node], like=node)
             return Fresh(position, size, tuple(map(to_size, made.meta["val"].stride())))
         if any(step == 0 and n != 1 for n, step in zip(size, stride)) and not crosses:

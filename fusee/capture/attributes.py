@@ -34,7 +34,7 @@ from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import SHOW_ARGS, Mirror, dict_class, empty_like, pairs_of, shown_in
 from fusee.capture.policy import Policy
 from fusee.capture.repeated import got
-from fusee.capture.sources import IN_C, Dict, Held, ResultOf, is_trusted
+from fusee.capture.sources import IN_C, Dict, Held, ResultOf, is_data_descriptor, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes, run_for_real
 from fusee.fake.open_composites import is_place_open
 
@@ -107,7 +107,7 @@ class Capturing(Semantics):
         self.regions: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
         self.is_compiling, self.asks_compiling = True, False
-        self.is_differentiated = False  # by a body with a backward pass, which is run
+        self.within: tuple[str, ...] = ()  # functional transforms; "grad" if it has a backward
         self.checks: list[torch.Tensor] | None = []
         self.failed: tuple[int, str] = 0, ""  # the last error, by id, and its line
         self._said: tuple[Callable[[], Frame | None], int, str] = lambda: None, 0, ""
@@ -241,8 +241,10 @@ class Capturing(Semantics):
             is_outside = self.is_outside(x)
             if methods and is_container:
                 kind = next(kind for kind in (*CONTAINERS, tuple) if issubclass(cls, kind))
-                if is_outside and kind is not tuple and self.world.differs(x):
-                    raise GraphBreak("C code would look at a container before it is changed")
+                if is_outside and kind is not tuple:
+                    self.world.whole(x)  # all its elements are facts now
+                    if self.world.mirror(x).is_changed():
+                        raise GraphBreak("C code would look at a container before it is changed")
                 shown = self.plain(x) if is_held else x
                 todo += dict.values(shown) if kind is dict else kind.__iter__(shown)
             if not is_outside:
@@ -507,7 +509,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         if name == "__dict__":
             raise GraphBreak("all attributes of a tensor")
         found = _in_own_classes(m, kind, name)
-        if not _is_data_descriptor(found) and not hasattr(torch.Tensor, name):
+        if not is_data_descriptor(found) and not hasattr(torch.Tensor, name):
             value = m.world.get(mirror, name)
             if value is not ABSENT:
                 return value
@@ -538,11 +540,14 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
 
 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
-    if is_trusted(obj.__name__) or name == "__dict__":
+    own = {key: x for cls in type(obj).__mro__[:-2] for key, x in cls.__dict__.items()}
+    mirror, is_trusteds = m.world.mirrors.get(id(obj.__dict__)), is_trusted(obj.__name__)
+    is_written = mirror is not None and name in mirror.writes
+    is_constant = not (is_written or is_data_descriptor(own.get(name)))
+    if name == "__dict__" or (is_trusteds and is_constant):
         return m.world.hold_from_trusted(getattr(obj, name), obj.__name__, name)
-    own = {x for cls in type(obj).__mro__[:-2] for x in cls.__dict__}
     is_asked = "__getattr__" in own and name not in obj.__dict__  # transformers imports late
-    if is_asked or not own.isdisjoint((name, "__getattribute__")):
+    if not is_written and (is_asked or {name, "__getattribute__"} & {*own}):
         place = ResultOf(Held(obj, obj.__name__), operator.attrgetter(name), f"{name} of ")
         return m.world.load(run_for_real(getattr, obj, name), place)
     found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
@@ -637,7 +642,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
             return obj.__dict__
         return m.world.know(mirror.obj, m.world.origin(mirror.obj) or mirror.origin)
     found = class_lookup(m, cls, name)
-    if found is not ABSENT and _is_data_descriptor(found) and hasattr(type(found), "__get__"):
+    if found is not ABSENT and is_data_descriptor(found) and hasattr(type(found), "__get__"):
         return _bound(m, found, obj, cls, name)
     value = _in_dict(m, obj, name)
     if value is not ABSENT:
@@ -674,11 +679,6 @@ def _missing(cls: type, name: str) -> AttributeError:
 
 
 # ------------------------------------------------------------------------------ descriptors
-
-
-def _is_data_descriptor(found: Any) -> bool:
-    kind = type(found)
-    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
 def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
@@ -728,7 +728,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, FakeTensor):
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
             kind, mirror = m.world.seen[id(obj)]
-            if value is DELETED or _is_data_descriptor(_in_own_classes(m, kind, name)):
+            if value is DELETED or is_data_descriptor(_in_own_classes(m, kind, name)):
                 raise GraphBreak(
                     f"the attribute {name} of a {kind.__qualname__} is deleted, or a property"
                 )
@@ -748,6 +748,8 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     if isinstance(obj, Computed):
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")
     if isinstance(obj, types.ModuleType):
+        if any(is_data_descriptor(vars(cls).get(name)) for cls in type(obj).__mro__[:-2]):
+            raise GraphBreak(f"setting {name}, a property of the module {obj.__name__}")
         m.world.set(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name, value)
         return
     if isinstance(obj, type):
@@ -772,7 +774,7 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """What object.__setattr__ and object.__delattr__ do."""
     _check_name(name)
     found = class_lookup(m, type(obj), name)
-    if found is not ABSENT and _is_data_descriptor(found):
+    if found is not ABSENT and is_data_descriptor(found):
         which, *given = ("delete", obj) if value is DELETED else ("set", obj, value)
         if isinstance(found, property):
             function = found.fdel if value is DELETED else found.fset
@@ -793,8 +795,3 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
     if value is DELETED and _in_dict(m, obj, name) is ABSENT:
         raise _missing(type(obj), name)
     m.set_in_dict(obj, name, value)
-
-
-def delete(m: Capturing, obj: Any, name: str) -> None:
-    """`del obj.name`."""
-    store(m, obj, name, DELETED)

@@ -148,7 +148,7 @@ class Between(Semantics):
             obj = object.__new__(cls)
         else:
             obj = self.call(cls.__new__, cls, *args, **kwargs)
-        if isinstance(obj, cls):
+        if cls in type(obj).__mro__:  # whatever its class says it is
             result = self.call(type(obj).__init__, obj, *args, **kwargs)
             if result is not None:
                 kind = type(result).__name__

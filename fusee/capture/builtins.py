@@ -123,6 +123,8 @@ def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
             return m.truth(m.call(custom, kinds, obj))
     if not isinstance(obj, FakeTensor):
         return isinstance(obj, kinds)
+    if kinds is torch.nn.Buffer and _getattr(m, obj, "_is_buffer", False):
+        return True
     return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
 
 
@@ -152,8 +154,11 @@ def _hasattr(m: Capturing, obj: Any, name: str, /) -> bool:
 def _type(m: Capturing, obj: Any, /, *body: Any, **kwargs: Any) -> Any:
     if not body:
         return m.attribute(obj, "__class__") if isinstance(obj, FakeTensor) else m.kind_of(obj)
-    refuse_hooks(obj, *body)
-    made = type(obj, *body, **kwargs)
+    bases, namespace = body
+    refuse_hooks(obj, bases, namespace)
+    of_caller = m.frames[-1].globals.get("__name__")
+    named = {} if of_caller is None else {"__module__": of_caller}
+    made = type(obj, bases, {**namespace, **named, **namespace}, **kwargs)
     m.made_classes.add(made)
     return made
 
@@ -614,7 +619,7 @@ _SEEN = "code of the program's takes what is said, and may tell others"
 
 def _sink() -> Any:
     """The list that warnings are appended to; else whether code of the program's gets them."""
-    show = _warnings._showwarnmsg_impl
+    show = inspect.unwrap(_warnings._showwarnmsg_impl)  # as long as a capture hears them
     if warnings.showwarning is not _warnings._showwarning_orig:
         return True
     if isinstance(show, types.BuiltinFunctionType):

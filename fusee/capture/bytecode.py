@@ -12,6 +12,7 @@ import __future__
 import ast
 import contextlib
 import dis
+import enum
 import functools
 import inspect
 import itertools
@@ -319,7 +320,8 @@ def called_from(f: Any, names: Any, function: Any, is_code: bool) -> Any:
     is_code   the function runs code of the program's
     """
     module = getattr(function, "__module__", None)
-    if not (is_code or module in ("logging", "_warnings", "sys") or id(function) in _COMPILING):
+    asks = id(function) in _ASKING or issubclass(type(function), enum.EnumMeta)
+    if not (is_code or asks or module in ("logging", "_warnings", "sys")):
         return function
     if function in _BY_DEPTH:
         function = _BY_DEPTH[function]
@@ -334,7 +336,8 @@ def _getframe(depth: int = 0) -> Any:
     return sys._getframe(_steps(depth + 1))
 
 
-_COMPILING = frozenset(map(id, (exec, eval, compile)))  # what is called may have an own `==`
+# What asks for its caller's variables or module, by address: what is called may have an own `==`.
+_ASKING = frozenset(map(id, (exec, eval, compile, type)))
 
 # What counts frames, as if there were none of ours.
 _BY_DEPTH: dict[Any, Any] = {warnings.warn: _warn, sys._getframe: _getframe}

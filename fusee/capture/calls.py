@@ -619,6 +619,8 @@ def _infer_parameters(m: Capturing, module: Any, /, *args: Any, **kwargs: Any) -
 
 def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta = type(cls)
+    if isinstance(cls, enum.EnumMeta) and (len(args) > 1 or "names" in kwargs):
+        kwargs = {"module": m.frames[-1].globals.get("__name__"), **kwargs}  # a class is made
     if isinstance(cls, enum.EnumMeta) or cls.__flags__ & IN_C:
         return call_class(m, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
@@ -652,7 +654,7 @@ def make_instance(m: Capturing, cls: type, /, *args: Any, **kwargs: Any) -> Any:
         obj = new(cls, *(m.plain(x) for x in args), **kwargs)
     else:
         return call_class(m, cls, args, kwargs)
-    if not issubclass(m.kind_of(obj), cls):
+    if cls not in m.kind_of(obj).__mro__:  # whatever its class says it is
         return obj
     if isinstance(init, types.FunctionType):
         result = call(m, init, obj, *args, **kwargs)
@@ -695,8 +697,8 @@ def build_class(m: Capturing, body: Any, name: str, /, *bases: Any, **kwargs: An
 #
 # source https://docs.python.org/3/library/copy.html
 
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_KINDS = (list, set, collections.deque, *_DICTS)
+# An OrderedDict has attributes, too.
+_KINDS = (list, set, collections.deque, dict, collections.defaultdict)
 _ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, property, Number)
 # Classes in C whose instances hold what `__reduce_ex__` says, and no more.
 _REFILLED = {object, list, dict, collections.OrderedDict}

@@ -14,13 +14,12 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
 
-from fusee.capture.bytecode import kept_by, parameters
-from fusee.capture.dynamic import Varying
+from fusee.capture.bytecode import calling_from, kept_by, parameters
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import (
     GONE,
@@ -33,8 +32,7 @@ from fusee.capture.guards import (
     Values,
     fails,
 )
-from fusee.capture.mirrors import coming
-from fusee.capture.policy import Policy
+from fusee.capture.mirrors import Later, coming
 from fusee.capture.sources import (
     Held,
     Item,
@@ -174,6 +172,7 @@ class Captured:
     is_plain   whether the graph is all of a function that enters no other one: Python itself would
                take as long to run it as the captured program does
     begun      what is taken out of optimizers' states if it is discarded, or its first run raises
+    said       what torch's code warned of, while it ran on stand-ins
     replaced   as Watched has it; `settled`: how much of it the check knows
     """
 
@@ -199,6 +198,7 @@ class Captured:
     passing: str = ""
     is_plain: bool = False
     symbols: Any = None
+    said: list[Later] = field(default_factory=list)
     begun: list[tuple[dict[Any, Any], torch.Tensor]] = field(default_factory=list)
     replaced: set[tuple[int, Any]] = field(default_factory=set)
     settled: int = 0
@@ -294,17 +294,11 @@ class Captured:
 
         nested   as Between has it
         """
+        if not getattr(graph, "is_captured", False):  # else its own calls warn
+            for function, args, kwargs, lines in self.said:
+                calling_from(*lines)(function, *args, **kwargs)
         names = {**self.names, "_graph": graph, "_nested": nested}
         return define(self.source, "run", "segment", names)
-
-
-class CaptureKeeper(Protocol):
-    """Keeps captures for other processes: fusee/persist."""
-
-    def find(self, place: Place, values: Values, policy: Policy, varies: Varying) -> Any: ...
-    def keep(
-        self, captured: Captured, compiled: Any, values: Values, policy: Policy, varies: Varying
-    ) -> None: ...
 
 
 # ---------------------------------------------------------------------------- versions

@@ -35,7 +35,7 @@ from fusee.capture.bytecode import (
     program,
     without_ours,
 )
-from fusee.capture.captured import Captured, CaptureKeeper, Entry, Place, Site, tells_of_its_end
+from fusee.capture.captured import Captured, Entry, Place, Site, tells_of_its_end
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, room
 from fusee.capture.graph_break import GraphFailed, Unready, expecting
@@ -43,6 +43,7 @@ from fusee.capture.guards import EqualsMatch, Guard, Values
 from fusee.capture.policy import (
     ORIGINAL,
     WRAPPER,
+    CaptureKeeper,
     MadeAnew,
     Policy,
     bare,

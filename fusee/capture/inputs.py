@@ -84,6 +84,7 @@ from fusee.capture.sources import (
     input_name,
     is_buffer,
     is_remade,
+    is_trusted,
     own_dict,
 )
 from fusee.capture.symbols import Symbols, is_open
@@ -347,8 +348,10 @@ class World:
         raise StopIteration
 
     def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
-        """What a module of torch or of Python holds: constant, unless it assigns that itself."""
-        if name in assigned_globals(module):
+        """What a module of torch or of Python holds: constant, unless it assigns that itself, or
+        holds a function of the program's."""
+        is_programs = type(obj) is types.FunctionType and not is_trusted(obj.__module__)
+        if is_programs or name in assigned_globals(module):
             return self.get(self.mirror_of_globals(sys.modules[module].__dict__, module), name)
         self.taken[module, name] = obj
         is_value = is_exact(obj) or type(obj) is frozenset or is_scalar(obj)
@@ -686,10 +689,6 @@ class World:
             place = self.part(mirror, key) if fixed[k] else self.item(places, k)
             dict_class(obj).__setitem__(copy, name, self.load(dict.__getitem__(obj, key), place))
         return copy
-
-    def differs(self, obj: Any) -> bool:
-        """Whether an outside container is to be changed; all its elements are facts now."""
-        return self.whole(obj) is not None and self.mirror(obj).is_changed()
 
     def distinct(self, a: Origin, b: Origin) -> None:
         """Two objects from outside must not become one."""

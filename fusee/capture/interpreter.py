@@ -72,6 +72,7 @@ class Interpreter(Capturing):
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
         self.world.recorder.is_heard = functools.partial(is_heard, self.frames, True)
         self.world.recorder.expects = self.expects
+        self.world.recorder.is_told = lambda: any(getattr(x, "said", 0) for _, x in self.regions)
 
     # ---------------------------------------------------------------------- names
 
@@ -506,7 +507,9 @@ class Interpreter(Capturing):
 
     attribute = attributes.lookup
     store_attribute = attributes.store
-    delete_attribute = attributes.delete
+
+    def delete_attribute(self, obj: Any, name: str) -> None:
+        attributes.store(self, obj, name, DELETED)
 
     def special(self, obj: Any, name: str) -> Any:
         method = attributes.python_method(self, obj, name)

@@ -274,6 +274,23 @@ class Indexed:
         return self.m.subscript(self.sequence, k)
 
 
+class Begun:
+    """A sequence for `reversed`, which asks it for its length at once: the program's own is asked
+    for nothing until the iterator goes on, since what it is of may not be there before."""
+
+    __slots__ = ("end", "sequence")
+
+    def __init__(self, sequence: Any, end: int) -> None:
+        self.sequence, self.end = sequence, end
+
+    def __len__(self) -> int:
+        end, self.end = self.end, -1
+        return len(self.sequence) if end < 0 else end
+
+    def __getitem__(self, k: int) -> Any:
+        return self.sequence[k]
+
+
 # What says by `__reduce__` where it stands, up to Python 3.13.
 LAZY: tuple[Any, ...] = (
     *_PLAIN, *_OTHERS, type(iter(Indexed(None, ()))), itertools.accumulate, itertools.starmap,

@@ -14,7 +14,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import fx, nn
 
@@ -391,3 +391,12 @@ def bare(function: types.FunctionType) -> types.FunctionType:
     made.__kwdefaults__ = dict.fromkeys(function.__kwdefaults__ or {})
     made.__qualname__, made.__module__ = function.__qualname__, function.__module__
     return made
+
+
+class CaptureKeeper(Protocol):
+    """Keeps captures for other processes: fusee/persist."""
+
+    def find(self, place: Any, values: dict[str, Any], policy: Policy, varies: Any) -> Any: ...
+    def keep(
+        self, captured: Any, compiled: Any, values: dict[str, Any], policy: Policy, varies: Any
+    ) -> None: ...

@@ -34,6 +34,7 @@ from fusee.capture.mirrors import (
     LAZY,
     OF_SETS,
     VIEWS,
+    Begun,
     Called,
     Indexed,
     Mirror,
@@ -301,7 +302,7 @@ class Rebuild:
         if id(x) in self.world.popped and x:
             raise Lost("a set is alive that knows which of its elements it gives next")
         maker = MAKERS.get(kind)
-        if maker is not None:
+        if maker is not None and not (kind is collections.OrderedDict and vars(x)):
             return self._named(maker.source(self, x, *(yield from _each(maker.parts(x)))))
         if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
             if isinstance(x.__self__, HELD_OWNERS):
@@ -354,6 +355,9 @@ class Rebuild:
             name = self._named(self.call(iter, text))
             self.lines.append(self.call(advance, name, str(place)))
             return name
+        if type(x) is reversed and isinstance(args[0], Indexed):
+            begun = self.call(Begun, (yield args[0]), str(state[0] + 1))
+            return self._named(self.call(reversed, begun))
         name = self._named(self.call(made, *(yield from _each(args))))
         if made is itertools.islice is not type(x):
             raise Lost("an itertools.accumulate that has given None is alive")

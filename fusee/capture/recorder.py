@@ -55,6 +55,7 @@ from fusee.capture.graph_break import (
     seen_memory,
     storages,
 )
+from fusee.capture.mirrors import Later
 from fusee.capture.repeated import Repeated
 from fusee.capture.sources import StrideOf
 from fusee.capture.symbols import is_open, sizes_in
@@ -182,6 +183,8 @@ class Recorder(TorchFunctionMode):
         self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
         self.tells_writes = False  # whether such a call may come before one that writes to inputs
         self.heard: list[Any] = []  # what calls were given that the program hears of, and write
+        self.is_told: Callable[[], bool] = lambda: False  # the program, of a warning
+        self.said: list[Later] = []  # warnings of torch's own code
         self.is_parted = False  # whether the graph may not have both so
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
         self.unsaved = ""  # why autograd must not save some input
@@ -358,7 +361,7 @@ class Recorder(TorchFunctionMode):
                     self.heard.append((*args, *kwargs.values()))
                 out = func(*shown(args), **shown(kwargs))
                 self.symbols.look(out, first)
-            if key is not None:
+            if key is not None and not (self.said or self.is_told()):  # a call that warns is run
                 with torch._C.DisableTorchFunction():
                     self.results.note(self.mode, key, (args, *kwargs.values()), out)
         except GraphBreak:
@@ -452,6 +455,8 @@ class Recorder(TorchFunctionMode):
         return fake
 
     def write(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        if self.is_told():
+            raise GraphBreak("a torch call warns where the program records it")
         inference = torch.is_inference_mode_enabled()
         if self.inference is None:
             self.inference = inference
@@ -478,7 +483,7 @@ class Recorder(TorchFunctionMode):
                 "compile the body of the loop instead of the loop",
             )
         self._finish(node, out)
-        if "raises" in effects(node) and self.is_heard():
+        if ("raises" in effects(node) or self._may_be_refused(node)) and self.is_heard():
             node.meta["heard"] = self.is_handled = True
         if self.is_parted:
             self.is_changing |= bool(self.writers([node]))
@@ -487,6 +492,19 @@ class Recorder(TorchFunctionMode):
                 raise GraphBreak(
                     "a graph that changes its inputs would raise where the program handles it"
                 )
+
+    def _may_be_refused(self, node: fx.Node) -> bool:
+        """Whether autograd may refuse a write to what comes from outside: to one of several views,
+        or to what an autograd function gave."""
+        if "writes" not in effects(node) or not torch.is_grad_enabled():
+            return False
+        with torch._C.DisableTorchFunction():
+            computed = [
+                self.nodes[key]
+                for key, (x, _) in self.given.items()
+                if key in self.nodes and x.requires_grad and not x.is_leaf
+            ]
+            return bool(computed and storages(written_by(node)) & storages(computed))
 
     def _finish(self, node: fx.Node, out: Any) -> None:
         node.meta["example_value"] = out

@@ -46,6 +46,12 @@ def is_trusted(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in _TRUSTED
 
 
+def is_data_descriptor(found: Any) -> bool:
+    """Whether what a class holds comes before an instance's own attributes."""
+    kind = type(found)
+    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+
+
 @dataclass(frozen=True, eq=False)
 class Origin:
     """An expression; each kind is a class, one way to get at an object. Equal only to itself.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import types
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from torch import fx
 
 from fusee.capture import tensor_objects
 from fusee.capture.builtins import Breaking, left, special
-from fusee.capture.bytecode import overwritten, parameters, program, without_ours
+from fusee.capture.bytecode import Line, overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Number, Specialise, Varying
 from fusee.capture.effects import BODY, effects, is_check, written_by
@@ -48,6 +49,7 @@ from fusee.capture.guards import (
 )
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
+from fusee.capture.mirrors import Later
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error, require_normal
 from fusee.capture.repeated import Repeated
@@ -72,6 +74,7 @@ from fusee.capture.torch_api import (
     without_function_modes,
 )
 from fusee.errors import source_line
+from fusee.fake.torch_python import heard
 from fusee.runtime import gc_paused
 
 _INSTRUCTIONS = 12  # for each node, at most, of what Python runs as quickly as the captured program
@@ -103,7 +106,7 @@ def capture(
         try:
             with (
                 gc_paused(), without_function_modes() as attempt.modes, state_restored(),
-                left(attempt.machine), attempt.recorder,
+                left(attempt.machine), attempt.recorder, heard(attempt.hear),
             ):  # fmt: skip
                 returned = attempt.run(limit, is_probed=bool(why))
                 if (found := attempt.stop) is not None:
@@ -333,6 +336,12 @@ class _Attempt:
         does_more = machine.enters or machine.asks_compiling or self.modes or machine.modes
         few = self.frame.count <= _INSTRUCTIONS * len(graph.graph.nodes)
         return few and is_whole and not does_more
+
+    def hear(self, message: warnings.WarningMessage) -> None:
+        """A warning of torch's own code: of the line of the program's that it runs for."""
+        lines = [Line.of(f) for f in self.machine.frames]
+        self.captured.said = self.recorder.said
+        self.recorder.said.append(Later(warnings.warn, (message.message, None, 1), {}, lines))
 
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
         """Write the source of what runs, and close the graph."""

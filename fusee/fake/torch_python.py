@@ -26,6 +26,7 @@ import re
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -426,6 +427,29 @@ def explicit_key(op: OpOverload) -> Any:
         keys.CompositeImplicitAutograd,
     )
     return next((key for key in several if has(op._name, key)), None)
+
+
+@contextlib.contextmanager
+def heard(hear: Callable[[warnings.WarningMessage], Any]) -> Iterator[None]:
+    """Leads warnings of this thread to a function. Python's filters stay as they are: what changes
+    them has every warning told anew.
+
+    Adapter of `warnings._showwarnmsg_impl`, tested with Python 3.11 and 3.12.
+    """
+    module: Any = warnings
+    before, thread, is_on = module._showwarnmsg_impl, threading.get_ident(), True
+
+    def show(message: warnings.WarningMessage) -> None:
+        (hear if is_on and threading.get_ident() == thread else before)(message)
+
+    show.__wrapped__ = before  # type: ignore[attr-defined]
+    module._showwarnmsg_impl = show
+    try:
+        yield
+    finally:
+        is_on = False
+        if module._showwarnmsg_impl is show:  # another thread may have led them on
+            module._showwarnmsg_impl = before
 
 
 def mode_of(args: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:

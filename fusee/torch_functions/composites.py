@@ -41,6 +41,12 @@ def _shape_as_tensor(function: Any, m: Capturing, x: Any) -> Any:
     return m.call(torch.tensor, [*m.attribute(x, "shape")], dtype=torch.int64, device="cpu")
 
 
+@composes(torch.Tensor.dim_order)
+def _dim_order(function: Any, m: Capturing, x: Any, **kwargs: Any) -> Any:
+    """Torch does not tell `__torch_function__` of its keyword."""
+    return m.world.recorder.call(function, x, **kwargs)
+
+
 @composes(F.one_hot)
 def _one_hot(function: Any, m: Capturing, x: Any, num_classes: Any = -1) -> Any:
     if type(num_classes) is int and num_classes == -1 and m.world.recorder.reads_numbers:

@@ -145,8 +145,8 @@ def run_body(
             picked.append(k)
     with torch._C.DisableTorchFunction():
         needs = any(isinstance(x, FakeTensor) and x.requires_grad for x in leaves)
-    outer, is_on = m.is_differentiated, torch.is_grad_enabled()
-    m.is_differentiated = outer or name in _DIFFERENTIATE or (is_on and needs)
+    outer = m.within
+    m.within = (*outer, name, *(["grad"] if needs and torch.is_grad_enabled() else []))
     before = _effects(m)
     args, kwargs = pytree.tree_unflatten(shown, spec)
     recorder = m.world.recorder
@@ -157,7 +157,7 @@ def run_body(
         except Exception as error:  # noqa: BLE001  # whatever the program raises
             raise GraphBreak(f"the function under {name} raises {error!r}") from None
         finally:
-            m.is_differentiated = outer
+            m.within = outer
         if _effects(m) != before:
             raise GraphBreak(f"the function under {name} does more than compute tensors")
         tensors, found, out_spec = _apart(result)
@@ -376,8 +376,13 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         return _checkpoint_reentrant(m, *given)
     if cls in m.made_classes or kwargs:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
-    if m.is_differentiated:  # its stand-ins do not show it, and it is more than its forward's lines
+    if _DIFFERENTIATE & {
+        *m.within
+    }:  # stand-ins do not show it; it is more than its forward's lines
         raise GraphBreak(f"{cls.__qualname__} has a backward pass of its own under a transform")
+    has_context = cls.setup_context is not _Function.setup_context
+    if "vmap" in m.within and not (cls.generate_vmap_rule and has_context):
+        raise GraphBreak(f"vmap asks {cls.__qualname__} for a `vmap` of its own")
     with torch._C.DisableTorchFunction():
         needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]

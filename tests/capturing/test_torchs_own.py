@@ -1,0 +1,319 @@
+"""What PyTorch's own tests have shown when each ran compiled, as the smallest function.
+
+source   https://github.com/pytorch/pytorch, test: test_nn.py, test_torch.py and their like
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import fusee
+from tests.capturing.test_found import alike
+
+
+class Skew(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tril(-1) - x.tril(-1).T
+
+
+class Checked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def right_inverse(self, x: Tensor) -> Tensor:
+        if not torch.allclose(x, torch.ones_like(x)):
+            raise ValueError("not ones")
+        return x / 2
+
+
+def test_parametrized_modules() -> None:
+    """Their class is made by `type`, by the name of the module that asks."""
+
+    def parts() -> Any:
+        module = nn.Linear(3, 3)
+        parametrize.register_parametrization(module, "weight", Skew())
+        names = [name for name, _ in module.named_parameters()]
+        return names, [*module._modules], type(module).__module__
+
+    alike(parts)
+
+
+def test_classes_know_who_made_them() -> None:
+    def made() -> Any:
+        kinds: list[Any] = [type("P", (nn.Linear,), {"a": 1}), enum.Enum("E", "A B")]
+        print(end="")
+        kinds += [type("Q", (), {}), enum.Enum("G", names="A B"), collections.namedtuple("R", "a")]
+        return [kind.__module__ for kind in kinds]
+
+    alike(made)
+
+
+class Rows:
+    """A sequence that is gone through backwards while it is made."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+        for row in reversed(self):
+            if torch.ones(2).sum() > row:
+                print(end="")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, k: int) -> Any:
+        return self.rows[k]
+
+
+def test_backwards_through_what_is_not_yet_made() -> None:
+    alike(lambda: Rows([1, 2, 3]).rows)
+
+    def refused() -> None:
+        module = nn.Linear(2, 2)
+        parametrize.register_parametrization(module, "weight", Checked())
+
+    alike(refused)
+
+    def hint() -> Any:
+        found: Any = reversed(Rows([1, 2, 3]))
+        next(found)
+        print(end="")
+        return found.__length_hint__(), [*found], found.__length_hint__()
+
+    alike(hint)
+
+
+def test_attributes_of_ordered_dicts() -> None:
+    """A module's state has its versions as one, through copies and breaks."""
+
+    def copied(state: Any) -> Any:
+        others = copy.deepcopy(state), copy.copy(state), state.copy()
+        others[0]["more"] = 1
+        return [(list(x), vars(x).keys(), vars(x).get("a") is state.a) for x in others]
+
+    state: Any = collections.OrderedDict(k=torch.ones(2))
+    state.a = [1]
+    alike(copied, state)
+
+    def broken() -> Any:
+        state: Any = copy.deepcopy(nn.Linear(2, 2).state_dict())
+        print(end="")
+        state["more"] = torch.ones(1)
+        return [*state], [*state._metadata]
+
+    alike(broken)
+
+
+def test_places_by_sizes_in_what_was_put_together() -> None:
+    """What of a tensor is written part by part is read by a size that is open."""
+
+    def fn(groups: int, sizes: tuple[int, ...]) -> Any:
+        x = torch.zeros(sizes)
+        nn.init.dirac_(x, groups)
+        return torch.nonzero(x).size(0), x.sum()
+
+    compiled = fusee.compile(fn)
+    for groups, sizes in ((1, (4, 5, 3)), (2, (4, 5, 2)), (2, (6, 2, 1)), (2, (6, 2, 5))):
+        assert compiled(groups, sizes) == fn(groups, sizes)
+
+
+class Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+@pytest.mark.parametrize("kind", ["function", "views", "hook"])
+def test_refused_writes_are_handled(kind: str) -> None:
+    """Autograd refuses them for where a tensor comes from, which a graph is not told."""
+
+    def fn(x: Tensor) -> Any:
+        module = nn.Identity()
+        module.register_full_backward_hook(lambda *_: None)
+        made: dict[str, Any] = {"function": Through.apply, "hook": module}
+        made["views"] = lambda x: x.unbind(0)[0]
+        y = made[kind](x * 2)
+        print(end="")
+        try:
+            y.add_(1)
+        except RuntimeError as error:
+            return str(error)
+        return y.detach()
+
+    alike(fn, torch.ones(2, 3, requires_grad=True))
+
+
+class Patched:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __enter__(self) -> None:
+        self.before, count = F.gelu, self.count
+        F.gelu = lambda x: x + count  # type: ignore[assignment,misc]
+
+    def __exit__(self, *_: object) -> None:
+        F.gelu = self.before
+
+
+def _by_attribute(x: Tensor, n: int) -> Any:
+    module: Any = torch
+    before, module.relu = torch.relu, lambda x: x + n
+    try:
+        return torch.relu(x)
+    finally:
+        module.relu = before
+
+
+def _by_mock(x: Tensor, n: int) -> Any:
+    with mock.patch.object(F, "relu", lambda x: x + n):
+        y = F.relu(x)
+        print(end="")
+        return F.relu(x) + y
+
+
+def _by_context(x: Tensor, n: int) -> Any:
+    with Patched(n):
+        y = F.gelu(x)
+        print(end="")
+        return F.gelu(x) * y
+
+
+def _of_python(x: Tensor, n: int) -> Any:
+    with mock.patch.object(math, "sqrt", lambda _: n):
+        return x * math.sqrt(4)
+
+
+def _called(x: Tensor, n: int) -> Any:
+    with mock.patch("torch.relu", new=mock.MagicMock(return_value=x * n)) as found:
+        return torch.relu(x), found.called
+
+
+def test_properties_of_modules() -> None:
+    """torch.utils.deterministic is a module with a class of its own."""
+
+    def fn(x: Tensor) -> Any:
+        found = [module.fill_uninitialized_memory]
+        module.fill_uninitialized_memory = not found[0]
+        found.append(module.fill_uninitialized_memory)
+        return x * 2, found
+
+    module: Any = torch.utils.deterministic
+    before = module.fill_uninitialized_memory
+    compiled, x = fusee.compile(fn), torch.ones(2)
+    try:
+        for _ in range(4):
+            assert compiled(x)[1] == fn(x)[1][::-1]
+            fn(x)
+    finally:
+        module.fill_uninitialized_memory = before
+
+
+def test_typed_storages_and_orders_of_axes() -> None:
+    def storage() -> Any:
+        found = torch.IntStorage([1, 2])
+        return found.dtype, found.tolist()
+
+    def order(x: Tensor) -> Any:
+        return x.dim_order(ambiguity_check=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alike(storage)
+    alike(order, torch.ones(2, 2, 1, 2))
+    alike(order, torch.ones(2, 3, 4))
+
+
+def test_buffers_made_in_a_function() -> None:
+    class Kept(nn.Module):
+        def __init__(self, x: Tensor) -> None:
+            super().__init__()
+            self.kept = nn.Buffer(x)
+            self.other = nn.Buffer(torch.ones(2), persistent=False)
+
+    def fn(x: Tensor) -> Any:
+        module, one = Kept(x), nn.Buffer(x)
+        return [*module._buffers], [*module.state_dict()], isinstance(one, nn.Buffer), module.kept
+
+    alike(fn, torch.ones(2))
+
+
+def test_gradients_of_what_has_no_elements() -> None:
+    def fn() -> Any:
+        x = torch.randn(0, 10, 10, requires_grad=True)
+        y, indices = F.max_pool1d(x, 2, return_indices=True)
+        F.max_unpool1d(y.requires_grad_(), indices, [2]).sum().backward()
+        return x.grad
+
+    assert fusee.compile(fn)().shape == (0, 10, 10)
+
+
+class Mapped(torch.autograd.Function):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return x * 2 + info.batch_size, 0
+
+
+class Unmapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("kind", [Mapped, Unmapped])
+def test_functions_that_are_mapped_by_a_rule_of_their_own(kind: Any) -> None:
+    alike(lambda x: torch.vmap(kind.apply)(x), torch.ones(3))
+
+
+def test_warnings_of_torch_are_of_the_programs_line() -> None:
+    """Each once where it is heard, and never of a line of ours."""
+
+    def heard(x: Tensor, y: Tensor) -> Any:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            loss = F.mse_loss(x, y)
+        return loss, [(str(one.message), one.filename) for one in found]
+
+    def large(x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(x, y).exp() + F.mse_loss(x * 2, y).sin()
+
+    x, y = torch.ones(10, 1), torch.ones(10)
+    assert fusee.compile(heard)(x, y) == heard(x, y)  # and not again, if kernels compute it
+    x, y = torch.ones(1000, 1), torch.ones(1000)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        fusee.compile(large)(x, y)
+    assert [one.filename for one in found] == [__file__] * 2
+
+
+@pytest.mark.parametrize("fn", [_by_attribute, _by_mock, _by_context, _of_python, _called])
+def test_functions_of_torch_that_are_replaced(fn: Callable[..., Any]) -> None:
+    compiled, x = fusee.compile(fn), torch.tensor([-1.0, 1.0])
+    for n in (1, 2, 3):
+        torch.testing.assert_close(compiled(x, n), fn(x, n))
+    torch.testing.assert_close(F.gelu(x), torch.ops.aten.gelu(x))
