@@ -160,6 +160,27 @@ def _prod(t: Tracer, *args: Any, **kwargs: Any) -> Any:
     return (torch.prod if is_transforming() else prod)(*args, **kwargs)
 
 
+class _Mish(torch.autograd.Function):
+    """Its gradient is one operator. Without a meta kernel for that dispatching takes it apart, into
+    steps that round to 16 bits each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, t: Tracer) -> Any:
+        ctx.t, ctx.x = t, x
+        return aten.mish.default(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.t.call(aten.mish_backward.default, grads[0], ctx.x), None
+
+
+@_FUNCTIONS.rule(torch.nn.functional.mish, torch._C._nn.mish)
+def _mish(t: Tracer, input: Tensor, inplace: bool = False) -> Any:
+    if inplace or is_transforming():
+        return torch.nn.functional.mish(input, inplace)
+    return _Mish.apply(input, t)  # type: ignore[no-untyped-call]
+
+
 @_FUNCTIONS.rule(torch.nn.functional.pad)
 def _pad(
     t: Tracer, input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None

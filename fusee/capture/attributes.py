@@ -701,6 +701,10 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
             raise AttributeError(f"property {name!r} of {cls.__qualname__!r} object has no getter")
         return m.call(m.world.hold(found.fget, words), obj)
     if isinstance(found, _C_DESCRIPTORS):
+        if isinstance(obj, torch.autograd.graph.Node) and "saved" in name:
+            raise GraphBreak(
+                f"{name} of a node of autograd may be what a hook of the program gives"
+            )
         return m.world.slot(obj, name)
     if isinstance(found, functools.cached_property):
         value = m.call(m.world.hold(found.func, words), obj)

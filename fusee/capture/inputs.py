@@ -411,9 +411,8 @@ class World:
             self.fact(
                 guards.EqualsMatch, ResultOf(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf
             )
-        if x.layout is not torch.strided or x.is_quantized or x.is_nested or x._is_zerotensor():
-            kind = "without memory" if x._is_zerotensor() else f"of layout {x.layout}"
-            raise GraphBreak(f"a tensor {'nested' if x.is_nested else kind} is not captured")
+        if kind := torch_api.oddity(x):
+            raise GraphBreak(f"a tensor {kind} is not captured")
         is_state = isinstance(x, (torch.nn.Parameter, torch.nn.Buffer)) or is_buffer(origin)
         strided: list[tuple[Origin, Relation]] = []
         try:

@@ -3,8 +3,7 @@
 torch._C._dynamo           TorchDynamo's hook: switches it off
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
-torch.fx.graph_module      what calls such modules
-torch.fx._lazy_graph_module  modules that make their code when it is asked for
+torch.fx.graph_module, _lazy_graph_module  what calls such modules; those that make code when asked
 torch.fx._symbolic_trace   whether a tracer of torch.fx runs
 torch._functorch           which axes vmap maps over; whether a transform is under way
 torch.nn.parallel.distributed  what calls the module within
@@ -363,6 +362,14 @@ def batch_axes(in_dims: Any, args: Args, function: Any) -> list[int | None]:
 def is_pytree_class(kind: type) -> bool:
     """Whether torch looks into instances of a class."""
     return kind in pytree.SUPPORTED_NODES
+
+
+def oddity(x: torch.Tensor) -> str:
+    """How the elements of a tensor lie, if not by strides; "" if they do."""
+    if x._is_zerotensor() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return "without memory"  # what a transform has left behind, if no zeros
+    by_strides = x.layout is torch.strided and not (x.is_quantized or x.is_nested)
+    return "" if by_strides else "nested" if x.is_nested else f"of layout {x.layout}"
 
 
 def is_transforming() -> bool:

@@ -317,3 +317,46 @@ def test_functions_of_torch_that_are_replaced(fn: Callable[..., Any]) -> None:
     for n in (1, 2, 3):
         torch.testing.assert_close(compiled(x, n), fn(x, n))
     torch.testing.assert_close(F.gelu(x), torch.ops.aten.gelu(x))
+
+
+def test_gradients_of_mish_round_once() -> None:
+    x = torch.linspace(-8, 8, 4096, dtype=torch.bfloat16, requires_grad=True)
+    exact = x.detach().double().requires_grad_()
+    fusee.compile(F.mish)(x).sum().backward()
+    F.mish(exact).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, exact.grad, rtol=2**-8, atol=1e-30, check_dtype=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_what_a_transform_leaves_behind() -> None:
+    """A tensor that escapes from `grad` has no memory that can be asked for."""
+
+    def fn(x: Tensor) -> Any:
+        escaped: list[Tensor] = []
+
+        def inner(x: Tensor) -> Tensor:
+            escaped.append(x.sin())
+            return escaped[-1]
+
+        torch.func.grad(inner)(x)
+        return escaped[0].sum()
+
+    assert fusee.compile(fn)(torch.ones(())) == torch.ones(()).sin()
+
+
+def test_hooks_unpack_what_a_node_of_autograd_shows() -> None:
+    """Nothing of the program's is called where a capture looks at such a node."""
+
+    def fn() -> Any:
+        kept: list[Tensor] = []
+
+        def pack(x: Tensor) -> int:
+            kept.append(x)
+            return len(kept) - 1
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda k: kept[k] * 2):
+            y = torch.ones(3, requires_grad=True).exp()
+            return y.grad_fn._saved_result, len(kept)  # type: ignore[union-attr]
+
+    alike(fn)
