@@ -541,10 +541,9 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     own = {key: x for cls in type(obj).__mro__[:-2] for key, x in cls.__dict__.items()}
-    mirror, is_trusteds = m.world.mirrors.get(id(obj.__dict__)), is_trusted(obj.__name__)
+    mirror, is_property = m.world.mirrors.get(id(obj.__dict__)), is_data_descriptor(own.get(name))
     is_written = mirror is not None and name in mirror.writes
-    is_constant = not (is_written or is_data_descriptor(own.get(name)))
-    if name == "__dict__" or (is_trusteds and is_constant):
+    if name == "__dict__" or (is_trusted(obj.__name__) and not (is_written or is_property)):
         return m.world.hold_from_trusted(getattr(obj, name), obj.__name__, name)
     is_asked = "__getattr__" in own and name not in obj.__dict__  # transformers imports late
     if not is_written and (is_asked or {name, "__getattribute__"} & {*own}):

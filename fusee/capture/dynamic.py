@@ -692,7 +692,7 @@ def read(recorder: Any, name: str, args: Args) -> Any:
     if len(args) == 1 and (known := recorder.known(name, x)) is not None:
         return known
     kind = float if x.is_floating_point() else bool if x.dtype is torch.bool else int
-    is_number = kind is not int or x.dtype in _INTEGERS
+    is_number = kind is not int or x.dtype in (*_INTEGERS, torch.uint8)
     is_main = recorder.is_main and not recorder.seen and x.layout is torch.strided
     is_main = is_main and x.device.type != "meta"  # which has no values
     if len(args) > 1 or not is_number or not is_main or not all(type(n) is int for n in x.shape):
@@ -714,7 +714,7 @@ def read(recorder: Any, name: str, args: Args) -> Any:
     return found if wanted is int else torch.sym_float(found)  # type: ignore[no-untyped-call]
 
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # of uint8 it is a mask
 
 
 def run_with_numbers(recorder: Any, func: Any, args: Args, kwargs: Kwargs, name: str) -> Any:

@@ -490,8 +490,10 @@ def _is_pointwise(name: str) -> bool:
 
 
 def is_scale(tensors: Any, other: Any) -> bool:
-    """Whether a tensor stands for a number that leaves tensors their dtypes."""
+    """Whether a tensor stands for a number that leaves tensors their dtypes, without a gradient."""
     if not isinstance(other, torch.Tensor) or not isinstance(tensors, (list, tuple)):
+        return False
+    if torch.is_grad_enabled() and other.requires_grad:
         return False
     with torch._C.DisableTorchFunction():
         return not other.dim() and all(

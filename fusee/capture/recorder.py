@@ -336,7 +336,8 @@ class Recorder(TorchFunctionMode):
         return fake
 
     def run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
-        if name.startswith("_foreach_") and name.endswith("_"):
+        is_foreach = name.startswith("_foreach_") and name.endswith("_")
+        if is_foreach and not torch.is_grad_enabled():
             # values change, and nothing else of hundreds of tensors
             return args[0] if args else kwargs["self"]
         if name.startswith("_foreach_") and len(args) > 1 and is_scale(*args[:2]):
@@ -520,8 +521,10 @@ class Recorder(TorchFunctionMode):
         inputs = [id(x.meta.get("example_value")) for x in node.all_input_nodes]
         if not (self.unsaved or any(x in self.leaves for x in inputs)):
             return
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        written = [x.meta.get("example_value") for x in written_by(node)]
         with torch._C.DisableTorchFunction():
-            for x in out if isinstance(out, (tuple, list)) else (out,):
+            for x in (*results, *written):
                 if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in self.leaves:
                     if torch.is_grad_enabled():
                         what = "a tensor that requires grad is made and used"

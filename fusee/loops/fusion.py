@@ -496,6 +496,8 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
     """Match the loop's axes to the group's through the data they share."""
     links = list(_links(loop, group, produced))
     if _is_one_element(loop) and not group.outer and group.phases == [()]:
+        if any(must and theirs != ours for theirs, ours, _, must in links):
+            return "what they write is read elsewhere"
         return Placement(group, Member(replace(loop)), (), (), 0)
     if not links:
         return "they read the same data at different places"

@@ -360,3 +360,52 @@ def test_hooks_unpack_what_a_node_of_autograd_shows() -> None:
             return y.grad_fn._saved_result, len(kept)  # type: ignore[union-attr]
 
     alike(fn)
+
+
+def _put_list(x: Tensor, i: Tensor) -> Any:
+    x[0] = -1
+    return x[[0]]
+
+
+def _put_by_tensor(x: Tensor, i: Tensor) -> Any:
+    x[i] = -1
+    return x[0] * 1, x[0:1].clone()
+
+
+def _read_by_tensor(x: Tensor, i: Tensor) -> Any:
+    x[0] = -1
+    return x[i], x.index_select(0, i)
+
+
+@pytest.mark.parametrize("fn", [_put_list, _put_by_tensor, _read_by_tensor])
+def test_one_element_is_written_and_read_by_an_index(fn: Callable[..., Any]) -> None:
+    """Two loops of one point each are one kernel only if one reads what the other writes there."""
+    i = torch.tensor([0])
+    torch.testing.assert_close(fusee.compile(fn)(torch.ones(4), i), fn(torch.ones(4), i))
+
+
+def test_a_byte_without_axes_is_a_mask() -> None:
+    for value in (0, 1):
+        alike(lambda x, b: x[b], torch.ones(2, 3), torch.tensor(value, dtype=torch.uint8))
+
+
+def _put(w: Tensor) -> Tensor:
+    z = torch.ones(3, 4)
+    z[:, 0] = w
+    return z
+
+
+def _add_to_several(w: Tensor) -> Tensor:
+    several = [torch.ones(3, 4), torch.ones(2)]
+    torch._foreach_add_(several, w.sum())
+    return several[0].sum() + several[1].sum()
+
+
+@pytest.mark.parametrize("fn", [_put, _add_to_several])
+def test_leaves_that_are_made_and_written_into_others(fn: Callable[..., Any]) -> None:
+    def whole() -> Any:
+        w = torch.ones(1, requires_grad=True)
+        fn(w).sum().backward()
+        return w.grad
+
+    alike(whole)
