@@ -34,7 +34,7 @@ from fusee.codegen.llvm.body import (
     settle,
     two_sum,
 )
-from fusee.codegen.llvm.ops import STATIC_SIZE, Context
+from fusee.codegen.llvm.ops import STATIC_SIZE, Context, given_numbers
 from fusee.loops import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
 from fusee.loops.schedule import scanned_rows, scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, memory_type, vector
@@ -496,10 +496,10 @@ def emit_kernel(kernel: Kernel, machine: Machine) -> KernelCode:
 
 class _Emitter:
     def __init__(self, kernel: Kernel, machine: Machine) -> None:
-        self.kernel = kernel
-        self.ctx = Context(kernel, machine)
+        self.kernel, self.ctx = kernel, Context(kernel, machine)
         self.writer = self.ctx.writer
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
+        self.ctx.numbers = given_numbers(self.orders.values(), kernel.statements())
         lane, orders = self._outer_lane(), list(self.orders.values())
         self.lane, self.stages, self.tile = choose_vectors(kernel, orders, lane, machine)
         self.rows = self._rows_in_a_square(machine)

@@ -24,7 +24,15 @@ from fusee.codegen.llvm.memory import (
     store_vector,
     vector_sum,
 )
-from fusee.codegen.llvm.ops import STATIC_SIZE, Context, compare, emit, emit_bitcast, emit_cast
+from fusee.codegen.llvm.ops import (
+    STATIC_SIZE,
+    Context,
+    compare,
+    emit,
+    emit_bitcast,
+    emit_cast,
+    has_inverse,
+)
 from fusee.loops import (
     REDUCTIONS,
     SCALAR_OPS,
@@ -46,7 +54,6 @@ from fusee.runtime.llvm_text import (
     is_float,
     literal,
     memory_type,
-    number,
     numbered,
     vector,
 )
@@ -194,7 +201,7 @@ def emit_value(ctx: Context, value: Value) -> None:
 
 def _scalar(ctx: Context, value: Value, rank: int) -> str:
     if value.op == "const":
-        return number(value.attr, value.dtype)
+        return ctx.number(value)
     if value.op == "acc":
         found = ctx.acc_names[value.attr]
         assert isinstance(found, str)
@@ -267,7 +274,9 @@ def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
         return _check(ctx, t, value, args[0])
     if id(value) in ctx.rough:
         return rough_quotient(t, *args)
-    return emit(t, value.op, source, args)
+    last = value.args[-1]
+    is_inverse = value.op == "div" and id(last) in ctx.numbers and has_inverse(last)
+    return emit(t, "mul" if is_inverse else value.op, source, args)
 
 
 def _check(ctx: Context, t: InsertPoint, value: Value, x: str) -> str:

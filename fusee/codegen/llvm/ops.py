@@ -7,12 +7,14 @@ included. Nothing traps, whatever the lanes hold that a mask excludes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from fusee.codegen.llvm.math import math_function
-from fusee.loops import Acc, Buffer, Kernel, Store, Value, index_of
+from fusee.loops import Acc, Buffer, Kernel, Statement, Store, Value, index_of
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,
@@ -24,6 +26,7 @@ from fusee.runtime.llvm_text import (
     is_float,
     literal,
     memory_type,
+    number,
     splat,
     vector,
 )
@@ -386,6 +389,7 @@ class Context:
         # of the deepest outer axis: what one phase stores there, the next may load
         self.base_rank = 1
         self.params: dict[tuple[object, Size], str] = {}
+        self.numbers: Mapping[int, float] = {}  # see given_numbers
         self.buffers: dict[Buffer, str] = {}
         self.stored = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
         self.payloads: dict[int, int] = {}
@@ -438,17 +442,29 @@ class Context:
             return str(axis.hi)
         return self.param(("size", self.axis_number[axis]), axis.hi)
 
+    def number(self, value: Value) -> str:
+        """A constant: a literal, or the register of a number that the host passes."""
+        given = self.numbers.get(id(value))
+        if given is None:
+            return number(value.attr, value.dtype)
+        kind = HELD[value.dtype]
+        word = struct.pack("<f" if kind == "float" else "<d", given)
+        key = ("number", id(value)), int.from_bytes(word, "little", signed=True)
+        if key not in self.params:
+            self.params[key] = self._given("i64", "%params", len(self.params), kind)
+        return self.params[key]
+
     def buffer(self, buffer: Buffer) -> str:
         name = self.buffers.get(buffer)
         if name is None:
             name = self.buffers[buffer] = self._given("ptr", "%bufs", len(self.buffers))
         return name
 
-    def _given(self, kind: str, row: str, number: int) -> str:
-        """The register of a word that the host passes in a row."""
+    def _given(self, kind: str, row: str, number: int, loaded: str = "") -> str:
+        """The register of a word that the host passes in a row, or of a smaller kind in it."""
         name, entry = f"{row[:2]}{number}", self.ranked[0]
         address = entry.op(f"getelementptr {kind}, ptr {row}, i64 {number}")
-        entry.do(f"{name} = load {kind}, ptr {address}")
+        entry.do(f"{name} = load {loaded or kind}, ptr {address}")
         return name
 
     def spare(self) -> str:
@@ -543,3 +559,48 @@ class Context:
             return f"splat ({kind} {name})"
         level, key = self.ranked[rank], ("splat", name, self.lanes)
         return level.once(key, functools.partial(level.splat, kind, name, self.lanes))
+
+
+# ---------------------------------------------------------------------------- numbers
+# Constants that the host passes beside the sizes, so that kernels which differ in them alone are
+# one function: LLVM takes some 10 ms for each. A mean divides by a size, so a network has one for
+# each of its widths; a drop path divides by another number in each layer.
+
+# Numbers that are no size and not one layer's own.
+_USUAL = frozenset({0.0, 0.5, 1.0, 2.0})
+# More do not fit the registers, and each launch would put them into memory first.
+MOST_GIVEN = 8
+
+
+def given_numbers(
+    orders: Iterable[Sequence[Value]], statements: Iterable[Statement]
+) -> dict[int, float]:
+    """By id of a constant: the number that the host passes for it.
+
+    That is the inverse of a divisor that is a power of two: LLVM makes such literals products, too.
+    """
+    uses: dict[int, set[str]] = {id(v): {"result"} for s in statements for v in s.operands}
+    constants: dict[int, Value] = {}
+    for value in (value for order in orders for value in order):
+        if value.op == "const" and is_float(value.dtype) and abs(value.attr) < _LARGE:
+            constants[id(value)] = value
+        for place, arg in enumerate(value.args):
+            use = "divisor" if place and value.op == "div" else value.op
+            uses.setdefault(id(arg), set()).add(use)
+    found = {}
+    for key, value in constants.items():
+        if abs(value.attr) in _USUAL or not uses[key] <= {*_FLOAT, "divisor"}:
+            continue
+        if "divisor" not in uses[key] or not has_inverse(value):
+            found[key] = value.attr
+        elif uses[key] == {"divisor"} and abs(value.attr) > 1 / _LARGE:
+            found[key] = 1 / value.attr
+    return found if len(found) <= MOST_GIVEN else {}
+
+
+_LARGE = 2.0**127  # beyond it a number may be none of float32; nor is infinity or NaN below it
+
+
+def has_inverse(value: Value) -> bool:
+    """Whether dividing by a constant is multiplying by another one, in all bits."""
+    return value.op == "const" and abs(math.frexp(value.attr)[0]) == 0.5
