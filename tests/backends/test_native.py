@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
 from fusee.capture.entries import live
+from fusee.codegen.llvm import emit_kernel
 from fusee.errors import RecompileError
 from fusee.targets.cpu import CPU, prices_of, vendor
 from tests.check import check
@@ -122,6 +124,16 @@ def test_kernels_that_differ_in_numbers_alone_are_one_function(dtype: torch.dtyp
         compiled = compile_fx(fn, *inputs)
         assert len({row.function for row in compiled.report().kernels}) <= count
         check(fn, *inputs)
+
+
+def test_kernels_that_differ_in_numbers_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layers(x: Tensor) -> list[Tensor]:
+        return [torch.sin(x + k) / (0.9 - k / 64) * k for k in range(3, 9)]
+
+    written = Mock(wraps=emit_kernel)
+    monkeypatch.setattr("fusee.targets.cpu.emit_kernel", written)
+    check(layers, torch.randn(64))
+    assert written.call_count == 1
 
 
 def test_dynamic_sizes_compile_once() -> None:

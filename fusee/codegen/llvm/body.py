@@ -24,15 +24,7 @@ from fusee.codegen.llvm.memory import (
     store_vector,
     vector_sum,
 )
-from fusee.codegen.llvm.ops import (
-    STATIC_SIZE,
-    Context,
-    compare,
-    emit,
-    emit_bitcast,
-    emit_cast,
-    has_inverse,
-)
+from fusee.codegen.llvm.ops import STATIC_SIZE, Context, compare, emit, emit_bitcast, emit_cast
 from fusee.loops import (
     REDUCTIONS,
     SCALAR_OPS,
@@ -274,8 +266,8 @@ def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
         return _check(ctx, t, value, args[0])
     if id(value) in ctx.rough:
         return rough_quotient(t, *args)
-    last = value.args[-1]
-    is_inverse = value.op == "div" and id(last) in ctx.numbers and has_inverse(last)
+    given = ctx.numbers.get(id(value.args[-1]))
+    is_inverse = given is not None and given.is_inverse
     return emit(t, "mul" if is_inverse else value.op, source, args)
 
 

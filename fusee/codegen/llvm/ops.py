@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from fusee.codegen.llvm.math import math_function
-from fusee.loops import Acc, Buffer, Kernel, Statement, Store, Value, index_of
+from fusee.loops import Acc, Buffer, Kernel, Store, Value, index_of, walk
+from fusee.loops.schedule import Given
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,
@@ -389,7 +390,7 @@ class Context:
         # of the deepest outer axis: what one phase stores there, the next may load
         self.base_rank = 1
         self.params: dict[tuple[object, Size], str] = {}
-        self.numbers: Mapping[int, float] = {}  # see given_numbers
+        self.numbers: Mapping[int, Given] = {}  # see given_numbers
         self.buffers: dict[Buffer, str] = {}
         self.stored = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
         self.payloads: dict[int, int] = {}
@@ -447,12 +448,16 @@ class Context:
         given = self.numbers.get(id(value))
         if given is None:
             return number(value.attr, value.dtype)
-        kind = HELD[value.dtype]
-        word = struct.pack("<f" if kind == "float" else "<d", given)
-        key = ("number", id(value)), int.from_bytes(word, "little", signed=True)
+        key = ("number", id(value)), given.word
         if key not in self.params:
+            kind = HELD[value.dtype]
             self.params[key] = self._given("i64", "%params", len(self.params), kind)
         return self.params[key]
+
+    def given(self) -> tuple[int, ...]:
+        """The places among the parameters of the numbers that are passed."""
+        places = {role: place for place, (role, _) in enumerate(self.params)}
+        return tuple(places["number", key] for key in self.numbers)
 
     def buffer(self, buffer: Buffer) -> str:
         name = self.buffers.get(buffer)
@@ -572,35 +577,36 @@ _USUAL = frozenset({0.0, 0.5, 1.0, 2.0})
 MOST_GIVEN = 8
 
 
-def given_numbers(
-    orders: Iterable[Sequence[Value]], statements: Iterable[Statement]
-) -> dict[int, float]:
-    """By id of a constant: the number that the host passes for it.
+def given_numbers(kernel: Kernel) -> dict[int, Given]:
+    """What the host passes of a kernel's constants, by their ids.
 
-    That is the inverse of a divisor that is a power of two: LLVM makes such literals products, too.
+    Of a divisor that is a power of two that is the inverse: LLVM makes such literals products, too.
     """
-    uses: dict[int, set[str]] = {id(v): {"result"} for s in statements for v in s.operands}
-    constants: dict[int, Value] = {}
-    for value in (value for order in orders for value in order):
-        if value.op == "const" and is_float(value.dtype) and abs(value.attr) < _LARGE:
-            constants[id(value)] = value
+    order = walk(v for phase in kernel.phases for v in phase.operands)
+    constants = [v for v in order if v.op == "const" and is_float(v.dtype)]
+    numbers = {id(v): v for v in constants if abs(v.attr) < _LARGE and abs(v.attr) not in _USUAL}
+    if not numbers:
+        return {}
+    uses: dict[int, set[str]] = {id(v): {"result"} for s in kernel.statements() for v in s.operands}
+    for value in order:
         for place, arg in enumerate(value.args):
-            use = "divisor" if place and value.op == "div" else value.op
-            uses.setdefault(id(arg), set()).add(use)
+            if arg.op == "const":
+                use = "divisor" if place and value.op == "div" else value.op
+                uses.setdefault(id(arg), set()).add(use)
     found = {}
-    for key, value in constants.items():
-        if abs(value.attr) in _USUAL or not uses[key] <= {*_FLOAT, "divisor"}:
+    for key, value in numbers.items():
+        number = value.attr
+        if not uses[key] <= {*_FLOAT, "divisor"}:
             continue
-        if "divisor" not in uses[key] or not has_inverse(value):
-            found[key] = value.attr
-        elif uses[key] == {"divisor"} and abs(value.attr) > 1 / _LARGE:
-            found[key] = 1 / value.attr
+        # quotients and products by it are the same in all bits
+        has_inverse = abs(math.frexp(number)[0]) == 0.5 and abs(number) > 1 / _LARGE
+        is_inverse = has_inverse and uses[key] == {"divisor"}
+        if has_inverse and "divisor" in uses[key] and not is_inverse:
+            continue
+        layout = "<f" if HELD[value.dtype] == "float" else "<d"
+        word = struct.pack(layout, 1 / number if is_inverse else number)
+        found[key] = Given(int.from_bytes(word, "little", signed=True), is_inverse)
     return found if len(found) <= MOST_GIVEN else {}
 
 
 _LARGE = 2.0**127  # beyond it a number may be none of float32; nor is infinity or NaN below it
-
-
-def has_inverse(value: Value) -> bool:
-    """Whether dividing by a constant is multiplying by another one, in all bits."""
-    return value.op == "const" and abs(math.frexp(value.attr)[0]) == 0.5
