@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from fusee.loops import (
     Acc,
@@ -450,17 +451,29 @@ def views(tree: object) -> Iterable[View]:
 # ---------------------------------------------------------------------------- same
 # When two kernels are one kernel on other buffers: the repeated layers of a network.
 #
-# `form(kernel)` is all of a kernel but which buffers it works on. Kernels of equal form are emitted
-# once. The code generator shares more, kernels of other sizes too, but only by their finished text.
+# `form(kernel)` is all of a kernel but which buffers it works on, and the numbers that it is given.
+# Kernels of equal form are emitted once. The code generator shares more, kernels of other sizes
+# too, but only by their finished text.
 
 
-def form(kernel: Kernel) -> tuple[Hashable, list[Buffer]]:
-    """(form, the buffers in order of appearance). Unequal forms may still be equal kernels."""
-    return _Form().of(kernel)
+class Given(NamedTuple):
+    """A constant that the host passes: the word that it lies in; whether that has its inverse."""
+
+    word: int
+    is_inverse: bool
+
+
+def form(kernel: Kernel, given: Mapping[int, Given] = {}) -> tuple[Hashable, list[Buffer]]:
+    """(form, the buffers in order of appearance). Unequal forms may still be equal kernels.
+
+    given   constants that are passed, by their ids
+    """
+    return _Form(given).of(kernel)
 
 
 class _Form:
-    def __init__(self) -> None:
+    def __init__(self, given: Mapping[int, Given]) -> None:
+        self.given = given
         self.buffers: dict[Buffer, int] = {}
         self.accs: dict[object, int] = {}
         self.values: dict[int, int] = {}
@@ -473,7 +486,9 @@ class _Form:
                 if id(value) in self.values:
                     continue
                 args = tuple([self.values[id(arg)] for arg in value.args])
-                rows.append((value.op, value.dtype, args, self._attr(value.op, value.attr)))
+                given = self.given.get(id(value))
+                attr = self._attr(value.op, value.attr) if given is None else given.is_inverse
+                rows.append((value.op, value.dtype, args, attr))
                 self.values[id(value)] = len(self.values)
             phases.append((phase.inner, tuple(rows), tuple(map(self._statement, phase.body))))
         key = (kernel.outer, kernel.lanes, kernel.ordered, tuple(phases))

@@ -26,7 +26,7 @@ from fusee.config import Options
 from fusee.loops import Buffer, Kernel, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
-from fusee.loops.schedule import form
+from fusee.loops.schedule import Given, form
 from fusee.runtime.change_detection import DerivedSet, Fixed
 from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.launch import Frames, Program
@@ -148,15 +148,17 @@ def link_graph(
     timed: Callable[[str], AbstractContextManager[object]],
     arena: Callable[[int], Tensor] | None = None,
     batches: Batches | None = None,
+    given: Callable[[Kernel], Mapping[int, Given]] = lambda kernel: {},
 ) -> Built:
     """See fusee.targets.Target.build.
 
     names   what the host function calls: `run`, `threads`, `fail`, and what differs from the CPU
     arena   gives memory for what lies between kernels
     batches makes one launch of several
+    given   the constants of a kernel that are passed to it
     """
     with timed("emit"):
-        launches, functions = _emitted(plan, emit, build, batches)
+        launches, functions = _emitted(plan, emit, build, batches, given)
         plan, room = plan.with_room(code.shared for code, _ in launches)
         for k, (code, kernels) in enumerate(launches):
             if room is not None and code.shared != 0:
@@ -171,7 +173,11 @@ def link_graph(
 
 
 def _emitted(
-    plan: Plan, emit: Callable[[Kernel], KernelCode], build: Build, batches: Batches | None
+    plan: Plan,
+    emit: Callable[[Kernel], KernelCode],
+    build: Build,
+    batches: Batches | None,
+    given: Callable[[Kernel], Mapping[int, Given]],
 ) -> tuple[list[Launch], dict[str, Function]]:
     named: dict[str, KernelCode] = {}
     forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
@@ -190,12 +196,16 @@ def _emitted(
         if not isinstance(item, Kernel):
             end()
             continue
-        key, buffers = form(item)
+        numbers = given(item)
+        key, buffers = form(item, numbers)
         if key not in forms:
             forms[key] = emit(item), buffers
         twin, theirs = forms[key]
-        ours = dict(zip(theirs, buffers, strict=True))
-        launch = Launch(replace(twin, buffers=tuple(ours[b] for b in twin.buffers)), (item,))
+        ours, params = dict(zip(theirs, buffers, strict=True)), [*twin.params]
+        for place, number in zip(twin.given, numbers.values(), strict=True):
+            params[place] = number.word
+        code = replace(twin, buffers=tuple(ours[b] for b in twin.buffers), params=tuple(params))
+        launch = Launch(code, (item,))
         if batches is None or not batches.takes(batch, launch):
             end()
         batch.append(launch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
 from fusee.capture.entries import live
+from fusee.codegen.llvm import emit_kernel
 from fusee.errors import RecompileError
 from fusee.targets.cpu import CPU, prices_of, vendor
 from tests.check import check
@@ -99,6 +101,39 @@ def test_equal_kernels_of_other_sizes_are_one_function() -> None:
     report = compile_fx(two, torch.randn(64, 128), torch.randn(50, 77)).report()
     assert len(report.kernels) == 2
     assert len({row.function for row in report.kernels}) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_kernels_that_differ_in_numbers_alone_are_one_function(dtype: torch.dtype) -> None:
+    def layers(x: Tensor) -> list[Tensor]:
+        return [torch.sin(x + k) / (0.9 - k / 64) for k in range(3, 9)]
+
+    def means(x: Tensor, y: Tensor, z: Tensor) -> list[Tensor]:
+        return [each.mean(-1) for each in (x, y, z)]
+
+    def halved(x: Tensor) -> list[Tensor]:
+        return [torch.sin(x) / 2.0**k for k in (-140, -3, 3, 5, 7, 64, 140)]
+
+    sizes = [(33, 100), (35, 384), (37, 512)]
+    for fn, tensors, count in (
+        (layers, [torch.randn(64)], 1),
+        (means, [torch.randn(size).to(dtype) for size in sizes], 2),  # a power of two or not
+        (halved, [torch.randn(64)], 3),
+    ):
+        inputs = [x.to(dtype) for x in tensors]
+        compiled = compile_fx(fn, *inputs)
+        assert len({row.function for row in compiled.report().kernels}) <= count
+        check(fn, *inputs)
+
+
+def test_kernels_that_differ_in_numbers_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def layers(x: Tensor) -> list[Tensor]:
+        return [torch.sin(x + k) / (0.9 - k / 64) * k for k in range(3, 9)]
+
+    written = Mock(wraps=emit_kernel)
+    monkeypatch.setattr("fusee.targets.cpu.emit_kernel", written)
+    check(layers, torch.randn(64))
+    assert written.call_count == 1
 
 
 def test_dynamic_sizes_compile_once() -> None:

@@ -34,7 +34,7 @@ from fusee.codegen.llvm.body import (
     settle,
     two_sum,
 )
-from fusee.codegen.llvm.ops import STATIC_SIZE, Context
+from fusee.codegen.llvm.ops import STATIC_SIZE, Context, given_numbers
 from fusee.loops import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
 from fusee.loops.schedule import scanned_rows, scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, memory_type, vector
@@ -468,8 +468,9 @@ class KernelCode:
     """A kernel's function and what the host must give it.
 
     `declares` are lines and whole functions that the module needs once. `params` are expressions
-    over sizes; so are `total`, `units` and `align`, which are what a LaunchSpec says. `shared` are
-    bytes that its blocks share: 0 before it runs and after it where they count each other.
+    over sizes, `given` the places of what `given_numbers` lists; `total`, `units` and `align` are
+    what a LaunchSpec says. `shared` are bytes that its blocks share: 0 before it runs and after it
+    where they count each other.
     """
 
     name: str
@@ -481,6 +482,7 @@ class KernelCode:
     units: Size
     align: int = 1
     shared: Size = 0
+    given: tuple[int, ...] = ()
 
     @property
     def module(self) -> str:
@@ -496,10 +498,10 @@ def emit_kernel(kernel: Kernel, machine: Machine) -> KernelCode:
 
 class _Emitter:
     def __init__(self, kernel: Kernel, machine: Machine) -> None:
-        self.kernel = kernel
-        self.ctx = Context(kernel, machine)
+        self.kernel, self.ctx = kernel, Context(kernel, machine)
         self.writer = self.ctx.writer
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
+        self.ctx.numbers = given_numbers(kernel)
         lane, orders = self._outer_lane(), list(self.orders.values())
         self.lane, self.stages, self.tile = choose_vectors(kernel, orders, lane, machine)
         self.rows = self._rows_in_a_square(machine)
@@ -537,8 +539,7 @@ class _Emitter:
         """Columns that are read row by row: long runs of them, but enough strips for threads."""
         if self.lane is None or self.lane.hi is None:
             return BLOCK_REDUCING
-        others = hint(count_points(self.parallel))
-        fair = hint(self.lane.hi) * max(others, 1) // STRIPS
+        fair = hint(self.lane.hi) * max(hint(count_points(self.parallel)), 1) // STRIPS
         return min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
 
     def _rows_in_a_square(self, machine: Machine) -> int:
@@ -562,13 +563,11 @@ class _Emitter:
             self._one_range()
         else:
             self._points()
-        status = len(ctx.buffers)
-        lines = ["entry:"]
-        if ctx.uses_spare:
-            lines.append("  %spare = alloca [2048 x i8], align 64")
+        spare = "  %spare = alloca [2048 x i8], align 64"
+        lines = ["entry:", *[spare] * ctx.uses_spare]
         lines += [f"  {line}" for line in ctx.arrays]
         if ctx.uses_status:
-            lines.append(f"  %status_at = getelementptr ptr, ptr %bufs, i64 {status}")
+            lines.append(f"  %status_at = getelementptr ptr, ptr %bufs, i64 {len(ctx.buffers)}")
             lines.append("  %status = load ptr, ptr %status_at")
             lines.append("  %found = getelementptr i64, ptr %status, i64 1")
         lines += [
@@ -593,6 +592,7 @@ class _Emitter:
             tuple(size for _, size in ctx.params),
             total,
             (total + grain - 1) // grain,
+            given=ctx.given(),
         )
 
     def _total(self) -> Size:

@@ -46,7 +46,6 @@ from fusee.runtime.llvm_text import (
     is_float,
     literal,
     memory_type,
-    number,
     numbered,
     vector,
 )
@@ -194,7 +193,7 @@ def emit_value(ctx: Context, value: Value) -> None:
 
 def _scalar(ctx: Context, value: Value, rank: int) -> str:
     if value.op == "const":
-        return number(value.attr, value.dtype)
+        return ctx.number(value)
     if value.op == "acc":
         found = ctx.acc_names[value.attr]
         assert isinstance(found, str)
@@ -267,7 +266,9 @@ def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
         return _check(ctx, t, value, args[0])
     if id(value) in ctx.rough:
         return rough_quotient(t, *args)
-    return emit(t, value.op, source, args)
+    given = ctx.numbers.get(id(value.args[-1]))
+    is_inverse = given is not None and given.is_inverse
+    return emit(t, "mul" if is_inverse else value.op, source, args)
 
 
 def _check(ctx: Context, t: InsertPoint, value: Value, x: str) -> str:

@@ -7,12 +7,15 @@ included. Nothing traps, whatever the lanes hold that a mask excludes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from fusee.codegen.llvm.math import math_function
-from fusee.loops import Acc, Buffer, Kernel, Store, Value, index_of
+from fusee.loops import Acc, Buffer, Kernel, Store, Value, index_of, walk
+from fusee.loops.schedule import Given
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,
@@ -24,6 +27,7 @@ from fusee.runtime.llvm_text import (
     is_float,
     literal,
     memory_type,
+    number,
     splat,
     vector,
 )
@@ -386,6 +390,7 @@ class Context:
         # of the deepest outer axis: what one phase stores there, the next may load
         self.base_rank = 1
         self.params: dict[tuple[object, Size], str] = {}
+        self.numbers: Mapping[int, Given] = {}  # see given_numbers
         self.buffers: dict[Buffer, str] = {}
         self.stored = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
         self.payloads: dict[int, int] = {}
@@ -438,17 +443,33 @@ class Context:
             return str(axis.hi)
         return self.param(("size", self.axis_number[axis]), axis.hi)
 
+    def number(self, value: Value) -> str:
+        """A constant: a literal, or the register of a number that the host passes."""
+        given = self.numbers.get(id(value))
+        if given is None:
+            return number(value.attr, value.dtype)
+        key = ("number", id(value)), given.word
+        if key not in self.params:
+            kind = HELD[value.dtype]
+            self.params[key] = self._given("i64", "%params", len(self.params), kind)
+        return self.params[key]
+
+    def given(self) -> tuple[int, ...]:
+        """The places among the parameters of the numbers that are passed."""
+        places = {role: place for place, (role, _) in enumerate(self.params)}
+        return tuple(places["number", key] for key in self.numbers)
+
     def buffer(self, buffer: Buffer) -> str:
         name = self.buffers.get(buffer)
         if name is None:
             name = self.buffers[buffer] = self._given("ptr", "%bufs", len(self.buffers))
         return name
 
-    def _given(self, kind: str, row: str, number: int) -> str:
-        """The register of a word that the host passes in a row."""
+    def _given(self, kind: str, row: str, number: int, loaded: str = "") -> str:
+        """The register of a word that the host passes in a row, or of a smaller kind in it."""
         name, entry = f"{row[:2]}{number}", self.ranked[0]
         address = entry.op(f"getelementptr {kind}, ptr {row}, i64 {number}")
-        entry.do(f"{name} = load {kind}, ptr {address}")
+        entry.do(f"{name} = load {loaded or kind}, ptr {address}")
         return name
 
     def spare(self) -> str:
@@ -543,3 +564,49 @@ class Context:
             return f"splat ({kind} {name})"
         level, key = self.ranked[rank], ("splat", name, self.lanes)
         return level.once(key, functools.partial(level.splat, kind, name, self.lanes))
+
+
+# ---------------------------------------------------------------------------- numbers
+# Constants that the host passes beside the sizes, so that kernels which differ in them alone are
+# one function: LLVM takes some 10 ms for each. A mean divides by a size, so a network has one for
+# each of its widths; a drop path divides by another number in each layer.
+
+# Numbers that are no size and not one layer's own.
+_USUAL = frozenset({0.0, 0.5, 1.0, 2.0})
+# More do not fit the registers, and each launch would put them into memory first.
+MOST_GIVEN = 8
+
+
+def given_numbers(kernel: Kernel) -> dict[int, Given]:
+    """What the host passes of a kernel's constants, by their ids.
+
+    Of a divisor that is a power of two that is the inverse: LLVM makes such literals products, too.
+    """
+    order = walk(v for phase in kernel.phases for v in phase.operands)
+    constants = [v for v in order if v.op == "const" and is_float(v.dtype)]
+    numbers = {id(v): v for v in constants if abs(v.attr) < _LARGE and abs(v.attr) not in _USUAL}
+    if not numbers:
+        return {}
+    uses: dict[int, set[str]] = {id(v): {"result"} for s in kernel.statements() for v in s.operands}
+    for value in order:
+        for place, arg in enumerate(value.args):
+            if arg.op == "const":
+                use = "divisor" if place and value.op == "div" else value.op
+                uses.setdefault(id(arg), set()).add(use)
+    found = {}
+    for key, value in numbers.items():
+        number = value.attr
+        if not uses[key] <= {*_FLOAT, "divisor"}:
+            continue
+        # quotients and products by it are the same in all bits
+        has_inverse = abs(math.frexp(number)[0]) == 0.5 and abs(number) > 1 / _LARGE
+        is_inverse = has_inverse and uses[key] == {"divisor"}
+        if has_inverse and "divisor" in uses[key] and not is_inverse:
+            continue
+        layout = "<f" if HELD[value.dtype] == "float" else "<d"
+        word = struct.pack(layout, 1 / number if is_inverse else number)
+        found[key] = Given(int.from_bytes(word, "little", signed=True), is_inverse)
+    return found if len(found) <= MOST_GIVEN else {}
+
+
+_LARGE = 2.0**127  # beyond it a number may be none of float32; nor is infinity or NaN below it

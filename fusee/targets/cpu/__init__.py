@@ -30,6 +30,7 @@ from fusee.autodiff import REDRAWN
 from fusee.autodiff.min_cut import Prices
 from fusee.codegen import HostArguments
 from fusee.codegen.llvm import emit_kernel
+from fusee.codegen.llvm.ops import given_numbers
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
 from fusee.loops import Profile
@@ -127,7 +128,7 @@ class CPU(Target):
             "fail": fail,
         }
         build = Build(use_disk=options.cache, check=options.check)
-        return link_graph(plan, arguments, kept, emit, build, names, timed)
+        return link_graph(plan, arguments, kept, emit, build, names, timed, given=given_numbers)
 
 
 # ---------------------------------------------------------------------------- random numbers
