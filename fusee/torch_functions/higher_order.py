@@ -510,6 +510,8 @@ def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
 
 if hasattr(higher_order, "out_dtype"):
     SPECIAL[higher_order.out_dtype] = _out_dtype
+if hasattr(higher_order, "wrap"):  # it is the call, for tracers that want it as one node
+    SPECIAL[higher_order.wrap] = lambda m, function, /, *args, **kw: m.call(function, *args, **kw)
 
 
 # ---------------------------------------------------------------------------- control flow

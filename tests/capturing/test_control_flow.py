@@ -267,3 +267,11 @@ def test_out_dtype() -> None:
 def test_whole_numbers_times_a_float_under_vmap() -> None:
     scaled = fusee.compile(lambda m: torch.vmap(lambda m: m * 0.5)(m), fullgraph=True)
     assert torch.equal(scaled(torch.arange(4)), torch.arange(4) * 0.5)
+
+
+def test_wrap_is_the_call() -> None:
+    def fn(x: T, y: T) -> T:
+        return torch.ops.higher_order.wrap(lambda a, b=1: (a + b).sin() * y, x, b=2)
+
+    x, y = torch.ones(2), torch.ones(2)
+    assert torch.equal(fusee.compile(fn, fullgraph=True, backend="eager")(x, y), fn(x, y))
