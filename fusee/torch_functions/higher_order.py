@@ -378,6 +378,8 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
     if m.is_differentiated:  # its stand-ins do not show it, and it is more than its forward's lines
         raise GraphBreak(f"{cls.__qualname__} has a backward pass of its own under a transform")
+    if m.policy.is_in_graph(cls):
+        return _apply_whole(m, cls, given)
     with torch._C.DisableTorchFunction():
         needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]
@@ -414,6 +416,10 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     if asks:  # it would run otherwise on stand-ins, and keep them
         raise GraphBreak(f"{cls.__qualname__} asks whether it is compiled, where nobody tells it")
 
+    return _apply_whole(m, cls, given)
+
+
+def _apply_whole(m: Capturing, cls: Any, given: Args) -> Any:
     def apply(*args: Any) -> Any:
         return cls.apply(*args)
 
