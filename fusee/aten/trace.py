@@ -393,6 +393,11 @@ class _Function:
     """The graph of a function, compiled once for each kind of operands."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
+        (output,) = graph.graph.find_nodes(op="output")
+        if isinstance(output.args[0], fx.Node):  # of a loop's test, which is in no tuple
+            made = fx.Graph()
+            made.output((made.graph_copy(graph.graph, {}),))
+            graph = fx.GraphModule(graph, made)
         self.graph = graph
         self.compiled: dict[Any, Callable[..., Any]] = {}
 

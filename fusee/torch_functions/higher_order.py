@@ -534,6 +534,7 @@ class _Convention(NamedTuple):
     functions  their places among its arguments, and the names that TorchDynamo gives their graphs
     lifted     the place of the operands to which tensors from outside are added
     given      from the arguments: what the functions get
+    bare       of which functions the only result is in no tuple
     stacked    from the arguments: how many of the last function's results are not stacked, and how
                many rows the others have
     """
@@ -542,6 +543,7 @@ class _Convention(NamedTuple):
     lifted: int
     given: Callable[[Any], tuple[Any, ...]]
     stacked: Callable[[Any], tuple[int | None, int]] = lambda args: (None, 0)
+    bare: tuple[int, ...] = ()
 
 
 def _rows(xs: Any) -> tuple[Any, ...]:
@@ -550,7 +552,9 @@ def _rows(xs: Any) -> tuple[Any, ...]:
 
 _FORMS = {
     "cond": _Convention({1: "cond_true", 2: "cond_false"}, 3, lambda args: tuple(args[3])),
-    "while_loop": _Convention({0: "cond_fn", 1: "body_fn"}, 3, lambda args: (*args[2], *args[3])),
+    "while_loop": _Convention(
+        {0: "cond_fn", 1: "body_fn"}, 3, lambda args: (*args[2], *args[3]), bare=(0,)
+    ),
     "map_impl": _Convention(
         {0: "map_body"}, 2, lambda args: (*_rows(args[1]), *args[2]),
         lambda args: (0, args[1][0].shape[0]),
@@ -573,6 +577,9 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         inner = form.given(given)
     bodies = {k: run_body(m, name, given[k], inner, {}, None) for k in form.functions}
     outside = {id(x): x for body in bodies.values() for x in body.outside}
+    inner = tuple(pytree.tree_leaves(inner))  # as cond, too, has its operands in a graph
+    if name == "cond":
+        given[3] = inner
     for body in bodies.values():
         _check(name, body, (*inner, *outside.values()))
     first, last = bodies[min(bodies)], bodies[max(bodies)]
@@ -582,7 +589,7 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
             "both must give results of the same structure, sizes, strides and dtypes",
         )
     for k, body in bodies.items():
-        given[k] = _aligned(body, len(inner), list(outside.values()))
+        given[k] = _aligned(body, len(inner), list(outside.values()), is_bare=k in form.bare)
         given[k].meta[BODY] = body.calls
         given[k].meta["name"] = form.functions[k]
     given[form.lifted] = (*given[form.lifted], *outside.values())
@@ -621,7 +628,9 @@ def _described(body: FunctionBody) -> tuple[Any, list[str]]:
     return body.spec, rows
 
 
-def _aligned(body: FunctionBody, count: int, outside: list[torch.Tensor]) -> fx.GraphModule:
+def _aligned(
+    body: FunctionBody, count: int, outside: list[torch.Tensor], *, is_bare: bool
+) -> fx.GraphModule:
     """The graph of a function that takes all tensors from outside, in one order for all."""
     old, made, env = body.module.graph, fx.Graph(), dict[fx.Node, fx.Node]()
     places = old.find_nodes(op="placeholder")
@@ -632,7 +641,8 @@ def _aligned(body: FunctionBody, count: int, outside: list[torch.Tensor]) -> fx.
         placeholder.meta["example_value"] = x if node is None else node.meta["example_value"]
         if node is not None:
             env[node] = placeholder
-    made.output(made.graph_copy(old, env))
+    results: Any = made.graph_copy(old, env)
+    made.output(results[0] if is_bare else results)
     return graph_module(made, body.module)
 
 
