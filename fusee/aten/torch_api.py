@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
@@ -95,6 +96,14 @@ class active:
 
     def __exit__(self, *_: object) -> None:
         _pop_mode()
+
+
+@functools.cache
+def lists_are_tuples() -> bool:
+    """Whether indexing takes a list of lists for a tuple: torch warns that a version will not."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.zeros(1, 1)[[[0], [0]]].dim() == 1
 
 
 _make: Any = torch.library.Library  # torch does not annotate it

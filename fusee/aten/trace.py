@@ -46,6 +46,7 @@ from fusee.aten.torch_api import (
     is_skipped,
     laid_out,
     library,
+    lists_are_tuples,
     op_name,
     storage_id,
     symbolic_mode,
@@ -231,6 +232,7 @@ def _index(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     x, index, *rest = args
     if not isinstance(x, torch.Tensor):
         return args, kwargs
+    index = tuple(index) if _is_tuple_by_items(index) else index
     items = index if isinstance(index, tuple) else (index,)
     plain, axis = [*map(_index_tensor, items)], 0
     used = sum(map(_axes_used, plain))
@@ -245,6 +247,18 @@ def _index(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
                 plain[k] = slice(None)
         axis += x.dim() - used if item is Ellipsis else _axes_used(item)
     return (x, tuple(plain) if isinstance(index, tuple) else plain[0], *rest), kwargs
+
+
+_SEVERAL = (torch.Tensor, list, tuple, range, slice, type(None), type(Ellipsis))
+_MOST_IN_LIST = 31  # of more items a list is always indices
+
+
+def _is_tuple_by_items(index: Any) -> bool:
+    """Whether indexing takes a list for a tuple, by what is in it: `treatSequenceAsTuple` of
+    torch/csrc/autograd/python_variable_indexing.cpp."""
+    if not isinstance(index, list) or len(index) > _MOST_IN_LIST:
+        return False
+    return any(isinstance(item, _SEVERAL) for item in index) and lists_are_tuples()
 
 
 def _axes_used(item: Any) -> int:
@@ -394,6 +408,11 @@ class _Function:
     """The graph of a function, compiled once for each kind of operands."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
+        (output,) = graph.graph.find_nodes(op="output")
+        if isinstance(output.args[0], fx.Node):  # of a loop's test, which is in no tuple
+            made = fx.Graph()
+            made.output((made.graph_copy(graph.graph, {}),))
+            graph = fx.GraphModule(graph, made)
         self.graph = graph
         self.compiled: dict[Any, Callable[..., Any]] = {}
 

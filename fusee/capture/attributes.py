@@ -81,8 +81,8 @@ class Capturing(Semantics):
     made_classes   classes that the program itself made
     in_classes     what was found in others, by name
     generators     those that it made and that are alive, each with the frame that is its body
-    regions        torch.inference_mode and warnings.catch_warnings objects that it is within, and
-                   what leaves them
+    regions        objects of torch.inference_mode, warnings.catch_warnings and what else no graph
+                   ends within, that it is within, and what leaves them
     modes          torch function modes that it is within, the innermost last
     deepest        how many frames it may have within one another
     checks         what branches that raise rely on; None if they end the graph

@@ -530,7 +530,8 @@ class TensorMatch(Fact):
         return found
 
     def now(self, found: Any) -> TensorFact:
-        return TensorFact.of(found)
+        with torch._C.DisableTorchFunction():
+            return TensorFact.of(found)
 
     def fits(self, now: TensorFact) -> bool:
         return bool(self.value.holds(now))

@@ -149,14 +149,17 @@ class Policy:
 
     # ---------------------------------------------------------------------- functions
 
+    def is_in_graph(self, function: Any) -> bool:
+        """Whether allow_in_graph, of torch or ours, was called for it."""
+        return function in self.in_graph or bool(is_allowed_by_torch(function))
+
     def replacement(self, function: Any) -> Callable[..., Any] | None:
         """What stands in for a function, as in builtins.py; or None."""
         if not isinstance(function, _FUNCTIONS):
             return None  # an instance may have a hash of its own, in Python
-        is_allowed = is_allowed_by_torch(function)
-        if function in self.in_graph or is_allowed:
+        if self.is_in_graph(function):
             return lambda m, /, *args, **kw: m.world.recorder.call_whole(function, *args, **kw)
-        if is_allowed is False:
+        if is_allowed_by_torch(function) is False:
             raise GraphBreak(
                 f"{function.__qualname__}() ends graphs, since torch._dynamo is told so",
                 "take the call away; torch._dynamo.allow_in_graph undoes disallow_in_graph",

@@ -174,6 +174,7 @@ class Recorder(TorchFunctionMode):
         self.raised_by = ""
         self.by_index = 0  # how often `x[i]` with numbers in tensors is a lookup, no view
         self.off = 0  # how often subclasses are told to let calls pass
+        self.begins_off: bool | None = None  # whether once from the start; None: modes hear them
         self.dispatch: Callable[[Any, Any, Any, Any], Any]  # to subclasses, or to `call`
         self.seen: dict[int, Any] = {}  # their instances, by id
         # by id, tensors of the program's where autograd begins; False: views without gradients

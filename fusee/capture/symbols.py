@@ -536,10 +536,10 @@ class Symbols:
         for axis, n in enumerate(x.shape):
             place = SizeOf(origin, axis)
             mark = marked.get(axis) or varies.mark(place, n > 1 and varies(place, n))
-            if mark.is_strict and n < 2 and not mark.unbacked:
+            if mark.is_strict and n < 2 and axis not in marked:
                 raise ConstantSizeError(
-                    f"{place} is marked as dynamic and is first seen as {n}, which is a constant",
-                    remedy="mark it when it is larger, or use maybe_mark_dynamic",
+                    f"{place} is declared as dynamic, and is {n} in the example: a constant",
+                    remedy="export with a larger one",
                 )
             if n > (not mark.unbacked) and mark.dynamic:
                 is_derived = hasattr(mark.dim, "root")  # whose ends these are

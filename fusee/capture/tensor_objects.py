@@ -10,6 +10,7 @@ source   https://docs.pytorch.org/docs/stable/notes/extending.html#extending-tor
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from types import FunctionType, MethodWrapperType
 from typing import Any
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 from fusee.capture.attributes import Capturing, flat
 from fusee.capture.builtins import SPECIAL, Breaking, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import EqualsMatch
 from fusee.capture.mirrors import Mirror
 from fusee.capture.sources import Held, given_by
 from fusee.capture.torch_api import (
@@ -49,11 +51,28 @@ PLACE = given_by(function_modes, "the torch function modes")
 _device: Any = torch.device
 
 
+_IS_ON = given_by(torch._C._is_torch_function_enabled, "whether classes of tensors hear of calls")
+
+
 def load(m: Capturing, modes: list[Any]) -> None:
-    """Guard the modes that a piece begins within; their number is one of its conditions."""
+    """Guard the modes that a piece begins within; their number is one of its conditions.
+
+    Whether it begins where subclasses hear of no call is guarded where that is asked: `_is_off`.
+    """
     m.modes = [m.world.load(mode, m.world.item(PLACE, k)) for k, mode in enumerate(modes)]
     if modes:
         m.world.passing.append("a torch function mode")
+    else:
+        m.world.recorder.off = int(not torch._C._is_torch_function_enabled())
+        m.world.recorder.begins_off = bool(m.world.recorder.off)
+
+
+def _is_off(m: Capturing) -> bool:
+    """Whether the classes of tensors hear of no call."""
+    recorder = m.world.recorder
+    if recorder.begins_off is not None:
+        m.world.fact(EqualsMatch, _IS_ON, not recorder.begins_off)
+    return recorder.off > 0
 
 
 @stands_for(_device.__enter__)
@@ -103,7 +122,7 @@ def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | N
             return _ask(m, [innermost], func, named(args, kwargs or {}), *given)
         finally:
             m.modes.append(innermost)
-    if m.world.seen and not recorder.off:
+    if m.world.seen and not _is_off(m):
         asked = _asked(named(args, kwargs or {}))
     return (
         _ask(m, asked, func, asked, *given)
@@ -223,11 +242,15 @@ stands_for_each(*_OFF)(lambda cls, m: cls())
 def _enter(m: Capturing, manager: Any) -> None:
     if m.modes:
         raise GraphBreak("torch functions are switched off within a torch function mode")
+    m.regions.append((manager, contextlib.nullcontext()))  # torch's own state is as it was
     m.world.recorder.off += 1
 
 
 @stands_for(*(cls.__exit__ for cls in _OFF))
 def _exit(m: Capturing, manager: Any, *error: Any) -> None:
+    if not m.regions or m.regions[-1][0] is not manager:
+        raise GraphBreak("torch functions, switched off before this graph, are switched on here")
+    m.regions.pop()
     m.world.recorder.off -= 1
 
 
@@ -239,7 +262,7 @@ def _exit(m: Capturing, manager: Any, *error: Any) -> None:
 def _has(m: Capturing, *args: Any) -> bool:
     if m.modes:
         return True
-    if m.world.recorder.off:
+    if _is_off(m):
         return False
     others = [type(x) for x in flat(*args) if not isinstance(x, torch.Tensor)]
     asked = (asks(kind) for kind in others if hasattr(kind, "__torch_function__"))
@@ -248,7 +271,10 @@ def _has(m: Capturing, *args: Any) -> bool:
 
 SPECIAL[torch.Tensor.as_subclass] = lambda m, x, cls: _made(m, x, cls)
 SPECIAL[torch._C._is_torch_function_mode_enabled] = lambda m: bool(m.modes)
-SPECIAL[torch._C._is_torch_function_enabled] = lambda m: not m.world.recorder.off
+SPECIAL[torch._C._is_torch_function_enabled] = lambda m: not _is_off(m)
+SPECIAL[torch._C._is_torch_function_all_disabled] = Breaking(
+    "which of the two ways to switch torch functions off is on"
+)
 
 
 # ---------------------------------------------------------------------------- leaves

@@ -376,13 +376,15 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         return _checkpoint_reentrant(m, *given)
     if cls in m.made_classes or kwargs:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
-    if _DIFFERENTIATE & {
-        *m.within
-    }:  # stand-ins do not show it; it is more than its forward's lines
+    if _DIFFERENTIATE.intersection(
+        m.within
+    ):  # stand-ins do not show it, and its backward is its own
         raise GraphBreak(f"{cls.__qualname__} has a backward pass of its own under a transform")
     has_context = cls.setup_context is not _Function.setup_context
     if "vmap" in m.within and not (cls.generate_vmap_rule and has_context):
         raise GraphBreak(f"vmap asks {cls.__qualname__} for a `vmap` of its own")
+    if m.policy.is_in_graph(cls):
+        return _apply_whole(m, cls, given)
     with torch._C.DisableTorchFunction():
         needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]
@@ -419,6 +421,10 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     if asks:  # it would run otherwise on stand-ins, and keep them
         raise GraphBreak(f"{cls.__qualname__} asks whether it is compiled, where nobody tells it")
 
+    return _apply_whole(m, cls, given)
+
+
+def _apply_whole(m: Capturing, cls: Any, given: Args) -> Any:
     def apply(*args: Any) -> Any:
         return cls.apply(*args)
 
@@ -515,6 +521,8 @@ def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
 
 if hasattr(higher_order, "out_dtype"):
     SPECIAL[higher_order.out_dtype] = _out_dtype
+if hasattr(higher_order, "wrap"):  # it is the call, for tracers that want it as one node
+    SPECIAL[higher_order.wrap] = lambda m, function, /, *args, **kw: m.call(function, *args, **kw)
 
 
 # ---------------------------------------------------------------------------- control flow
@@ -531,6 +539,7 @@ class _Convention(NamedTuple):
     functions  their places among its arguments, and the names that TorchDynamo gives their graphs
     lifted     the place of the operands to which tensors from outside are added
     given      from the arguments: what the functions get
+    bare       of which functions the only result is in no tuple
     stacked    from the arguments: how many of the last function's results are not stacked, and how
                many rows the others have
     """
@@ -539,6 +548,7 @@ class _Convention(NamedTuple):
     lifted: int
     given: Callable[[Any], tuple[Any, ...]]
     stacked: Callable[[Any], tuple[int | None, int]] = lambda args: (None, 0)
+    bare: tuple[int, ...] = ()
 
 
 def _rows(xs: Any) -> tuple[Any, ...]:
@@ -547,7 +557,9 @@ def _rows(xs: Any) -> tuple[Any, ...]:
 
 _FORMS = {
     "cond": _Convention({1: "cond_true", 2: "cond_false"}, 3, lambda args: tuple(args[3])),
-    "while_loop": _Convention({0: "cond_fn", 1: "body_fn"}, 3, lambda args: (*args[2], *args[3])),
+    "while_loop": _Convention(
+        {0: "cond_fn", 1: "body_fn"}, 3, lambda args: (*args[2], *args[3]), bare=(0,)
+    ),
     "map_impl": _Convention(
         {0: "map_body"}, 2, lambda args: (*_rows(args[1]), *args[2]),
         lambda args: (0, args[1][0].shape[0]),
@@ -570,6 +582,9 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         inner = form.given(given)
     bodies = {k: run_body(m, name, given[k], inner, {}, None) for k in form.functions}
     outside = {id(x): x for body in bodies.values() for x in body.outside}
+    inner = tuple(pytree.tree_leaves(inner))  # as cond, too, has its operands in a graph
+    if name == "cond":
+        given[3] = inner
     for body in bodies.values():
         _check(name, body, (*inner, *outside.values()))
     first, last = bodies[min(bodies)], bodies[max(bodies)]
@@ -579,7 +594,7 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
             "both must give results of the same structure, sizes, strides and dtypes",
         )
     for k, body in bodies.items():
-        given[k] = _aligned(body, len(inner), list(outside.values()))
+        given[k] = _aligned(body, len(inner), list(outside.values()), is_bare=k in form.bare)
         given[k].meta[BODY] = body.calls
         given[k].meta["name"] = form.functions[k]
     given[form.lifted] = (*given[form.lifted], *outside.values())
@@ -618,7 +633,9 @@ def _described(body: FunctionBody) -> tuple[Any, list[str]]:
     return body.spec, rows
 
 
-def _aligned(body: FunctionBody, count: int, outside: list[torch.Tensor]) -> fx.GraphModule:
+def _aligned(
+    body: FunctionBody, count: int, outside: list[torch.Tensor], *, is_bare: bool
+) -> fx.GraphModule:
     """The graph of a function that takes all tensors from outside, in one order for all."""
     old, made, env = body.module.graph, fx.Graph(), dict[fx.Node, fx.Node]()
     places = old.find_nodes(op="placeholder")
@@ -629,7 +646,8 @@ def _aligned(body: FunctionBody, count: int, outside: list[torch.Tensor]) -> fx.
         placeholder.meta["example_value"] = x if node is None else node.meta["example_value"]
         if node is not None:
             env[node] = placeholder
-    made.output(made.graph_copy(old, env))
+    results: Any = made.graph_copy(old, env)
+    made.output(results[0] if is_bare else results)
     return graph_module(made, body.module)
 
 

@@ -267,3 +267,45 @@ def test_out_dtype() -> None:
 def test_whole_numbers_times_a_float_under_vmap() -> None:
     scaled = fusee.compile(lambda m: torch.vmap(lambda m: m * 0.5)(m), fullgraph=True)
     assert torch.equal(scaled(torch.arange(4)), torch.arange(4) * 0.5)
+
+
+def test_wrap_is_the_call() -> None:
+    def fn(x: T, y: T) -> T:
+        return torch.ops.higher_order.wrap(lambda a, b=1: (a + b).sin() * y, x, b=2)
+
+    x, y = torch.ones(2), torch.ones(2)
+    assert torch.equal(fusee.compile(fn, fullgraph=True, backend="eager")(x, y), fn(x, y))
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+def test_cond_of_operands_within_containers(backend: str) -> None:
+    def fn(p: T, a: T, b: T, c: T) -> Any:
+        return torch.cond(
+            p,
+            lambda x: {"r": [x["t"][0] * c, x["t"][1]["b"].sin()]},
+            lambda x: {"r": [x["t"][1]["b"] / c, x["t"][0].cos()]},
+            ({"t": [a, {"b": b}]},),
+        )
+
+    fast = fusee.compile(fn, backend=backend, fullgraph=True)
+    for p in (True, False):
+        a, b, c = (torch.rand(3, requires_grad=True) for _ in range(3))
+        made = fast(torch.tensor(p), a, b, c)["r"]
+        want = [a * c, b.sin()] if p else [b / c, a.cos()]
+        torch.testing.assert_close(made, want)
+        grads = (torch.autograd.grad(xs[0].sum() + xs[1].sum(), (a, b)) for xs in (made, want))
+        torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("compiler", [fusee.compile, torch.compile], ids=["ours", "torchs"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
+def test_the_test_of_a_loop_is_in_no_tuple(compiler: Any, backend: str) -> None:
+    def fn(x: T, w: T) -> T:
+        y, _ = while_loop(
+            lambda y, n: n.clone().add_(1) < 5, lambda y, n: (y * w, n + 1), (x.sin(), n0)
+        )
+        return y.cos()
+
+    x, w, n0 = torch.ones(3), torch.full((3,), 0.5), torch.tensor(0)
+    made = compiler(fn, backend=backend, fullgraph=True)(x, w)
+    torch.testing.assert_close(made, (x.sin() * w**4).cos())

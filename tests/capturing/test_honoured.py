@@ -11,6 +11,7 @@ import functools
 import inspect
 import warnings
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -424,3 +425,29 @@ def test_a_class_reads_a_list_under_guards(kind) -> None:
     for first in range(4):
         numbers = [kind(first), kind(2), kind(3)]
         assert fast(X, numbers).tolist() == (X + torch.tensor([first, 2, 3])).tolist()
+
+
+@pytest.mark.parametrize(
+    "allow", [torch.compiler.allow_in_graph, fusee.compiler.allow_in_graph], ids=["torch", "ours"]
+)
+def test_an_autograd_function_that_is_allowed_in_the_graph(allow: Any) -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            torch._dynamo.graph_break()
+            ctx.n = x.size(0)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * ctx.n
+
+    allow(Doubled)
+    fast = fusee.compile(lambda x: Doubled.apply(x.sin()).cos(), fullgraph=True)
+    for requires_grad in (True, False):
+        x = torch.ones(3, requires_grad=requires_grad)
+        y = fast(x)
+        torch.testing.assert_close(y, (x.sin() * 2).cos())
+    y = fast(x.requires_grad_())
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, -(x.sin() * 2).sin() * 3 * x.cos())

@@ -357,3 +357,32 @@ def test_what_stays_eager(kind: Any) -> None:
     traced = Traced(lambda x: (type(x), isinstance(x + 1, str) if kind is Adding else 0))
     assert traced(x) == (kind, kind is Adding)
     assert traced.stops[0].startswith("a tensor of class ") and kind.__name__ in traced.stops[0]
+
+
+@pytest.mark.parametrize(
+    "off", [torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction]
+)
+def test_where_subclasses_hear_of_no_call(off: Any) -> None:
+    def fn(x: Any) -> Any:
+        return torch.add(x, 1.0), torch._C._is_torch_function_enabled()
+
+    def broken(x: Any) -> Any:
+        with off():
+            y = fn(x)
+            torch._dynamo.graph_break()
+            y += fn(x)
+        return y + fn(x)
+
+    def first(run: Any, x: Any) -> list[Any]:
+        def within() -> Any:
+            with off():
+                return run(x)
+
+        return [within(), run(x), within(), run(x)]
+
+    for program in (fn, broken):
+        outcomes = []
+        for run in (program, Traced(program)):
+            LOG.clear()
+            outcomes.append(told([first(run, sample(Logged)), list(LOG)], {}))
+        assert outcomes[0] == outcomes[1]

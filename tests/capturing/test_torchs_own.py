@@ -409,3 +409,23 @@ def test_leaves_that_are_made_and_written_into_others(fn: Callable[..., Any]) ->
         return w.grad
 
     alike(whole)
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+@pytest.mark.parametrize(
+    "index",
+    [
+        [[0, 4], [2, 2]], [[0, 1]], [[[0, 1]]], [slice(None), [1, 3]], [None, 0], [...],
+        [[True, False, True, False, True]], [torch.tensor([0, 1]), 1], [0, 1], [[0] * 3] * 2,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_lists_that_indexing_takes_for_tuples(index: Any) -> None:
+    def put(x: Tensor) -> Tensor:
+        x = x * 1
+        x[index] = 7
+        return x
+
+    x = torch.arange(125.0).view(5, 5, 5)
+    torch.testing.assert_close(fusee.compile(lambda x: x[index] * 1)(x), x[index] * 1)
+    torch.testing.assert_close(fusee.compile(put)(x), put(x))
