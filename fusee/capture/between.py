@@ -180,7 +180,7 @@ class Between(Semantics):
         if own is other or not issubclass(other, own):  # else its method would be asked first
             names = (name, name[1:]) if kind >= _IN_PLACE else (name,)
             for each in names:
-                if getattr(own, f"__{each}__", None) is not None:
+                if hasattr(own, f"__{each}__"):
                     method = _python_method(left, f"__{each}__")
                     # what it does not know Python asks others, and would ask it twice
                     if method is not None and "NotImplemented" not in method.__code__.co_names:

@@ -36,7 +36,7 @@ from fusee.capture.dynamic import Computed, Number, before_graph, converted, rea
 from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, is_scalar, room, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
-from fusee.capture.mirrors import Called, Later
+from fusee.capture.mirrors import Called, Later, show_address
 from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
@@ -111,17 +111,17 @@ def stands_for_each(*functions: Any) -> Callable[[Stand], Stand]:
 
 @stands_for(isinstance)
 def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
-    if isinstance(obj, Computed) or symbols.is_open(obj):
+    if issubclass(type(obj), Computed) or symbols.is_open(obj):
         return issubclass(m.kind_of(obj), kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(m, obj, kind) for kind in kinds)
-    own = m.kind_of(obj) if isinstance(obj, FakeTensor) else type(obj)
+    own = m.kind_of(obj) if issubclass(type(obj), FakeTensor) else type(obj)
     meta = type(kinds)
     if not isinstance(kinds, type) or (meta is not type and kinds is not own):
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
         if isinstance(custom, types.FunctionType) and custom.__module__ not in _OF_ABCS:
             return m.truth(m.call(custom, kinds, obj))
-    if not isinstance(obj, FakeTensor):
+    if not issubclass(type(obj), FakeTensor):
         return isinstance(obj, kinds)
     return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
 
@@ -151,7 +151,10 @@ def _hasattr(m: Capturing, obj: Any, name: str, /) -> bool:
 @stands_for(type)
 def _type(m: Capturing, obj: Any, /, *body: Any, **kwargs: Any) -> Any:
     if not body:
-        return m.attribute(obj, "__class__") if isinstance(obj, FakeTensor) else m.kind_of(obj)
+        return (
+            m.attribute(obj, "__class__") if issubclass(type(obj), FakeTensor) else m.kind_of(obj)
+        )
+    body = tuple(map(m.plain, body))
     refuse_hooks(obj, *body)
     made = type(obj, *body, **kwargs)
     m.made_classes.add(made)
@@ -183,10 +186,13 @@ def _id(m: Capturing, obj: Any, /) -> int:
             raise GraphBreak("id() of a tensor differs from call to call")
         m.world.fact(IdMatch, origin, real)
         obj = real
-    elif not (is_fixed or is_memo) and (origin := m.world.origin(obj)) is not None:
-        if isinstance(origin.root, Local):
+    elif not (is_fixed or is_memo or is_scalar(obj)):
+        if (origin := m.world.origin(obj)) is None:
+            show_address(m.world, obj)
+        elif isinstance(origin.root, Local):
             raise GraphBreak("id() of an object from outside differs from call to call")
-        m.world.fact(IdMatch, origin, obj)
+        else:
+            m.world.fact(IdMatch, origin, obj)
     m.world.passing.append("an address")
     return id(obj)
 
@@ -338,6 +344,11 @@ def _bound(get: Any, m: Capturing, *given: Any) -> Any:
     return get(*given)
 
 
+@stands_for(attributes.through)
+def _through(m: Capturing, found: Any, name: str, obj: Any, /, *args: Any) -> Any:
+    return m.call(attributes.bound(m, found, obj, type(obj), name), *args)
+
+
 BY_TYPE[typing.NewType] = lambda kind, m, x, /: x
 
 
@@ -394,7 +405,7 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
 @stands_for(bool)
 def _to_bool(m: Capturing, x: Any = False, /) -> Any:
     recorder, found = m.world.recorder, x
-    if isinstance(x, FakeTensor) and not m.modes:
+    if issubclass(type(x), FakeTensor) and not m.modes:
         with torch._C.DisableTorchFunction():
             found = read(recorder, "item", (x,))
     if type(found) is Number and found.is_late:
@@ -518,10 +529,12 @@ def on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """A function of `re`, or a method of a pattern or match."""
 
     def shown(x: Any) -> Any:
-        if callable(x):  # what to put in place of a match
+        if callable(x) and "sub" in function.__name__:  # what to put in place of a match
             return lambda match: symbols.whole_text(m.call(x, match))
         return str.__str__(x) if isinstance(x, str) else symbols.whole_text(x)
 
+    if any(type(x) is re.RegexFlag and x & re.DEBUG for x in (*args, *kwargs.values())):
+        raise GraphBreak("a pattern is printed as it is compiled")
     args, kwargs = tuple(map(shown, args)), {key: shown(x) for key, x in kwargs.items()}
     if not all(is_scalar(x) or callable(x) for x in (*args, *kwargs.values())):
         raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
@@ -545,6 +558,7 @@ def _of_made_class(function: Any, m: Capturing, cls: Any, /, *args: Any, **kwarg
 @stands_for(collections.namedtuple)
 def _namedtuple(m: Capturing, /, *args: Any, **kwargs: Any) -> type:
     kwargs.setdefault("module", m.frames[-1].globals.get("__name__"))
+    args = tuple(x if is_scalar(x) else tuple(m.items(x)) for x in args)  # as they are now
     made: type = m.world.made(collections.namedtuple, *args, **kwargs)
     m.made_classes.add(made)
     return made

@@ -151,7 +151,7 @@ class Policy:
 
     def replacement(self, function: Any) -> Callable[..., Any] | None:
         """What stands in for a function, as in builtins.py; or None."""
-        if not isinstance(function, _FUNCTIONS):
+        if not issubclass(type(function), _FUNCTIONS):
             return None  # an instance may have a hash of its own, in Python
         is_allowed = is_allowed_by_torch(function)
         if function in self.in_graph or is_allowed:
@@ -238,7 +238,7 @@ def original(x: Any) -> Any:
         inner = getattr(x.__dict__.get("__wrapped__"), "__dict__", {}).get(ORIGINAL)
         is_around = found is None or inner is found or "_torchdynamo_disable" in x.__dict__
         return None if is_around else found
-    if isinstance(x, nn.Module):
+    if issubclass(type(x), nn.Module):
         ours, torchs = type(x).__dict__, x.__dict__.get("_modules", ())
         return x._orig_mod if "_orig_mod" in ours or "_orig_mod" in torchs else None
     return None
