@@ -16,6 +16,7 @@ import operator
 import re
 import sys
 import types
+import typing
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -120,6 +121,7 @@ _FOUND = (
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.UnionType, types.GenericAlias, type(sys.version_info), type(sys.flags),
 )  # fmt: skip
+_ALIAS: Any = vars(typing)["_GenericAlias"]  # the class of Optional[C], say
 _BASES = {object, dict, collections.OrderedDict, list, set}  # classes in C that can be refilled
 
 
@@ -314,8 +316,8 @@ class Rebuild:
             return self._named(f"{self.source.constant(in_c)}.__get__({yield x.__self__})")
         if issubclass(type(x), LAZY):
             return (yield from self._iterator(x))
-        if kind.__module__ == "typing" and type(parted := x.__reduce__()) is tuple:
-            function, args = parted  # Optional[C], say
+        if issubclass(kind, _ALIAS):
+            function, args = x.__reduce__()
             return self._named(self.call(function, *(yield from _each(args))))
         if issubclass(type(x), _FOUND) or kind.__module__ == "typing":
             if isinstance(x, type) and x in self.made_classes:

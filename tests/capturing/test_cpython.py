@@ -389,6 +389,20 @@ class Delegating:
         return getattr(self.__to, name)
 
 
+@typing.runtime_checkable
+class Protocol(typing.Protocol):
+    number: int
+
+
+def typed() -> Any:
+    class Own(Protocol, typing.Protocol):
+        pass
+
+    kinds: Any = {"own": Own, "later": typing.Optional["Own"]}
+    end()
+    return [*kinds], isinstance(Named(), Protocol), str(kinds["later"])
+
+
 def delegated() -> Any:
     class Base:
         def name(self) -> str:
@@ -517,7 +531,7 @@ def awaited() -> Any:
         streams, inherited, _WITHOUT_FUTURE["executed"], names, messages, proxies, keys, rings,
         asked, classes, handled_around, equal_to_nothing, copied_ring, copied, addresses,
         dispatched, fields,
-        special_methods, shown, lazy, delegated, modules, by_place, made_by_others, refused,
+        special_methods, shown, lazy, delegated, modules, by_place, made_by_others, typed, refused,
         awaited,
     ],
 )  # fmt: skip
