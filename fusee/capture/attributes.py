@@ -582,7 +582,12 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
         return value
     if found is not ABSENT:
         return bound(m, found, obj, cls, name)
-    raise _missing(cls, name)
+    asking: Any = cls.__getattribute__
+    if asking is not object.__getattribute__ and not python_getattribute(cls):
+        raise GraphBreak(f"C code knows the attributes of a {cls.__qualname__}")
+    error = _missing(cls, name)
+    error.name, error.obj = name, obj
+    raise error
 
 
 def _in_dict(m: Capturing, obj: Any, name: str) -> Any:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import types
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -157,7 +158,7 @@ class Between(Semantics):
 
     def _called_back(self, function: Any, args: Any, kwargs: Any) -> Any:
         try:
-            place = _CALLING.get(function)
+            place = None if isinstance(function, weakref.ref) else _CALLING.get(function)
         except TypeError:  # not hashable
             place = None
         if isinstance(place, int) and place < len(args):

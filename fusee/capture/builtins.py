@@ -66,9 +66,9 @@ BY_TYPE: Rules[type, Stand] = Rules()
 
 def special(function: Any) -> Stand | None:
     """What stands in for a function, if something does."""
-    try:
-        found = SPECIAL.get(function)
-    except TypeError:  # not hashable: an instance with its own __eq__, a weak reference to a dict
+    try:  # the hash of a weak reference is that of its object
+        found = None if isinstance(function, weakref.ref) else SPECIAL.get(function)
+    except TypeError:  # not hashable: an instance with its own __eq__
         found = None
     if found is not None:
         return found
@@ -713,6 +713,10 @@ def _logs(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
     origin = m.world.origin(logger)
     if origin is None or type(at) is not int or {"exc_info", "stack_info"} & {*kwargs}:
         raise GraphBreak("logging with what is known only as the program runs")
+    if not is_method:
+        place = ResultOf(origin, _has_handlers, "whether there are handlers of ")
+        if not m.world.load(_has_handlers(logger), place):
+            raise GraphBreak("logging sets itself up when it is called for the first time")
     if m.world.is_changed_inside(*_asked(logger)):
         raise GraphBreak("logging, of which the program has changed something before")
     asked = ResultOf(origin, functools.partial(_who_sees, at), "what is logged by ")
@@ -721,6 +725,10 @@ def _logs(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
         raise GraphBreak(_SEEN)
     if seen_by:
         say_later(m, function, args, kwargs)
+
+
+def _has_handlers(logger: logging.Logger) -> bool:
+    return bool(logger.handlers)
 
 
 def _asked(logger: logging.Logger) -> list[Any]:
