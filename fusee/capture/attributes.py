@@ -582,8 +582,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
         return value
     if found is not ABSENT:
         return bound(m, found, obj, cls, name)
-    asking: Any = cls.__getattribute__
-    if asking is not object.__getattribute__ and not python_getattribute(cls):
+    if not python_getattribute(cls) and _is_found_by_c(obj, name):
         raise GraphBreak(f"C code knows the attributes of a {cls.__qualname__}")
     error = _missing(cls, name)
     error.name, error.obj = name, obj
@@ -608,6 +607,18 @@ def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
             if found is not ABSENT:
                 return found
     raise _missing(type(obj), name)
+
+
+def _is_found_by_c(obj: Any, name: str) -> bool:
+    """Whether a class in C has what neither classes nor the instance's own attributes hold."""
+    cls: Any = type(obj)
+    if cls.__getattribute__ is object.__getattribute__:
+        return False
+    try:
+        cls.__getattribute__(obj, name)
+    except AttributeError:
+        return False
+    return True
 
 
 def _missing(cls: type, name: str) -> AttributeError:
