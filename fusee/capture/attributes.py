@@ -8,14 +8,13 @@ import inspect
 import operator
 import sys
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from fusee.capture import mirrors, symbols
+from fusee.capture import grads, mirrors, symbols
 from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import VALUES, Computed, Varying
 from fusee.capture.frame import (
@@ -30,12 +29,20 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
-from fusee.capture.inputs import DELETED, World
-from fusee.capture.mirrors import SHOW_ARGS, Mirror, dict_class, empty_like, pairs_of, shown_in
+from fusee.capture.inputs import DELETED, World, has
+from fusee.capture.mirrors import SHOW_ARGS, dict_class, empty_like, pairs_of, shown_in
 from fusee.capture.policy import Policy
 from fusee.capture.repeated import got
-from fusee.capture.sources import IN_C, Dict, Held, ResultOf, is_data_descriptor, is_trusted
-from fusee.capture.torch_api import FakeTensor, asks, own_classes, run_for_real
+from fusee.capture.sources import (
+    IN_C,
+    Held,
+    ResultOf,
+    is_data_descriptor,
+    is_trusted,
+    own_dict,
+    python_getattribute,
+)
+from fusee.capture.torch_api import FakeTensor, own_classes, run_for_real
 from fusee.fake.open_composites import is_place_open
 
 # ---------------------------------------------------------------------------- capturing
@@ -60,6 +67,7 @@ _OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
 _WITHOUT_METHODS = (*_OURS, types.ModuleType)
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
 _FUNCTION = types.FunctionType
+_COPIED = (*CONTAINERS, tuple, types.MappingProxyType)
 
 
 def flat(*args: Any) -> Iterator[Any]:
@@ -191,7 +199,7 @@ class Capturing(Semantics):
         if mirror is not None:
             self.world.set(mirror, name, value)
         elif value is DELETED:
-            del obj.__dict__[name]
+            del own_dict(obj)[name]
         else:
             object.__setattr__(obj, name, value)
 
@@ -199,13 +207,15 @@ class Capturing(Semantics):
 
     def is_outside(self, x: Any) -> bool:
         """Whether an object came from outside and is not a fixed one."""
-        return self.world.origin(x) is not None and not isinstance(x, (*_OURS, tuple))
+        return self.world.origin(x) is not None and not issubclass(type(x), (*_OURS, tuple))
 
     def plain(self, x: Any) -> Any:
         """What C code may see of `x`: a container from outside as its copy."""
         if isinstance(x, CONTAINERS) and self.is_outside(x):
             return self.world.whole(x)
-        if type(x) is tuple and any(isinstance(item, CONTAINERS) for item in x):
+        if type(x) is types.MappingProxyType:
+            return mirrors.shown_proxy(self.world, x)
+        if type(x) is tuple and any(issubclass(type(item), CONTAINERS) for item in x):
             return tuple(self.plain(item) for item in x)
         return x
 
@@ -248,7 +258,7 @@ class Capturing(Semantics):
                 shown = self.plain(x) if is_held else x
                 todo += dict.values(shown) if kind is dict else kind.__iter__(shown)
             if not is_outside:
-                self._look_within(cls, methods)
+                self._look_within(x, methods)
                 held = shown_in(x) if "__repr__" in methods else ()
                 todo += held
                 symbols.value(self.deep(held))  # which makes facts of it
@@ -267,8 +277,11 @@ class Capturing(Semantics):
             if is_state or any(type(getattr(cls, m, None)) is _FUNCTION for m in methods):
                 raise GraphBreak(f"C code would look at a {cls.__qualname__} from outside")
 
-    def _look_within(self, cls: type, methods: tuple[str, ...]) -> None:
+    def _look_within(self, x: Any, methods: tuple[str, ...]) -> None:
         """End the graph if C code would run a method of the program's that does more than read."""
+        cls: Any = type(x)
+        if "__repr__" in methods and cls.__repr__ is object.__repr__:
+            mirrors.show_address(self.world, x)
         if is_trusted(cls.__module__):
             return
         for name in _CALLED_BY_C.intersection(methods):
@@ -289,118 +302,20 @@ class Capturing(Semantics):
 
     def deep(self, x: Any) -> Any:
         """What C code that looks into containers within containers may see of `x`."""
-        if not isinstance(x, (*CONTAINERS, tuple)) or type(type(x).__hash__) is _FUNCTION:
+        if not issubclass(type(x), _COPIED) or type(type(x).__hash__) is _FUNCTION:
             return x  # a copy would be another key
         shown = self.plain(x)
         if isinstance(shown, dict):
-            if any(isinstance(item, (*CONTAINERS, tuple)) for item in dict.values(shown)):
+            if any(issubclass(type(item), (*CONTAINERS, tuple)) for item in dict.values(shown)):
                 made = empty_like(shown)
                 items = ((key, self.deep(item)) for key, item in pairs_of(shown))
                 dict_class(made).update(made, items)
                 return made
         elif type(shown) in (list, tuple) and any(
-            isinstance(item, (*CONTAINERS, tuple)) for item in shown
+            issubclass(type(item), (*CONTAINERS, tuple)) for item in shown
         ):
             return type(shown)(self.deep(item) for item in shown)
         return shown
-
-
-# ---------------------------------------------------------------------------- grads
-# What belongs to tensors: gradients, entries of dicts by tensor, attributes that are written.
-#
-# The `grad` of one is a part of it like an attribute: None or a tensor, by a fact. What is written
-# to it is replayed after the graph. Between two such reads only a backward pass could change it,
-# and that is never inside of a graph.
-
-
-def read(m: Capturing, fake: torch.Tensor) -> Any:
-    """`tensor.grad`."""
-    world = m.world
-    if m.modes or (id(fake) in world.seen and asks(m.kind_of(fake))):
-        raise GraphBreak("the grad of a tensor whose class, or a mode, is asked about it")
-    written = world.slots.get((id(fake), "grad"))
-    if written is not None:
-        return written[2]
-    real, origin = world.inputs.get(id(fake), (None, None))
-    if real is None or origin is None:
-        if fake.requires_grad:
-            raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
-        return None
-    with torch._C.DisableTorchFunction(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, that most such tensors have none
-        grad = real.grad
-    return world.load(grad, world.place(fake, "grad"))
-
-
-def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
-    """`tensor.grad = value`."""
-    if m.modes:
-        raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
-    if id(fake) not in m.world.inputs or id(fake) in m.world.seen:
-        raise GraphBreak("setting the grad of a tensor that the graph computes")
-    if isinstance(value, FakeTensor):
-        same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
-        if same[0] != same[1] or value.requires_grad or value is fake:
-            raise GraphBreak("a grad unlike its tensor", "give it the tensor's size and dtype")
-    elif value is not None:
-        raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
-    m.world.set_slot(fake, "grad", value)
-
-
-def put_on(m: Capturing, fake: torch.Tensor) -> Mirror:
-    """The Mirror of what programs put on a tensor, from outside or computed by the graph."""
-    real, origin = m.world.inputs.get(id(fake), (None, None))
-    if origin is not None:
-        known = m.world.mirrors.get(id(real.__dict__))
-        return known or m.world.mirror(real.__dict__, Dict(origin))
-    if id(fake) not in m.world.put_on:
-        m.world.put_on[id(fake)] = made = Mirror({}, Held(fake, "attributes"))
-        made.copy = {}
-    return m.world.put_on[id(fake)]
-
-
-def store_grad(m: Capturing, fake: torch.Tensor, name: str, value: Any) -> bool:
-    """`tensor.requires_grad = value`, or `tensor.data = value` of what is its data; else False."""
-    if id(fake) in m.world.seen or m.modes:
-        return False
-    with torch._C.DisableTorchFunction():
-        is_leaf = fake.is_leaf
-    if name == "requires_grad" and isinstance(value, bool) and is_leaf:
-        m.world.recorder.call(torch.Tensor.requires_grad_, fake, value)
-        return True
-    if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
-        return False
-    if _is_data(fake, value):
-        return True
-    # to the program it is the same tensor, with the other one's memory
-    recorder, is_input = m.world.recorder, id(fake) in m.world.inputs
-    with torch._C.DisableTorchFunction():
-        is_like = (fake.dtype, fake.device) == (value.dtype, value.device)
-        if not is_like or not recorder.is_main or (fake.requires_grad and not is_input):
-            raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
-        before = fake.detach().requires_grad_(fake.requires_grad)
-    data = recorder.call(torch.Tensor.detach, value)
-    if any(x is fake for x, *_ in recorder.turned):
-        raise GraphBreak("a tensor that was turned in place gets the data of another")
-    recorder.rebind(fake, before, data)
-    if fake.requires_grad:  # and the graph would not give it any gradient
-        recorder.leaves[id(fake)] = recorder.leaves[id(data)] = True
-    if is_input:
-        m.world.set_slot(fake, "data", data)
-    with torch._C.DisableTorchFunction():
-        fake.data = data
-    return True
-
-
-def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a tensor is the memory of another one, seen as it is."""
-
-    def seen(x: torch.Tensor) -> tuple[Any, ...]:
-        memory = x.untyped_storage()._cdata
-        return memory, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
-
-    with torch._C.DisableTorchFunction():
-        return value is fake or seen(value) == seen(fake)
 
 
 # ---------------------------------------------------------------------------- attributes
@@ -429,15 +344,35 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
 
 
 def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | None:
-    """The method of a class if it is Python's, or C's by another name: `__getattr__ = dict.get`."""
+    """The method of a class, but for C's own: a function, or what gives one to each instance."""
     cls = type(obj)  # not isinstance(): that asks the object for its class, by code of the program
     if cls.__flags__ & IN_C or issubclass(cls, _WITHOUT_METHODS):
         return None
     if cls.__module__.startswith(("fusee.capture", "fusee.torch_functions")):
         return None  # ours, such as a generator on the machine
     found = class_lookup(m, cls, name)
-    is_renamed = isinstance(found, _METHODS_IN_C) and found.__name__ != name
-    return found if is_renamed or isinstance(found, types.FunctionType) else None
+    if isinstance(found, _METHODS_IN_C):  # C's by another name: `__getattr__ = dict.get`
+        return found if found.__name__ != name else None
+    kind: Any = type(found)
+    if kind is _FUNCTION or found is ABSENT:
+        return None if found is ABSENT else found
+    is_asked = name not in _REFUSING if found is None else issubclass(kind, _GIVING)
+    is_asked |= not kind.__flags__ & IN_C
+    return functools.partial(through, found, name) if is_asked else None
+
+
+# Of C: what calls the program in place of a method. As one of these None says that there is none.
+_GIVING = (
+    property, staticmethod, classmethod, types.MethodType, functools.partial,
+    type(functools.lru_cache(int)),
+)  # fmt: skip
+_REFUSING = frozenset("__hash__ __iter__ __contains__ __reversed__ __fspath__".split())
+
+
+def through(found: Any, name: str, obj: Any, /, *args: Any) -> Any:
+    """Call what a class holds under a name, as a method of an instance."""
+    kind: Any = type(found)
+    return (kind.__get__(found, obj, type(obj)) if hasattr(kind, "__get__") else found)(*args)
 
 
 def ask(m: Capturing, obj: Any, name: str, *args: Any) -> Any:
@@ -516,16 +451,16 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             if found is ABSENT:
                 raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         if found is not ABSENT:
-            return _bound(m, found, obj, kind, name)
+            return bound(m, found, obj, kind, name)
     if name == "device" and (m.modes or id(obj) in m.world.seen):
         return torch._C.TensorBase.device.__get__(obj)  # FakeTensor has one that asks nobody
     # which torch does not ask classes about; FakeTensor has a tolist() that asks each element
     if name in ("as_subclass", "numpy", "tolist"):
         return types.MethodType(getattr(torch.Tensor, name), obj)
     if name in ("grad", "_grad"):
-        return read(m, obj)
+        return grads.read(m, obj)
     if name == "__dict__":
-        mirror = put_on(m, obj)
+        mirror = grads.put_on(m, obj)
         return m.world.know(mirror.obj, mirror.origin)
     text = f"'{m.kind_of(obj).__name__}' object has no attribute {name!r}"
     if hasattr(torch.Tensor, name):  # a stand-in has more
@@ -533,7 +468,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             return getattr(obj, name)
         except AttributeError as error:
             text = str(error).replace("FakeTensor", "Tensor")
-    value = m.world.get(put_on(m, obj), name)  # what somebody has put there
+    value = m.world.get(grads.put_on(m, obj), name)  # what somebody has put there
     if value is not ABSENT:
         return value
     raise AttributeError(text)  # not above: it would have a context
@@ -557,10 +492,18 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     return found
 
 
+def _own_of_module(obj: types.ModuleType) -> set[str]:
+    """What classes in Python say of their module's attributes."""
+    found = {x for cls in type(obj).__mro__[:-2] for x in cls.__dict__}
+    return found | {"__setattr__"} if "__delattr__" in found else found
+
+
 def _of_class(m: Capturing, cls: type, name: str) -> Any:
     meta = type(cls)
-    if name in ("__name__", "__qualname__", "__module__", "__mro__", "__dict__", "__bases__"):
+    if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__"):
         return getattr(cls, name)
+    if name == "__dict__":
+        return m.world.made(vars, cls)
     if name == "__annotations__":
         getattr(cls, name)  # none is inherited: a class without gets a dict of its own
     found = class_lookup(m, cls, name)
@@ -569,7 +512,7 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
         own: Any = in_meta if isinstance(in_meta, types.FunctionType) else None
         return types.MethodType(own, cls) if own else getattr(cls, name)  # of enums, abc; or raises
     if isinstance(found, (classmethod, staticmethod)):
-        return _bound(m, found, cls, cls, name)
+        return bound(m, found, cls, cls, name)
     if isinstance(found, (types.FunctionType, property)) or not hasattr(type(found), "__get__"):
         return found
     return getattr(cls, name)
@@ -587,6 +530,9 @@ class Super(types.SimpleNamespace):
 def super_of(m: Capturing, *args: Any) -> Any:
     """`super(...)`."""
     args = args or own_super(m)
+    if python_getattribute(type(args[-1])):
+        if len(args) == 2 and not issubclass(type(args[1]), (*_OURS, type, args[0])):
+            raise GraphBreak("super() of an object that says which class it has")
     if id(args[-1]) in m.world.seen:
         return Super(__thisclass__=args[0], __self__=args[1])
     return super(*args)
@@ -604,7 +550,7 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
             return found
         if isinstance(found, _C_DESCRIPTORS):
             raise GraphBreak(f"{name} of a class in C is read through super()")
-        return _bound(m, found, owner, kind, name)
+        return bound(m, found, owner, kind, name)
     raise AttributeError(f"'super' object has no attribute {name!r}")
 
 
@@ -638,17 +584,21 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
     if name == "__dict__":
         mirror = m.world.attributes(obj)
         if mirror is None:
-            return obj.__dict__
+            return own_dict(obj)
         return m.world.know(mirror.obj, m.world.origin(mirror.obj) or mirror.origin)
     found = class_lookup(m, cls, name)
     if found is not ABSENT and is_data_descriptor(found) and hasattr(type(found), "__get__"):
-        return _bound(m, found, obj, cls, name)
+        return bound(m, found, obj, cls, name)
     value = _in_dict(m, obj, name)
     if value is not ABSENT:
         return value
     if found is not ABSENT:
-        return _bound(m, found, obj, cls, name)
-    raise _missing(cls, name)
+        return bound(m, found, obj, cls, name)
+    if not python_getattribute(cls) and _is_found_by_c(obj, name):
+        raise GraphBreak(f"C code knows the attributes of a {cls.__qualname__}")
+    error = _missing(cls, name)
+    error.name, error.obj = name, obj
+    raise error
 
 
 def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
@@ -656,7 +606,7 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
     mirror = m.world.attributes(obj)
     if mirror is not None:
         return m.world.get(mirror, name)
-    return getattr(obj, "__dict__", {}).get(name, ABSENT)
+    return own_dict(obj).get(name, ABSENT) if has("__dict__", obj) else ABSENT
 
 
 def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
@@ -671,6 +621,18 @@ def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
     raise _missing(type(obj), name)
 
 
+def _is_found_by_c(obj: Any, name: str) -> bool:
+    """Whether a class in C has what neither classes nor the instance's own attributes hold."""
+    cls: Any = type(obj)
+    if cls.__getattribute__ is object.__getattribute__:
+        return False
+    try:
+        cls.__getattribute__(obj, name)
+    except AttributeError:
+        return False
+    return True
+
+
 def _missing(cls: type, name: str) -> AttributeError:
     is_named_whole = cls.__flags__ & IN_C and cls.__module__ != "builtins"
     kind = f"{cls.__module__}.{cls.__qualname__}" if is_named_whole else cls.__name__
@@ -680,7 +642,7 @@ def _missing(cls: type, name: str) -> AttributeError:
 # ------------------------------------------------------------------------------ descriptors
 
 
-def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
+def bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
     """What a descriptor, or anything else that a class holds, gives for an instance."""
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, obj)
@@ -692,7 +654,7 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         is_function = isinstance(inner, types.FunctionType) or not hasattr(type(inner), "__get__")
         if is_function or sys.version_info >= (3, 13):
             return types.MethodType(inner, cls)
-        return _bound(m, inner, cls, cls, name)  # a property of the class, or a method
+        return bound(m, inner, cls, cls, name)  # a property of the class, or a method
     if isinstance(found, staticmethod):
         return m.world.hold(found.__func__, words)
     if isinstance(found, property):
@@ -728,7 +690,7 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
 def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`, or `del obj.name` for DELETED."""
     obj = symbols.value(obj) if symbols.is_open(obj) else obj  # a SymInt would take any
-    if isinstance(obj, FakeTensor):
+    if issubclass(type(obj), FakeTensor):
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
             kind, mirror = m.world.seen[id(obj)]
             if value is DELETED or is_data_descriptor(_in_own_classes(m, kind, name)):
@@ -737,25 +699,28 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
                 )
             m.world.set(mirror, name, value)
             return
-        if store_grad(m, obj, name, value):
+        if grads.store_grad(m, obj, name, value):
             return
         if name in ("grad", "_grad") and value is not DELETED:
-            write(m, obj, value)
+            grads.write(m, obj, value)
         elif hasattr(torch.Tensor, name):
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
-            if value is DELETED and m.world.get(put_on(m, obj), name) is ABSENT:
+            if value is DELETED and m.world.get(grads.put_on(m, obj), name) is ABSENT:
                 raise _missing(m.kind_of(obj), name)
-            m.world.set(put_on(m, obj), name, value)
+            m.world.set(grads.put_on(m, obj), name, value)
         return
-    if isinstance(obj, Computed):
+    if issubclass(type(obj), Computed):
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")
-    if isinstance(obj, types.ModuleType):
-        if any(is_data_descriptor(vars(cls).get(name)) for cls in type(obj).__mro__[:-2]):
-            raise GraphBreak(f"setting {name}, a property of the module {obj.__name__}")
+    if issubclass(type(obj), types.ModuleType):
+        own = _own_of_module(obj)
+        in_class = next((vars(c)[name] for c in type(obj).__mro__ if name in vars(c)), ABSENT)
+        is_own = is_data_descriptor(in_class) or "__setattr__" in own
+        if is_own and (name in own or not is_trusted(obj.__name__)):
+            raise GraphBreak(f"setting {name} of a module, which its class takes care of")
         m.world.set(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name, value)
         return
-    if isinstance(obj, type):
+    if issubclass(type(obj), type):
         if m.world.origin(obj) is None and obj in m.made_classes:
             delattr(obj, name) if value is DELETED else setattr(obj, name, value)
             return
@@ -789,6 +754,7 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
         if ask(m, found, f"__{which}__", *given) is not ABSENT:
             return
         is_slot = type(found) is types.MemberDescriptorType
+        is_slot = is_slot and not found.__objclass__.__flags__ & IN_C  # some of C are read-only
         if m.world.origin(obj) is not None and not is_slot:
             raise GraphBreak(f"setting {name} through {type(found).__qualname__}")
         if value is DELETED and is_slot and of_slot(m, obj, name) is ABSENT:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import types
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -157,7 +158,7 @@ class Between(Semantics):
 
     def _called_back(self, function: Any, args: Any, kwargs: Any) -> Any:
         try:
-            place = _CALLING.get(function)
+            place = None if isinstance(function, weakref.ref) else _CALLING.get(function)
         except TypeError:  # not hashable
             place = None
         if isinstance(place, int) and place < len(args):
@@ -180,7 +181,7 @@ class Between(Semantics):
         if own is other or not issubclass(other, own):  # else its method would be asked first
             names = (name, name[1:]) if kind >= _IN_PLACE else (name,)
             for each in names:
-                if getattr(own, f"__{each}__", None) is not None:
+                if hasattr(own, f"__{each}__"):
                     method = _python_method(left, f"__{each}__")
                     # what it does not know Python asks others, and would ask it twice
                     if method is not None and "NotImplemented" not in method.__code__.co_names:

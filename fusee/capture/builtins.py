@@ -36,7 +36,7 @@ from fusee.capture.dynamic import Computed, Number, before_graph, converted, rea
 from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, is_scalar, room, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
-from fusee.capture.mirrors import Called, Later
+from fusee.capture.mirrors import Called, Later, show_address
 from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
@@ -66,9 +66,9 @@ BY_TYPE: Rules[type, Stand] = Rules()
 
 def special(function: Any) -> Stand | None:
     """What stands in for a function, if something does."""
-    try:
-        found = SPECIAL.get(function)
-    except TypeError:  # not hashable: an instance with its own __eq__, a weak reference to a dict
+    try:  # the hash of a weak reference is that of its object
+        found = None if isinstance(function, weakref.ref) else SPECIAL.get(function)
+    except TypeError:  # not hashable: an instance with its own __eq__
         found = None
     if found is not None:
         return found
@@ -111,17 +111,17 @@ def stands_for_each(*functions: Any) -> Callable[[Stand], Stand]:
 
 @stands_for(isinstance)
 def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
-    if isinstance(obj, Computed) or symbols.is_open(obj):
+    if issubclass(type(obj), Computed) or symbols.is_open(obj):
         return issubclass(m.kind_of(obj), kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(m, obj, kind) for kind in kinds)
-    own = m.kind_of(obj) if isinstance(obj, FakeTensor) else type(obj)
+    own = m.kind_of(obj) if issubclass(type(obj), FakeTensor) else type(obj)
     meta = type(kinds)
     if not isinstance(kinds, type) or (meta is not type and kinds is not own):
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
         if isinstance(custom, types.FunctionType) and custom.__module__ not in _OF_ABCS:
             return m.truth(m.call(custom, kinds, obj))
-    if not isinstance(obj, FakeTensor):
+    if not issubclass(type(obj), FakeTensor):
         return isinstance(obj, kinds)
     if kinds is torch.nn.Buffer and _getattr(m, obj, "_is_buffer", False):
         return True
@@ -153,8 +153,10 @@ def _hasattr(m: Capturing, obj: Any, name: str, /) -> bool:
 @stands_for(type)
 def _type(m: Capturing, obj: Any, /, *body: Any, **kwargs: Any) -> Any:
     if not body:
-        return m.attribute(obj, "__class__") if isinstance(obj, FakeTensor) else m.kind_of(obj)
-    bases, namespace = body
+        return (
+            m.attribute(obj, "__class__") if issubclass(type(obj), FakeTensor) else m.kind_of(obj)
+        )
+    bases, namespace = map(m.plain, body)
     refuse_hooks(obj, bases, namespace)
     of_caller = m.frames[-1].globals.get("__name__")
     named = {} if of_caller is None else {"__module__": of_caller}
@@ -188,10 +190,13 @@ def _id(m: Capturing, obj: Any, /) -> int:
             raise GraphBreak("id() of a tensor differs from call to call")
         m.world.fact(IdMatch, origin, real)
         obj = real
-    elif not (is_fixed or is_memo) and (origin := m.world.origin(obj)) is not None:
-        if isinstance(origin.root, Local):
+    elif not (is_fixed or is_memo or is_scalar(obj)):
+        if (origin := m.world.origin(obj)) is None:
+            show_address(m.world, obj)
+        elif isinstance(origin.root, Local):
             raise GraphBreak("id() of an object from outside differs from call to call")
-        m.world.fact(IdMatch, origin, obj)
+        else:
+            m.world.fact(IdMatch, origin, obj)
     m.world.passing.append("an address")
     return id(obj)
 
@@ -343,6 +348,11 @@ def _bound(get: Any, m: Capturing, *given: Any) -> Any:
     return get(*given)
 
 
+@stands_for(attributes.through)
+def _through(m: Capturing, found: Any, name: str, obj: Any, /, *args: Any) -> Any:
+    return m.call(attributes.bound(m, found, obj, type(obj), name), *args)
+
+
 BY_TYPE[typing.NewType] = lambda kind, m, x, /: x
 
 
@@ -399,7 +409,7 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
 @stands_for(bool)
 def _to_bool(m: Capturing, x: Any = False, /) -> Any:
     recorder, found = m.world.recorder, x
-    if isinstance(x, FakeTensor) and not m.modes:
+    if issubclass(type(x), FakeTensor) and not m.modes:
         with torch._C.DisableTorchFunction():
             found = read(recorder, "item", (x,))
     if type(found) is Number and found.is_late:
@@ -523,10 +533,12 @@ def on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """A function of `re`, or a method of a pattern or match."""
 
     def shown(x: Any) -> Any:
-        if callable(x):  # what to put in place of a match
+        if callable(x) and "sub" in function.__name__:  # what to put in place of a match
             return lambda match: symbols.whole_text(m.call(x, match))
         return str.__str__(x) if isinstance(x, str) else symbols.whole_text(x)
 
+    if any(type(x) is re.RegexFlag and x & re.DEBUG for x in (*args, *kwargs.values())):
+        raise GraphBreak("a pattern is printed as it is compiled")
     args, kwargs = tuple(map(shown, args)), {key: shown(x) for key, x in kwargs.items()}
     if not all(is_scalar(x) or callable(x) for x in (*args, *kwargs.values())):
         raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
@@ -550,6 +562,7 @@ def _of_made_class(function: Any, m: Capturing, cls: Any, /, *args: Any, **kwarg
 @stands_for(collections.namedtuple)
 def _namedtuple(m: Capturing, /, *args: Any, **kwargs: Any) -> type:
     kwargs.setdefault("module", m.frames[-1].globals.get("__name__"))
+    args = tuple(x if is_scalar(x) else tuple(m.items(x)) for x in args)  # as they are now
     made: type = m.world.made(collections.namedtuple, *args, **kwargs)
     m.made_classes.add(made)
     return made
@@ -704,6 +717,10 @@ def _logs(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
     origin = m.world.origin(logger)
     if origin is None or type(at) is not int or {"exc_info", "stack_info"} & {*kwargs}:
         raise GraphBreak("logging with what is known only as the program runs")
+    if not is_method:
+        place = ResultOf(origin, _has_handlers, "whether there are handlers of ")
+        if not m.world.load(_has_handlers(logger), place):
+            raise GraphBreak("logging sets itself up when it is called for the first time")
     if m.world.is_changed_inside(*_asked(logger)):
         raise GraphBreak("logging, of which the program has changed something before")
     asked = ResultOf(origin, functools.partial(_who_sees, at), "what is logged by ")
@@ -712,6 +729,10 @@ def _logs(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
         raise GraphBreak(_SEEN)
     if seen_by:
         say_later(m, function, args, kwargs)
+
+
+def _has_handlers(logger: logging.Logger) -> bool:
+    return bool(logger.handlers)
 
 
 def _asked(logger: logging.Logger) -> list[Any]:

@@ -10,10 +10,8 @@ any other                    a graph break
 from __future__ import annotations
 
 import builtins
-import collections
 import contextvars
 import copy
-import copyreg
 import datetime
 import enum
 import functools
@@ -41,10 +39,7 @@ from fusee.capture.attributes import (
     AS_VALUES,
     COMPARED,
     Capturing,
-    ask,
     flat,
-    of_instance,
-    python_method,
 )
 from fusee.capture.builtins import (
     BY_TYPE,
@@ -69,7 +64,7 @@ from fusee.capture.dynamic import (
 from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, called, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
-from fusee.capture.mirrors import VIEWS, Stepping, empty_like, new_tuple
+from fusee.capture.mirrors import VIEWS, Stepping, class_of, new_tuple
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import IN_C, Held, ResultOf
 from fusee.capture.torch_api import (
@@ -279,6 +274,11 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
     of_class = getattr(type(owner), name, None)
     if refuses(of_class, len(args) + 1, *kwargs):
         return function(*args, **kwargs)  # the TypeError
+    if type(owner) is types.MappingProxyType:
+        if name == "get" and type(args[0]) is str and (cls := class_of(m.world, owner)) is not None:
+            found = m.world.class_item(cls, args[0])
+            return (*args[1:], None)[0] if found is ABSENT else found
+        function = getattr(m.plain(owner), name)
     if isinstance(owner, (re.Pattern, re.Match)):
         return on_text(function, m, *args, **kwargs)
     is_outside = m.is_outside(owner) and isinstance(owner, CONTAINERS)
@@ -368,7 +368,7 @@ def _coming(m: Capturing, iterator: Any) -> Iterator[Any]:
 
 def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """`dict.__getitem__(self, key)` and the like: what super() gives for a builtin class."""
-    if refuses(function, len(args), *kwargs):
+    if not args or refuses(function, len(args), *kwargs):
         return function(*args, **kwargs)  # the TypeError
     owner, *rest = args
     name = function.__name__
@@ -474,12 +474,12 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         raise GraphBreak(f"{called(function)} is given arguments that capture does not expect")
     if type(function) is types.FunctionType:
         return _call_function(m, function, args, kwargs)
-    if isinstance(function, type):
+    if issubclass(type(function), type):
         return _call_class(m, function, args, kwargs)
-    if isinstance(function, functools.partial):
+    if issubclass(type(function), functools.partial):
         target, before, named = (_of_partial(m, function, x) for x in ("func", "args", "keywords"))
         return call(m, target, *before, *args, **{**m.plain(named), **kwargs})
-    if isinstance(function, (OpOverload, OpOverloadPacket)):
+    if issubclass(type(function), (OpOverload, OpOverloadPacket)):
         return on_tensors(m, function, args, kwargs)
     method = attributes.python_method(m, function, "__call__")
     if method is not None and hasattr(type(function), "__getattr__"):
@@ -489,11 +489,11 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return on_tensors(m, function, args, kwargs)
     if m.is_generator(getattr(function, "__self__", None)):  # its `send`, say
         return function(*args, **kwargs)
-    if isinstance(function, _C_CALLABLES):
+    if issubclass(type(function), _C_CALLABLES):
         return call_native(m, function, args, kwargs)
-    if isinstance(function, torch.nn.Module):
+    if issubclass(type(function), torch.nn.Module):
         return _call_module(m, function, args, kwargs)
-    if isinstance(function, FakeTensor):
+    if issubclass(type(function), FakeTensor):
         raise TypeError("'Tensor' object is not callable")
     if method is not None:
         return call(m, method, function, *args, **kwargs)
@@ -654,8 +654,9 @@ def make_instance(m: Capturing, cls: type, /, *args: Any, **kwargs: Any) -> Any:
         obj = new(cls, *(m.plain(x) for x in args), **kwargs)
     else:
         return call_class(m, cls, args, kwargs)
-    if cls not in m.kind_of(obj).__mro__:  # whatever its class says it is
+    if cls not in (kind := m.kind_of(obj)).__mro__:  # whatever its class says it is
         return obj
+    init = attributes.class_lookup(m, kind, "__init__")
     if isinstance(init, types.FunctionType):
         result = call(m, init, obj, *args, **kwargs)
         if result is not None:
@@ -687,114 +688,3 @@ def build_class(m: Capturing, body: Any, name: str, /, *bases: Any, **kwargs: An
         assert cell.cell_contents is made
     m.made_classes.add(made)
     return made
-
-
-# ---------------------------------------------------------------------------- copying
-# What stands in for copy.copy and copy.deepcopy.
-#
-# Containers and tensors are copied here; of an instance the machine runs what its class says, or
-# what Python's copy module makes of `__reduce_ex__`.
-#
-# source https://docs.python.org/3/library/copy.html
-
-# An OrderedDict has attributes, too.
-_KINDS = (list, set, collections.deque, dict, collections.defaultdict)
-_ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, property, Number)
-# Classes in C whose instances hold what `__reduce_ex__` says, and no more.
-_REFILLED = {object, list, dict, collections.OrderedDict}
-_copy_module: Any = copy
-
-
-@stands_for(copy.copy)
-def _copy(m: Capturing, x: Any) -> Any:
-    if type(x) in _KINDS:
-        return m.plain(x).copy()
-    if is_scalar(x) or symbols.is_open(x) or isinstance(x, _ATOMS) or type(x) in (tuple, frozenset):
-        return x
-    return _instance(m, x, "__copy__", (), None)
-
-
-@stands_for(copy.deepcopy)
-def _deepcopy(m: Capturing, x: Any, memo: Any = None) -> Any:
-    """Containers, tensors and instances within one another, each copied once."""
-    made: dict[int, Any] = {} if memo is None else m.plain(memo)
-
-    def copied(x: Any) -> Any:
-        if is_scalar(x) or isinstance(x, _ATOMS) or symbols.is_open(x):
-            return x
-        if id(x) not in made:
-            if isinstance(x, FakeTensor):
-                made[id(x)] = _tensor(m, x, made)
-            elif type(x) is tuple or type(x) in _KINDS:
-                made[id(x)] = of_container(x)
-            else:
-                made[id(x)] = _instance(m, x, "__deepcopy__", (made,), made)
-        return made[id(x)]
-
-    def of_container(x: Any) -> Any:
-        if type(x) is tuple:
-            items = tuple(map(copied, x))
-            return x if all(map(operator.is_, items, x)) else items
-        shown = m.plain(x)
-        empty = made[id(x)] = made[id(shown)] = empty_like(shown)
-        if isinstance(shown, dict):
-            empty.update((copied(key), copied(item)) for key, item in shown.items())
-        else:
-            (empty.update if type(x) is set else empty.extend)(map(copied, shown))
-        return empty
-
-    return copied(x)
-
-
-def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
-    with torch._C.DisableTorchFunction():
-        storages = [y.untyped_storage()._cdata for y in made.get(_TENSORS, [])]
-        is_plain = not (x.requires_grad or m.modes or getattr(x, "_is_param", False))
-        strides = torch.empty_like(x, device="meta").stride()
-        is_known = x.untyped_storage()._cdata in storages
-        # all of its memory is copied, and it begins there where it did
-        if not is_plain or is_known or x.stride() != strides or m.world.recorder.offset(x):
-            raise GraphBreak(
-                "a deep copy of a tensor that has gradients or a base, or that modes hear of"
-            )
-    made.setdefault(_TENSORS, []).append(x)
-    return m.call(torch.clone, x)
-
-
-_TENSORS = -1  # no id: in a memo, the tensors that were copied
-
-
-def _instance(m: Capturing, x: Any, method: str, args: Args, memo: Any) -> Any:
-    if isinstance(x, (FakeTensor, types.ModuleType)):
-        raise GraphBreak(f"copying a {type(x).__qualname__}")
-    if isinstance(x, Computed):
-        return m.call(x.attribute(m, method), *args)
-    if (made := ask(m, x, method, *args)) is not ABSENT:
-        return made
-    if (found := ask(m, x, "__reduce_ex__", 4)) is ABSENT:
-        found = _reduced(m, x)
-    if isinstance(found, str):
-        return x
-    rebuild = m.world.hold(_copy_module._reconstruct, "copy._reconstruct")
-    return m.call(rebuild, x, memo, *found)
-
-
-def _reduced(m: Capturing, x: Any) -> Any:
-    """What object.__reduce_ex__ gives."""
-    kind = type(x)
-    if (found := ask(m, x, "__reduce__")) is not ABSENT:
-        return found
-    in_c = {base for base in kind.__mro__ if base.__flags__ & IN_C}
-    if not in_c <= _REFILLED or python_method(m, x, "__getnewargs_ex__") is not None:
-        raise GraphBreak(f"copying a {kind.__qualname__}")
-    given = () if (new := ask(m, x, "__getnewargs__")) is ABSENT else m.items(new)
-    if (held := ask(m, x, "__getstate__")) is ABSENT:  # as object.__getstate__
-        names = copyreg._slotnames(kind)  # type: ignore[attr-defined]
-        held = of_instance(m, x, "__dict__") if hasattr(x, "__dict__") else None
-        slots = {name: m.call(getattr, x, name, ABSENT) for name in names}
-        slots = {name: value for name, value in slots.items() if value is not ABSENT}
-        held = (held, slots) if slots else held
-    items = m.iterate(x) if isinstance(x, list) else None
-    pairs = iter(m.mapping(x).items()) if isinstance(x, dict) else None
-    function: Any = copyreg.__newobj__  # type: ignore[attr-defined]
-    return m.world.hold(function, "copyreg.__newobj__"), (kind, *given), held, items, pairs

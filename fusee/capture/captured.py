@@ -116,10 +116,10 @@ def tells_of_its_end(x: Any) -> bool:
         if is_generator or type(x) in _HOLDING:
             known.add(id(x))
             row += (y for y in gc.get_referents(x) if type(y) is not types.FunctionType)
-        elif isinstance(x, BaseException):
+        elif issubclass(type(x), BaseException):
             known.add(id(x))
             row += (y for _, kept in kept_by(x) for part in kept for y in part.values())
-        elif isinstance(x, types.BuiltinFunctionType | type):
+        elif issubclass(type(x), types.BuiltinFunctionType | type):
             # torch.sin, which others watch and nobody lets go of; a class, which is watched once it
             # was asked for as an abstract one's, and is within a ring that only gc ends
             continue

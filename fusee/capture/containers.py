@@ -1,4 +1,4 @@
-"""What stands in for C functions that iterate, collect and sort: each step is the machine's.
+"""What stands in for C functions that iterate, collect, sort and copy: each step is the machine's.
 
 C code that went through an iterable on its own would read what is outside without guards, and run
 Python code of the program out of the machine's sight.
@@ -10,6 +10,8 @@ import bisect
 import builtins
 import collections
 import contextvars
+import copy
+import copyreg
 import functools
 import gc
 import heapq
@@ -24,9 +26,16 @@ from typing import Any, NamedTuple
 import torch
 
 from fusee.capture import attributes, symbols
-from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
+from fusee.capture.attributes import (
+    AS_NUMBERS,
+    COMPARED,
+    Capturing,
+    ask,
+    of_instance,
+    python_method,
+)
 from fusee.capture.builtins import BY_CODE, BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
-from fusee.capture.dynamic import LOADERS, compute, takes_late
+from fusee.capture.dynamic import LOADERS, Computed, Number, compute, takes_late
 from fusee.capture.effects import effects
 from fusee.capture.frame import ABSENT, CONTAINERS, is_named, is_scalar
 from fusee.capture.graph_break import GraphBreak
@@ -39,9 +48,11 @@ from fusee.capture.mirrors import (
     Stepping,
     contents,
     dict_class,
+    empty_like,
     is_alone,
     is_finite_iterator,
     is_key,
+    show_address,
 )
 from fusee.capture.sources import (
     IN_C,
@@ -79,8 +90,8 @@ def _len(m: Capturing, x: Any, /) -> Any:
 @stands_for(operator.length_hint)
 def _length_hint(m: Capturing, x: Any, /, *default: int) -> int:
     names = ("__len__", "__length_hint__")
-    there = [n for n in names if attributes.python_method(m, x, n) is not None]
-    if isinstance(x, collections.abc.Iterator) and m.is_outside(x):
+    there = [n for n in names if python_method(m, x, n) is not None]
+    if issubclass(type(x), collections.abc.Iterator) and m.is_outside(x):
         raise GraphBreak("how far an iterator from outside has come")
     asking = {n: lambda _, n=n: ask(m, x, n) for n in there}
     return operator.length_hint(type("", (), asking)() if there else m.plain(x), *default)
@@ -110,7 +121,7 @@ def _iterable(m: Capturing, x: Any) -> Any:
     iterator = m.iterate(x)
     if m.is_outside(iterator) and is_finite_iterator(iterator):
         return m.world.opened(iterator)
-    is_python = attributes.python_method(m, iterator, "__next__") is not None
+    is_python = python_method(m, iterator, "__next__") is not None
     return Stepping(m, iterator) if is_python else iterator
 
 
@@ -126,6 +137,8 @@ def in_turn(m: Capturing, x: Any) -> Stepping:
 def _collecting(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if not args:
         return function(**kwargs)
+    if type(args[0]) is function and function in (tuple, frozenset):
+        return args[0]
     items = m.listed(args[0]) if function in (list, tuple) else m.items(args[0])
     if function is collections.deque:  # its length is C's
         args, kwargs = symbols.value(args), symbols.value(kwargs)
@@ -212,7 +225,7 @@ def _reduce(m: Capturing, function: Any, x: Any, /, *start: Any) -> Any:
 def _reversed(m: Capturing, x: Any, /) -> Any:
     if (found := attributes.ask(m, x, "__reversed__")) is not ABSENT:
         return found
-    is_python = attributes.python_method(m, x, "__getitem__") is not None
+    is_python = python_method(m, x, "__getitem__") is not None
     if is_python and not hasattr(type(x), "__reversed__"):
         return reversed(Indexed(m, x))
     m.look((x,))
@@ -529,11 +542,11 @@ def _dispatched(dispatch: Any, m: Capturing, cls: Any, /) -> Any:
     registry = run_for_real(getattr, cells["registry"], "cell_contents")
     if m.world.is_changed_inside(registry) or cls in m.made_classes:
         raise GraphBreak("what singledispatch has for a class changes before the graph has run")
-    asked = functools.partial(dispatch, cls)
-    found = run_for_real(asked)
-    if m.world.origin(dispatch) is None:  # the program has made it
+    found = run_for_real(dispatch, cls)
+    if (origin := m.world.origin(dispatch)) is None:  # the program has made it
         return found
-    return m.world.load(found, ResultOf(Held(asked, cls.__name__), operator.call, "what is for "))
+    asked = operator.methodcaller("__call__", cls)
+    return m.world.load(found, ResultOf(origin, asked, f"what is for {cls.__name__} in "))
 
 
 def context_value(m: Capturing, variable: contextvars.ContextVar[Any], *default: Any) -> Any:
@@ -619,3 +632,136 @@ class _Asked(NamedTuple):
             return self.call(given)
         except Exception:  # noqa: BLE001  # the program's: Python is to raise it where it stands
             return ABSENT
+
+
+# ---------------------------------------------------------------------------- copying
+# What stands in for copy.copy and copy.deepcopy.
+#
+# Containers and tensors are copied here; of an instance the machine runs what its class says, or
+# what Python's copy module makes of `__reduce_ex__`.
+#
+# source https://docs.python.org/3/library/copy.html
+
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_KINDS = (list, set, collections.deque, *_DICTS)
+_ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, property, Number)
+# Classes in C whose instances hold what `__reduce_ex__` says, and no more.
+_REFILLED = {object, list, dict, collections.OrderedDict}
+_copy_module: Any = copy
+
+
+def _is_filled(m: Capturing, x: Any) -> bool:
+    """Whether `x` is a container of C, and holds nothing but its elements."""
+    has_own = type(x) is collections.OrderedDict and m.length(of_instance(m, x, "__dict__")) > 0
+    return type(x) in _KINDS and not has_own
+
+
+@stands_for(copy.copy)
+def _copy(m: Capturing, x: Any) -> Any:
+    if _is_filled(m, x):
+        return m.plain(x).copy()
+    if (
+        is_scalar(x)
+        or symbols.is_open(x)
+        or issubclass(type(x), _ATOMS)
+        or type(x) in (tuple, frozenset)
+    ):
+        return x
+    return _instance(m, x, "__copy__", (), None)
+
+
+@stands_for(copy.deepcopy)
+def _deepcopy(m: Capturing, x: Any, memo: Any = None) -> Any:
+    """Containers, tensors and instances within one another, each copied once.
+
+    What is copied lives as long as the memo: another object would have its id.
+    """
+    made: dict[int, Any] = {} if memo is None else m.plain(memo)
+    key = id(made if memo is None else memo)
+    if memo is not None and m.world.origin(memo) is None:
+        show_address(m.world, memo)
+
+    def copied(x: Any) -> Any:
+        if is_scalar(x) or isinstance(x, _ATOMS) or symbols.is_open(x):
+            return x
+        if id(x) not in made:
+            if isinstance(x, FakeTensor):
+                made[id(x)] = _tensor(m, x, made)
+            elif type(x) is tuple or _is_filled(m, x):
+                made[id(x)] = of_container(x)
+            else:
+                made[id(x)] = _instance(m, x, "__deepcopy__", (made,), made)
+            if made[id(x)] is x:
+                return made.pop(id(x))
+            made.setdefault(key, []).append(x)
+        return made[id(x)]
+
+    def of_container(x: Any) -> Any:
+        if type(x) is tuple:
+            items = tuple(map(copied, x))
+            if id(x) in made:  # it holds itself
+                return made[id(x)]
+            return x if all(map(operator.is_, items, x)) else items
+        shown = m.plain(x)
+        empty = made[id(x)] = empty_like(shown)
+        if isinstance(shown, dict):
+            empty.update((copied(key), copied(item)) for key, item in shown.items())
+        else:
+            (empty.update if type(x) is set else empty.extend)(map(copied, shown))
+        return empty
+
+    return copied(x)
+
+
+def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
+    with torch._C.DisableTorchFunction():
+        storages = [y.untyped_storage()._cdata for y in made.get(_TENSORS, [])]
+        is_plain = not (x.requires_grad or m.modes or getattr(x, "_is_param", False))
+        strides = torch.empty_like(x, device="meta").stride()
+        is_known = x.untyped_storage()._cdata in storages
+        # all of its memory is copied, and it begins there where it did
+        if not is_plain or is_known or x.stride() != strides or m.world.recorder.offset(x):
+            raise GraphBreak(
+                "a deep copy of a tensor that has gradients or a base, or that modes hear of"
+            )
+    made.setdefault(_TENSORS, []).append(x)
+    return m.call(torch.clone, x)
+
+
+_TENSORS = -1  # no id: in a memo, the tensors that were copied
+
+
+def _instance(m: Capturing, x: Any, method: str, args: Args, memo: Any) -> Any:
+    if issubclass(type(x), (FakeTensor, types.ModuleType)):
+        raise GraphBreak(f"copying a {type(x).__qualname__}")
+    if issubclass(type(x), Computed):
+        return m.call(x.attribute(m, method), *args)
+    if (made := ask(m, x, method, *args)) is not ABSENT:
+        return made
+    if (found := ask(m, x, "__reduce_ex__", 4)) is ABSENT:
+        found = _reduced(m, x)
+    if isinstance(found, str):
+        return x
+    rebuild = m.world.hold(_copy_module._reconstruct, "copy._reconstruct")
+    return m.call(rebuild, x, memo, *found)
+
+
+def _reduced(m: Capturing, x: Any) -> Any:
+    """What object.__reduce_ex__ gives."""
+    kind = type(x)
+    if (found := ask(m, x, "__reduce__")) is not ABSENT:
+        return found
+    in_c = {base for base in kind.__mro__ if base.__flags__ & IN_C}
+    if not in_c <= _REFILLED or python_method(m, x, "__getnewargs_ex__") is not None:
+        raise GraphBreak(f"copying a {kind.__qualname__}")
+    given = () if (new := ask(m, x, "__getnewargs__")) is ABSENT else m.items(new)
+    if (held := ask(m, x, "__getstate__")) is ABSENT:  # as object.__getstate__
+        names = copyreg._slotnames(kind)  # type: ignore[attr-defined]
+        held = of_instance(m, x, "__dict__") if hasattr(x, "__dict__") else None
+        slots = {name: m.call(getattr, x, name, ABSENT) for name in names}
+        slots = {name: value for name, value in slots.items() if value is not ABSENT}
+        held = (held, slots) if slots else held
+    items = m.iterate(x) if issubclass(type(x), list) else None
+    pairs = iter(m.mapping(x).items()) if issubclass(type(x), dict) else None
+    function: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+    return m.world.hold(function, "copyreg.__newobj__"), (kind, *given), held, items, pairs

@@ -382,7 +382,7 @@ class CompiledFunction:
                 self._forced[backend] = made
             return self._forced[backend]
         owner = next(iter(values.values()), None)
-        if not isinstance(owner, torch.nn.Module) or owner is self.owner():
+        if not issubclass(type(owner), torch.nn.Module) or owner is self.owner():
             return self
         if self.owner() is None:
             self.owner = weakref.ref(owner)

@@ -138,7 +138,8 @@ class Anew(BaseException):
           again; "parted": one that changes its inputs may raise where the program handles it
           (both behind a change, if the backend tells which came first);
           "between": a backward pass in the graph has used up a part of what its results come from;
-          "lent": the program can tell what it was given from what a function with a cache keeps
+          "lent": the program can tell what it was given from what a function with a cache keeps;
+          "address": it can tell that what it has made before the graph is made again behind it
     """
 
     def __init__(self, how: str) -> None:

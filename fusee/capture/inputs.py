@@ -181,6 +181,7 @@ class World:
         """See to it that what earlier attempts failed of is not done; see `Anew`."""
         self.passed = None if "between" in anew else []
         self.lent = None if "lent" in anew else {}
+        self.addressed: list[Any] | None = None if "address" in anew else []  # show_address()
 
     # ---------------------------------------------------------------------- reading
 
@@ -440,7 +441,7 @@ class World:
         if why := torch_api.why_unseen(kind):
             raise GraphBreak(f"a tensor of class {kind.__qualname__} is not captured: {why}")
         for cls in torch_api.own_classes(kind):
-            self.fact(guards.Keys, self._of_class(cls), tuple(cls.__dict__))
+            self.fact(guards.Keys, self.class_place(cls), tuple(cls.__dict__))
 
     def input(
         self, x: torch.Tensor, origin: Origin, named: Origin, fake: torch.Tensor | None = None
@@ -514,11 +515,8 @@ class World:
         """Where an input begins in its memory, as a fact."""
         real, origin = self.inputs[id(fake)]
         begin = int(real.storage_offset())
-        self.fact(
-            guards.EqualsMatch,
-            ResultOf(origin, torch.Tensor.storage_offset, "the offset of "),
-            begin,
-        )
+        place = ResultOf(origin, torch.Tensor.storage_offset, "the offset of ")
+        self.fact(guards.EqualsMatch, place, begin)
         return begin
 
     def _stray(self, x: torch.Tensor) -> torch.Tensor:
@@ -586,7 +584,7 @@ class World:
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         is_moved = key in mirror.moved or mirror.writes.get(key) is DELETED
-        if isinstance(value, FakeTensor) and mirror.copy is None and not is_moved:
+        if issubclass(type(value), FakeTensor) and mirror.copy is None and not is_moved:
             there = ("item", id(mirror.obj), type(key), key) in self._parts
             if there and self._fakes.get(id(dict.get(mirror.obj, key))) is value:
                 mirror.writes.pop(key, None)  # what was there is back
@@ -613,7 +611,7 @@ class World:
         return known[0]
 
     def _class_item(self, cls: type, name: str) -> Any:
-        place = self._of_class(cls)
+        place = self.class_place(cls)
         if name not in cls.__dict__:
             self.fact(guards.Absent, place, name)
             return ABSENT
@@ -624,7 +622,7 @@ class World:
         self.fact(guards.IdMatch, part, value)
         return self.hold(value, f"{cls.__qualname__}.{name}")
 
-    def _of_class(self, cls: type) -> Origin:
+    def class_place(self, cls: type) -> Origin:
         """The origin of what a class itself holds."""
         self._keep.append(cls)
         return self._dicts.setdefault(id(cls), ClassDict(cls.__dict__, cls.__qualname__, cls))
@@ -771,7 +769,7 @@ class World:
     def hash(self, keys: Iterable[Any]) -> None:
         """Objects from outside that are told apart by identity, in sets and as keys of dicts."""
         for x in keys:
-            if is_alone(x) and not isinstance(x, FIXED) and id(x) in self._origins:
+            if is_alone(x) and not issubclass(type(x), FIXED) and id(x) in self._origins:
                 self.hashed[id(x)] = self._origins[id(x)]
 
     def _separate(self, written: list[Origin], others: list[Origin]) -> None:

@@ -50,7 +50,15 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import Anew, GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
-from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_of, read_order
+from fusee.capture.mirrors import (
+    OF_SETS,
+    Indexed,
+    Stepping,
+    class_of,
+    is_finite_iterator,
+    pairs_of,
+    read_order,
+)
 from fusee.capture.sources import IN_C, is_trusted
 from fusee.capture.torch_api import FakeTensor
 
@@ -261,7 +269,7 @@ class Interpreter(Capturing):
     def _by_method(self, *tries: tuple[Any, str, Any]) -> Any:
         """What methods in Python make of an operator; NotImplemented if there are none."""
         for owner, name, other in tries:
-            if isinstance(owner, FakeTensor):
+            if issubclass(type(owner), FakeTensor):
                 continue  # torch does it, which knows when to leave it to the other one
             result = ask(self, owner, f"__{name}__", other)
             if result is not ABSENT and result is not NotImplemented:
@@ -300,7 +308,7 @@ class Interpreter(Capturing):
             custom = self._by_method((x, "eq" if is_not else asked, other))
             if custom is not NotImplemented:
                 return not self.truth(custom) if is_not else custom
-        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+        if issubclass(type(left), FakeTensor) or issubclass(type(right), FakeTensor):
             return self.tensor_operator(function, left, right)
         left, right = symbols.comparable(left, right)
         pairs = (left, right), (right, left)
@@ -329,6 +337,8 @@ class Interpreter(Capturing):
             return bool(container.__contains__(item))
         if (answer := ask(self, container, "__contains__", item)) is not ABSENT:
             return self.truth(answer)
+        if getattr(type(container), "__contains__", ABSENT) is None:
+            return item in container  # the TypeError
         in_turn = attributes.python_method(self, container, "__iter__") is not None
         if in_turn or (hasattr(container, "__iter__") and not hasattr(container, "__contains__")):
             coming = Stepping(self, self.iterate(container))
@@ -336,6 +346,8 @@ class Interpreter(Capturing):
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
             found = self.world.get(self.world.mirror(container), item)
             return found is not ABSENT
+        if type(item) is str and (owner := class_of(self.world, container)) is not None:
+            return self.world.class_item(owner, item) is not ABSENT
         is_dict = isinstance(container, dict)  # of which C looks at keys alone
         shown = dict.fromkeys(self.plain(container)) if is_dict else self.deep(container)
         item, container = map(symbols.whole_text, (self.deep(item), shown))
@@ -396,7 +408,7 @@ class Interpreter(Capturing):
 
     def subscript(self, container: Any, key: Any) -> Any:
         container = symbols.whole_text(container)
-        if isinstance(container, FakeTensor):
+        if issubclass(type(container), FakeTensor):
             return self.tensor_operator(operator.getitem, container, self.plain(key))
         key = symbols.value(key)
         if type(container).__module__ == "typing":
@@ -411,6 +423,9 @@ class Interpreter(Capturing):
         key = self._place(key)
         if self.is_outside(container):
             return self.outside_item(container, key)
+        if type(key) is str and (owner := class_of(self.world, container)) is not None:
+            found = self.world.class_item(owner, key)
+            return owner.__dict__[key] if found is ABSENT else found  # the KeyError
         self.look((container,))
         ends = (key.start, key.stop, key.step) if type(key) is slice else (key,)
         self.look(ends, COMPARED + AS_NUMBERS)
@@ -479,7 +494,7 @@ class Interpreter(Capturing):
             format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
             return symbols.Text((format, (x, spec or "")))
         x = symbols.value(x)
-        if isinstance(x, FakeTensor):
+        if issubclass(type(x), FakeTensor):
             raise GraphBreak("printing a tensor needs its values")
         names = {"r": ("__repr__",), "a": ("__repr__",)}.get(conversion, ("__str__", "__repr__"))
         if not conversion and spec is not None:
@@ -525,7 +540,7 @@ class Interpreter(Capturing):
             return found
         by_place = attributes.python_method(self, x, "__getitem__")
         if by_place is not None and not hasattr(type(x), "__iter__"):
-            return self.call(self.world.hold(Sequence.__iter__, "Sequence.__iter__"), x)
+            return iter(Indexed(self, x))
         if self.is_outside(x):
             if isinstance(x, CONTAINERS):
                 return self.iterate(self.in_order(x))
@@ -536,7 +551,7 @@ class Interpreter(Capturing):
             raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
         if isinstance(x, (set, frozenset)):
             read_order(self.world, x)
-        return iter(x)
+        return iter(self.plain(x) if type(x) is types.MappingProxyType else x)
 
     def next(self, iterator: Any) -> Any:
         if (found := ask(self, iterator, "__next__")) is not ABSENT:
@@ -595,12 +610,12 @@ _SHOWING: dict[str, Any] = {"__str__": str, "__repr__": repr, "__format__": form
 
 def _is_of_tensors(left: Any, right: Any) -> bool:
     """Whether torch is asked for an operator: no class of the program's has a say."""
-    if isinstance(left, FakeTensor):
+    if issubclass(type(left), FakeTensor):
         left, right = right, left
     kind: Any = type(left)
     is_in_c = bool(kind.__flags__ & IN_C) or hasattr(kind, "__torch_function__")
     is_number = kind is Number or symbols.is_open(left)
-    return isinstance(right, FakeTensor) and (is_in_c or is_number)
+    return issubclass(type(right), FakeTensor) and (is_in_c or is_number)
 
 
 def _are_numbers(left: Any, right: Any) -> bool:
@@ -617,10 +632,10 @@ def _derives(x: Any) -> bool:
 
 def _answered(symbol: str, x: Any, other: Any) -> bool:
     """Whether nothing is left to ask `x` once methods in Python have not known if it is `other`."""
-    if isinstance(x, Computed):
+    if issubclass(type(x), Computed):
         return False
     if type(x) in _NUMBERS and type(x) is not tuple:
-        return not isinstance(other, VALUES)
+        return not issubclass(type(other), VALUES)
     if type(x) in (*CONTAINERS, tuple):
         return type(other) in _NUMBERS and type(other) is not tuple
     method: Any = getattr(type(x), "__eq__" if symbol == "==" or _derives(x) else "__ne__")

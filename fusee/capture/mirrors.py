@@ -17,8 +17,8 @@ import torch
 from fusee.capture.bytecode import Line
 from fusee.capture.frame import ABSENT, FIXED, is_scalar
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import DTYPES, EqualsMatch
-from fusee.capture.sources import Origin, ResultOf
+from fusee.capture.guards import DTYPES, EqualsMatch, Keys
+from fusee.capture.sources import IN_C, Origin, ResultOf
 from fusee.source import Args, Kwargs
 
 
@@ -128,6 +128,38 @@ def read_order(world: Any, x: Any) -> None:
         world.fact(EqualsMatch, ResultOf(world.frozen[id(x)], tuple, "the order of "), tuple(x))
 
 
+def behind_proxy(x: Any) -> Any:
+    """What a types.MappingProxyType shows."""
+    return gc.get_referents(x)[0]
+
+
+def class_of(world: Any, x: Any) -> Any:
+    """The class whose `__dict__` this is, unless it is one that the program has made."""
+    made = world.made_by.get(id(x)) if type(x) is types.MappingProxyType else None
+    return None if made is None or made[1][0] in world.made_classes else made[1][0]
+
+
+def shown_proxy(world: Any, x: Any) -> Any:
+    """What C code may see of a mapping that nobody can write to: all of it is a fact then."""
+    if (origin := world.origin(x)) is not None:
+        place = ResultOf(origin, behind_proxy, "the mapping of ")
+        behind = world.load(behind_proxy(x), world.kept_by(behind_proxy, place, id(x)))
+        if not isinstance(behind, dict):
+            raise GraphBreak(f"a proxy of a {type(behind).__qualname__}")
+        return types.MappingProxyType(world.whole(behind))
+    if (cls := class_of(world, x)) is None:
+        return x
+    world.fact(Keys, world.class_place(cls), tuple(cls.__dict__))
+    return types.MappingProxyType({name: world.class_item(cls, name) for name in cls.__dict__})
+
+
+def show_address(world: Any, x: Any) -> None:
+    """Note that the program sees where an object lies that it has made itself."""
+    if world.addressed is None:
+        raise GraphBreak("the address of an object that is made again after its graph")
+    world.addressed.append(x)
+
+
 def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
     """The class in C that keeps the items of a dict."""
     ordered = isinstance(obj, collections.OrderedDict)
@@ -137,7 +169,7 @@ def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
 def is_alone(x: Any) -> bool:
     """Whether `x` is the same as itself alone, for dicts and sets."""
     methods: Any = type(x).__eq__, type(x).__hash__
-    return isinstance(x, torch.Tensor) or methods == (object.__eq__, object.__hash__)
+    return issubclass(type(x), torch.Tensor) or methods == (object.__eq__, object.__hash__)
 
 
 def is_key(x: Any) -> bool:
@@ -167,7 +199,7 @@ def empty_like(obj: Any) -> Any:
         return collections.defaultdict(obj.default_factory)
     if kind is collections.deque:
         return collections.deque(maxlen=obj.maxlen)
-    return kind.__new__(kind)
+    return next(base for base in kind.__mro__ if base.__flags__ & IN_C).__new__(kind)
 
 
 def snapshot(x: Any) -> Any:

@@ -71,14 +71,11 @@ for _name, _test in _TESTS.items():
 
 _JUMPS: dict[str, Opcode] = {
     **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _jump),
-    **dict.fromkeys(
-        ("GET_ITER", "GET_YIELD_FROM_ITER"), lambda f, i: f.push(f.machine.iterate(f.pop()))
-    ),
+    "GET_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
     # the machine makes the generator when it calls the function, and starts after this
     "RETURN_GENERATOR": lambda f, i: None,
     "END_SEND": lambda f, i: f.stack.__delitem__(-2),
-    "GET_AWAITABLE": lambda f, i: f.push(_awaited(f.pop())),
-    "GET_AITER": lambda f, i: f.push(f.machine.call(f.machine.special(f.pop(), "__aiter__"))),
+    "GET_AWAITABLE": lambda f, i: f.push(_awaited(f.pop(), i.arg)),
     "END_FOR": lambda f, i: None,  # FOR_ITER goes past it
     "LOAD_BUILD_CLASS": lambda f, i: f.push(builtins.__build_class__),
     "LOAD_ASSERTION_ERROR": lambda f, i: f.push(AssertionError),
@@ -298,15 +295,82 @@ async def _waiting(x: Any) -> Any:
     return await x
 
 
-def _awaited(x: Any) -> Any:
-    """An iterator for what stands after `await`, as CPython makes one."""
-    return _waiting(x).__await__()
+class _Awaitable:
+    """Something that is awaited by an iterator."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __await__(self) -> Any:
+        return self.iterator
+
+
+_FROM = "'async with' received an object from {} that does not implement __await__: "
+
+
+def _awaited(x: Any, manager: int | None = 0) -> Any:
+    """An iterator for what stands after `await`, as CPython makes one.
+
+    manager   1 for what an `__aenter__` gives, 2 for an `__aexit__`
+    source    CPython's Objects/genobject.c, _PyCoro_GetAwaitableIter
+    """
+    kind: Any = type(x)
+    if kind is types.GeneratorType and x.gi_code.co_flags & inspect.CO_ITERABLE_COROUTINE:
+        return _waiting(x).__await__()
+    if getattr(kind, "__await__", None) is None:
+        if manager:
+            raise TypeError(_FROM.format(("__aenter__", "__aexit__")[manager - 1]) + kind.__name__)
+        raise TypeError(f"object {kind.__name__} can't be used in 'await' expression")
+    if kind is types.CoroutineType:
+        return _waiting(x).__await__()
+    found = kind.__await__(x)
+    if inspect.iscoroutine(found):
+        raise TypeError("__await__() returned a coroutine")
+    if not hasattr(type(found), "__next__"):
+        raise TypeError(f"__await__() returned non-iterator of type {type(found).__name__!r}")
+    return _waiting(_Awaitable(found)).__await__()
+
+
+def _of_loop(f: Frame, x: Any, name: str, words: str) -> Any:
+    """A special method of what an `async for` goes through."""
+    if getattr(type(x), name, None) is None:
+        raise TypeError(f"'async for' {words} {type(x).__name__}")
+    return f.machine.special(x, name)
+
+
+@op()
+def GET_AITER(f: Frame, i: Instruction) -> None:
+    words = "requires an object with __aiter__ method, got"
+    found = f.machine.call(_of_loop(f, f.pop(), "__aiter__", words))
+    _of_loop(
+        f,
+        found,
+        "__anext__",
+        "received an object from __aiter__ that does not implement __anext__:",
+    )
+    f.push(found)
 
 
 @op()
 def GET_ANEXT(f: Frame, i: Instruction) -> None:
-    method = f.machine.special(f.stack[-1], "__anext__")
-    f.push(_awaited(f.machine.call(method)))
+    words = "requires an iterator with __anext__ method, got"
+    found = f.machine.call(_of_loop(f, f.stack[-1], "__anext__", words))
+    try:
+        f.push(_awaited(found))
+    except Exception as error:
+        kind = type(found).__name__
+        text = f"'async for' received an invalid object from __anext__: {kind}"
+        raise TypeError(text) from error
+
+
+@op()
+def GET_YIELD_FROM_ITER(f: Frame, i: Instruction) -> None:
+    x = f.pop()
+    if type(x) is types.CoroutineType:
+        if not f.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE):
+            raise TypeError("cannot 'yield from' a coroutine object in a non-coroutine generator")
+        x = _waiting(x).__await__()
+    f.push(f.machine.iterate(x))
 
 
 @op()

@@ -155,7 +155,7 @@ class Policy:
 
     def replacement(self, function: Any) -> Callable[..., Any] | None:
         """What stands in for a function, as in builtins.py; or None."""
-        if not isinstance(function, _FUNCTIONS):
+        if not issubclass(type(function), _FUNCTIONS):
             return None  # an instance may have a hash of its own, in Python
         if self.is_in_graph(function):
             return lambda m, /, *args, **kw: m.world.recorder.call_whole(function, *args, **kw)
@@ -241,7 +241,7 @@ def original(x: Any) -> Any:
         inner = getattr(x.__dict__.get("__wrapped__"), "__dict__", {}).get(ORIGINAL)
         is_around = found is None or inner is found or "_torchdynamo_disable" in x.__dict__
         return None if is_around else found
-    if isinstance(x, nn.Module):
+    if issubclass(type(x), nn.Module):
         ours, torchs = type(x).__dict__, x.__dict__.get("_modules", ())
         return x._orig_mod if "_orig_mod" in ours or "_orig_mod" in torchs else None
     return None

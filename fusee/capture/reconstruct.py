@@ -16,6 +16,7 @@ import operator
 import re
 import sys
 import types
+import typing
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -29,7 +30,7 @@ from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, is_scalar, suspended
 from fusee.capture.graph_break import Anew, Lost, is_spent
 from fusee.capture.guards import EqualsMatch
-from fusee.capture.inputs import DELETED, World
+from fusee.capture.inputs import DELETED, World, has
 from fusee.capture.mirrors import (
     LAZY,
     OF_SETS,
@@ -52,7 +53,14 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.sources import IN_C, ResultOf, Source, given_by
+from fusee.capture.sources import (
+    IN_C,
+    ResultOf,
+    Source,
+    given_by,
+    own_dict,
+    python_getattribute,
+)
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass, spent
 
@@ -114,6 +122,7 @@ _FOUND = (
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.UnionType, types.GenericAlias, type(sys.version_info), type(sys.flags),
 )  # fmt: skip
+_ALIAS: Any = vars(typing)["_GenericAlias"]  # the class of Optional[C], say
 _BASES = {object, dict, collections.OrderedDict, list, set}  # classes in C that can be refilled
 
 
@@ -192,7 +201,7 @@ class Rebuild:
 
     def _found(self, x: Any) -> str | None:
         """The expression for `x`; None if it must be made."""
-        if (is_scalar(x) and not holds_open(x)) or isinstance(x, (Marker, re.Match)):
+        if (is_scalar(x) and not holds_open(x)) or issubclass(type(x), (Marker, re.Match)):
             return self.source.constant(x)
         found = self._memo.get(id(x))
         if found is not None:
@@ -267,7 +276,7 @@ class Rebuild:
     def _made(self, x: Any) -> Making:
         """Makes `x`: gives away each of its parts, for the part's expression."""
         kind = type(x)
-        if isinstance(x, FakeTensor):
+        if issubclass(type(x), FakeTensor):
             return (yield from self._tensor(x))
         if id(x) in self.world.made_by:
             function, args, kwargs = self.world.made_by[id(x)]
@@ -279,14 +288,7 @@ class Rebuild:
                 return self._named(self.call(function, *(yield from _each(operands))), is_late=True)
             raise Lost("a float that the graph computes is alive where it ends")
         if kind is Text:
-            texts = []
-            for part in x.parts:
-                if not isinstance(part, str):
-                    function, args = part
-                    texts.append(self.call(function, *(yield from _each(args))))
-                else:
-                    texts.append(repr(part))
-            return self._named(self.call(joined_text, *texts))
+            return (yield from self._text(x))
         if is_open(x):
             symbols, read = self.world.symbols, {}
             for symbol in symbols.unbacked(x):
@@ -304,7 +306,7 @@ class Rebuild:
         maker = MAKERS.get(kind)
         if maker is not None and not (kind is collections.OrderedDict and vars(x)):
             return self._named(maker.source(self, x, *(yield from _each(maker.parts(x)))))
-        if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        if issubclass(type(x), (types.BuiltinFunctionType, types.MethodWrapperType)):
             if isinstance(x.__self__, HELD_OWNERS):
                 return self.source.constant(x)
             name, kind = x.__name__, type(x.__self__)
@@ -313,17 +315,30 @@ class Rebuild:
             # super() gave it: the object's own one is another
             in_c = next(vars(c)[name] for c in kind.__mro__ if type(vars(c).get(name)) in _METHODS)
             return self._named(f"{self.source.constant(in_c)}.__get__({yield x.__self__})")
-        if isinstance(x, LAZY):
+        if issubclass(type(x), LAZY):
             return (yield from self._iterator(x))
-        if isinstance(x, _FOUND) or kind.__module__ == "typing":
+        if issubclass(kind, _ALIAS):
+            function, args = x.__reduce__()
+            return self._named(self.call(function, *(yield from _each(args))))
+        if issubclass(type(x), _FOUND) or kind.__module__ == "typing":
             if isinstance(x, type) and x in self.made_classes:
                 raise Lost(f"the class {x.__name__} is made anew at each call")
             return self.source.constant(x)
-        if isinstance(x, tuple):
+        if issubclass(type(x), tuple):
             return (yield from self._tuple(x))
         if kind is types.GeneratorType and x in self.generators:
             return (yield from self._generator(x))
         return (yield from self._instance(x))
+
+    def _text(self, x: Text) -> Making:
+        texts = []
+        for part in x.parts:
+            if not isinstance(part, str):
+                function, args = part
+                texts.append(self.call(function, *(yield from _each(args))))
+            else:
+                texts.append(repr(part))
+        return self._named(self.call(joined_text, *texts))
 
     def _tuple(self, x: tuple[Any, ...]) -> Making:
         items = f"({''.join(f'{part}, ' for part in (yield from _each(x)))})"
@@ -332,9 +347,7 @@ class Rebuild:
         beyond = [self.source.constant(rest) for rest in [beyond_items(x)] if rest]
         name = self._named(self.call(new_tuple, (yield type(x)), items, *beyond))
         self._memo[id(x)] = name
-        for key, item in getattr(x, "__dict__", {}).items():
-            self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
-        return name
+        return (yield from self._attributes(x, name))
 
     def _iterator(self, x: Any) -> Making:
         try:
@@ -390,36 +403,38 @@ class Rebuild:
             home = "" if cls.__module__.startswith("fusee.") else f"{cls.__module__}."
             raise Lost(f"a {home}{cls.__qualname__} cannot be made again")
         kind, home = (yield cls), self.source.constant(in_c[0])
-        given = x.args if isinstance(x, BaseException) else ()
-        if isinstance(x, BaseExceptionGroup):
+        given = x.args if issubclass(type(x), BaseException) else ()
+        if issubclass(type(x), BaseExceptionGroup):
             given = x.message, x.exceptions
         args = yield from _each(given)
         name = self._named(f"{home}.__new__({', '.join([kind, *args])})")
         self._memo[id(x)] = name  # its attributes may point back to it
-        if isinstance(x, dict):
-            own = [part for pair in pairs_of(x) for part in pair]  # not what its class makes of it
-            pairs = _braces(*(yield from _each(own)))
+        if issubclass(type(x), dict):
+            pairs = _braces(*(yield from _each(_pairs(x))))
             update = self.source.constant(dict_class(x).update)
             self.lines.append(f"{update}({name}, {pairs})")
-        elif isinstance(x, (list, set)):
+        elif issubclass(type(x), (list, set)):
             fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
             self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(x)))})")
-        elif isinstance(x, BaseException):
+        elif issubclass(type(x), BaseException):
             self.lines.append(f"{home}.__init__({', '.join([name, *args])})")
             yield from self._exception(x, name, in_c[0])
-        for key, item in getattr(x, "__dict__", {}).items():
-            self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
-        slots: list[str] = []
-        for base in cls.__mro__:
-            names = base.__dict__.get("__slots__", ())
-            slots += [names] if isinstance(names, str) else names
-        for key in slots:
-            if key in ("__dict__", "__weakref__"):
-                continue
-            if hasattr(x, key):
-                item = yield getattr(x, key)
+        yield from self._attributes(x, name)
+        in_python = (base for base in cls.__mro__ if not base.__flags__ & IN_C)
+        found = itertools.chain(*(vars(base).values() for base in in_python))
+        for key in (slot.__name__ for slot in found if type(slot) is types.MemberDescriptorType):
+            if has(key, x):
+                item = yield object.__getattribute__(x, key)
                 setattr_ = f"{self.source.python('object')}.__setattr__"
                 self.lines.append(f"{setattr_}({name}, {key!r}, {item})")
+        return name
+
+    def _attributes(self, x: Any, name: str) -> Making:
+        """Those in its `__dict__`, whatever its class makes of them."""
+        is_asked = python_getattribute(type(x))
+        place = self.call(own_dict, name) if is_asked else f"{name}.__dict__"
+        for key, item in (own_dict(x) if has("__dict__", x) else {}).items():
+            self.lines.append(f"{place}[{key!r}] = {yield item}")
         return name
 
     def _exception(self, x: BaseException, name: str, in_c: type) -> Generator[Any, str, None]:
@@ -472,6 +487,8 @@ class Rebuild:
         for one in (self.world.lent or {}).values():
             if self.has(one.made) or [*map(id, contents(one.made) or ())] != [*map(id, one.has)]:
                 raise Anew("lent")
+        if any(map(self.has, self.world.addressed or ())):
+            raise Anew("address")
         return calls
 
     def _advance(self, opened: Opened) -> None:
@@ -554,7 +571,10 @@ def _in_order(x: Any) -> list[Any]:
 
 def _pairs(x: Any) -> list[Any]:
     """The keys and values of a dict in turn."""
-    return [part for pair in x.items() for part in pair]
+    try:
+        return [part for pair in pairs_of(x) for part in pair]
+    except KeyError:
+        raise Lost("an OrderedDict that has lost a key to dict's own methods is alive") from None
 
 
 def _braces(*texts: str) -> str:
@@ -633,15 +653,12 @@ MAKERS: dict[type, Maker] = {
     collections.deque: Maker(
         lambda r, x, *t: r.call(collections.deque, _listed(*t), str(x.maxlen)), list
     ),
-    collections.OrderedDict: Maker(
-        lambda r, x, *t: r.call(collections.OrderedDict, _braces(*t)), _pairs
-    ),
     collections.defaultdict: Maker(
         lambda r, x, made, *t: r.call(collections.defaultdict, made, _braces(*t)),
         lambda x: (x.default_factory, *_pairs(x)),
     ),
     types.MappingProxyType: Maker(
-        lambda r, x, *t: r.call(types.MappingProxyType, _braces(*t)), _pairs
+        lambda r, x, t: r.call(types.MappingProxyType, t), gc.get_referents
     ),
     Called: Maker(
         lambda r, x, t: t if r.is_return else r.call(for_c, "_nested", t), lambda x: (x.function,)
@@ -674,6 +691,13 @@ MAKERS: dict[type, Maker] = {
     ),
     types.MethodDescriptorType: Maker(lambda r, x: r.source.constant(x)),
     types.CellType: Maker(_cell),
+    types.GenericAlias: Maker(
+        lambda r, x, *t: r.call(types.GenericAlias, *t), lambda x: (x.__origin__, x.__args__)
+    ),
+    types.UnionType: Maker(
+        lambda r, x, t: r.call(functools.reduce, r.source.constant(operator.or_), t),
+        lambda x: (x.__args__,),
+    ),
     functools.partial: Maker(
         lambda r, x, f, a, k: r.call(functools.partial, f, f"*{a}", f"**{k}"),
         lambda x: (x.func, x.args, x.keywords),

@@ -192,6 +192,11 @@ def own_dict(obj: Any) -> Any:
     return base.__getattribute__(obj, "__dict__")
 
 
+def python_getattribute(cls: Any) -> bool:
+    """Whether code of the program's says what attributes an instance has, `__dict__` among them."""
+    return type(getattr(cls, "__getattribute__", None)) is types.FunctionType
+
+
 @dataclass(frozen=True, eq=False)
 class Dict(Attr):
     """The dict that holds the attributes of an instance."""
@@ -199,8 +204,7 @@ class Dict(Attr):
     name: str = "__dict__"
 
     def code(self, parent: str, source: Source) -> str:
-        asks = getattr(source.kind(self.of), "__getattribute__", None)
-        if isinstance(asks, types.FunctionType):  # the user's
+        if python_getattribute(source.kind(self.of)):
             return f"{source.constant(own_dict)}({parent})"
         return super().code(parent, source)
 

@@ -137,8 +137,9 @@ def value(x: Any, *, is_fixed: bool = True) -> Any:
         return type(x)(value(item, is_fixed=is_fixed) for item in x)
     if type(x) is dict and any(map(holds_open, x.values())):
         return {key: value(item) for key, item in x.items()}
-    if isinstance(x, list) and any(map(holds_open, list.__iter__(x))):
-        made = type(x).__new__(type(x))  # for C code, which looks at its elements
+    if issubclass(type(x), list) and any(map(holds_open, list.__iter__(x))):
+        kind: Any = type(x)
+        made = kind.__new__(kind)  # for C code, which looks at its elements
         list.extend(made, map(value, list.__iter__(x)))
         return made
     return x
@@ -208,7 +209,7 @@ def holds_open(x: Any) -> bool:
         return any(map(holds_open, x))
     if type(x) is dict:
         return any(map(holds_open, x.values()))
-    if isinstance(x, list):
+    if issubclass(type(x), list):
         return any(map(holds_open, list.__iter__(x)))
     return is_open(x)
 

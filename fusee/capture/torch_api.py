@@ -272,7 +272,7 @@ def has_fixed_address(x: torch.Tensor) -> bool:
 
 def is_graph_function(fn: Any) -> bool:
     """Whether a C function computes tensors and does nothing else."""
-    if isinstance(fn, (OpOverload, OpOverloadPacket)):
+    if issubclass(type(fn), (OpOverload, OpOverloadPacket)):
         return True
     if getattr(fn, "__module__", None) in _GRAPH_MODULES:
         return True

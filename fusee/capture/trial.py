@@ -121,7 +121,7 @@ def _is_made_tensor(origin: Any) -> bool:
 def is_left(owner: Any, values: Values) -> bool:
     """Whether a call that all checks have refused is Python's, as those before it were."""
     first = next(iter(values.values()), None)
-    is_others = isinstance(first, torch.nn.Module) and first is not owner.owner()
+    is_others = issubclass(type(first), torch.nn.Module) and first is not owner.owner()
     if is_others or not owner.start.is_full or dynamo_switch("error_on_recompile"):
         return False
     found = (entry.captured for entry in owner.start.entries)

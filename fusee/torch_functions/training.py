@@ -36,7 +36,7 @@ from torch.optim import adadelta, adagrad, adam, adamax, lr_scheduler, nadam, ra
 from torch.optim import optimizer as base
 from torch.utils import _foreach_utils
 
-from fusee.capture import attributes, containers
+from fusee.capture import containers, grads
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, Breaking, stands_for, stands_for_each
 from fusee.capture.effects import BODY, HOOKS, effects
@@ -79,7 +79,7 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         leaves = _leaves(m, losses[0], tangent) if is_usual else None
         if leaves is None:
             raise GraphBreak(f"{name} runs autograd, between two graphs", "")
-        recorder, before = m.world.recorder, [attributes.read(m, leaf) for leaf in leaves]
+        recorder, before = m.world.recorder, [grads.read(m, leaf) for leaf in leaves]
         with torch._C.DisableTorchFunction(), recorder.mode, torch.no_grad():
             found = [as_autograd_keeps(leaf) for leaf in leaves]
         recorder.write(leaf_gradients, "", (losses[0], tangent, *leaves), {}, found)
@@ -87,7 +87,7 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         m.call(torch._C._set_grad_enabled, False)
         for leaf, old, new in zip(leaves, before, found):
             if old is None:
-                attributes.write(m, leaf, new)
+                grads.write(m, leaf, new)
             else:
                 m.call(torch.Tensor.add_, old, new)
         m.call(torch._C._set_grad_enabled, ambient)
@@ -355,7 +355,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
     world, found = m.world, dict[int, Any]()
     for fake in params:
         param, _ = world.inputs[id(fake)]
-        grad = attributes.read(m, fake)
+        grad = grads.read(m, fake)
         found[id(param)] = fake
         if grad is None:
             continue

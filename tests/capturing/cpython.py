@@ -8,6 +8,7 @@ source   https://github.com/python/cpython, Lib/test
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import doctest
 import importlib
@@ -41,9 +42,10 @@ def tests_of(found: Any) -> Iterator[unittest.TestCase]:
 def outcome(test: unittest.TestCase, body: Callable[[Any], Any] | None = None) -> str:
     """What becomes of a test, whose body may be another function."""
     result, one = unittest.TestResult(), type(test)(test._testMethodName)
+    names = {**vars(builtins)}
     if body is not None:
         setattr(one, test._testMethodName, types.MethodType(lambda self: body(self), one))
-    signal.setitimer(signal.ITIMER_REAL, MOST_S)
+    signal.setitimer(signal.ITIMER_REAL, MOST_S, 1)  # again where a callback takes the error
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             one.run(result)
@@ -51,9 +53,12 @@ def outcome(test: unittest.TestCase, body: Callable[[Any], Any] | None = None) -
         return "slow"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        vars(builtins).update(names)
     said = result.errors or result.failures
     if said and "Slow" in said[0][1]:
         return "slow"
+    if result.expectedFailures:
+        return "failed"
     return "skipped" if result.skipped else "failed" if said else "passed"
 
 
