@@ -428,7 +428,8 @@ class _Attempt:
         if changes and is_one and any("heard" in n.meta for n in nodes[since:]):
             raise Anew("parted")
         draws = any("draws" in effects(n) for n in nodes)
-        if draws and (self.recorder.is_handled or not changes):
+        runs_again = self.recorder.is_handled or any(map(is_check, nodes))  # unless it has written
+        if draws and (runs_again or not changes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)
             states = generator_states(is_on_gpu)

@@ -683,3 +683,23 @@ def test_copies_by_the_copy_module() -> None:
 
     for x in (torch.ones(3), torch.arange(6.0).reshape(2, 3)):
         assert str(Traced(fn)(x)) == str(fn(x))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_a_check_of_numpys_before_what_is_drawn_into_an_input() -> None:
+    """The graph ends at what it would warn of, and has drawn nothing then."""
+    array = np.array([1.0, -2.0], np.float32)
+
+    def fn(y: torch.Tensor) -> Any:
+        found = np.sqrt(array)
+        y.uniform_()
+        return found
+
+    compiled, drawn = fusee.compile(fn), []
+    for call in (fn, compiled, compiled):
+        torch.manual_seed(3)
+        y = torch.ones(4)
+        assert np.isnan(call(y)[1])
+        drawn.append(y)
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
