@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -374,6 +375,13 @@ _calls = itertools.count()
 Rule = Callable[["Tracer", OpOverload, Args, Kwargs], Any]
 
 
+@functools.cache
+def _without_default(op: OpOverload) -> list[str]:
+    """Keywords that a call must have, None as it may be."""
+    keywords = [x for x in op._schema.arguments if x.kwarg_only and not x.has_default_value()]
+    return [x.name for x in keywords if isinstance(x.type, torch.OptionalType)]
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook
     """Records what runs while it is active. Inside a rule it is not: rules call meta kernels.
 
@@ -524,6 +532,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         """Append `op` to the graph; its results are new tensors."""
         nodes, metas = self.operands(args)
         named, named_metas = self.named_operands(kwargs)
+        for name in _without_default(op):
+            named.setdefault(name, None)
+            named_metas.setdefault(name, None)
         device = self._place(named, args)
         if "device" in named:
             named_metas["device"] = device

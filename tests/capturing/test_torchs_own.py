@@ -429,3 +429,11 @@ def test_lists_that_indexing_takes_for_tuples(index: Any) -> None:
     x = torch.arange(125.0).view(5, 5, 5)
     torch.testing.assert_close(fusee.compile(lambda x: x[index] * 1)(x), x[index] * 1)
     torch.testing.assert_close(fusee.compile(put)(x), put(x))
+
+
+def test_keywords_without_a_default_may_be_none() -> None:
+    x = torch.tensor([3.0, 1.0, 2.0])
+    sort = fusee.compile(lambda x: x.sort(stable=None).values * 2)
+    div = fusee.compile(lambda x: torch.div(x, 2, rounding_mode=None))
+    assert sort(x).tolist() == [2.0, 4.0, 6.0]
+    assert div(x).tolist() == [1.5, 0.5, 1.0]
