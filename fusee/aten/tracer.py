@@ -31,6 +31,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake import Twins
+from fusee.fake.layouts import is_dense
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
 from fusee.source import Args, Kwargs, NodeGraph, OpRules
@@ -362,6 +363,8 @@ def _scatter(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None and view.view is not None
     parent = view.parent
     op, args, kwargs = view.view
+    if op is aten.as_strided.default and not is_dense(parent.tensor):
+        raise b.unsupported("a write by as_strided between the elements of a tensor")
     operands = (b.node(parent), contents, *args)
     return b.emit(_SCATTERS[op], operands, kwargs, parent.tensor, parent.store.device)
 

@@ -633,7 +633,10 @@ def _fresh(
     opened: dict[Fact, Open] = {}
     for fact in others.rows:
         if fact.is_listed():
-            x = look(fact.origin)
+            try:
+                x = look(fact.origin)
+            except GONE:  # an optimizer's state, which a step that raised has taken back
+                continue
             if isinstance(fact, TensorMatch) and None in (*fact.value.size, *fact.value.stride):
                 if can_watch(x):
                     opened[fact] = Open(x, fact.value.size, fact.value.stride)

@@ -437,3 +437,37 @@ def test_keywords_without_a_default_may_be_none() -> None:
     div = fusee.compile(lambda x: torch.div(x, 2, rounding_mode=None))
     assert sort(x).tolist() == [2.0, 4.0, 6.0]
     assert div(x).tolist() == [1.5, 0.5, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_writes_between_the_elements_of_a_view() -> None:
+    """as_strided_ reaches memory that no element of the input has; kernels would not write it."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.as_strided_((4,), (1,))
+        doubled = y * 2
+        x.add_(1)
+        return doubled
+
+    memories = [torch.arange(8.0) for _ in range(2)]
+    for call, memory in zip((fn, fusee.compile(fn)), memories):
+        call(memory[::2], torch.ones(4))
+    assert torch.equal(*memories)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_an_error_behind_an_optimizers_first_step() -> None:
+    """The step takes back the state that it has begun, which guards would look at."""
+    layer = nn.Linear(4, 4)
+    adam = torch.optim.Adam(layer.parameters(), lr=0.1)
+
+    def fn(x: Tensor) -> Any:
+        layer(x).sum().backward()
+        adam.step()
+        return int("no number")
+
+    compiled = fusee.compile(fn)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="invalid literal"):
+            compiled(torch.ones(4))
+    assert [int(state["step"]) for state in adam.state.values()] == [3, 3]
