@@ -624,10 +624,8 @@ def _named(fact: Fact) -> tuple[dict[str, Any], str, Any] | None:
 def _fresh(
     others: Facts, known: Sequence[Fact], values: Values
 ) -> tuple[list[Fact], CheckTable] | None:
-    """Takes facts about tensors and their sizes out of `others` that machine code looks at.
-
-    None if there are none.
-    """
+    """Takes facts about tensors and their sizes out of `others` that machine code looks at; None if
+    there are none."""
     look = looking(values)
     closed: dict[Fact, torch.Tensor | None] = {}
     opened: dict[Fact, Open] = {}
