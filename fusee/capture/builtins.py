@@ -153,9 +153,10 @@ def _hasattr(m: Capturing, obj: Any, name: str, /) -> bool:
 @stands_for(type)
 def _type(m: Capturing, obj: Any, /, *body: Any, **kwargs: Any) -> Any:
     if not body:
-        return (
-            m.attribute(obj, "__class__") if issubclass(type(obj), FakeTensor) else m.kind_of(obj)
-        )
+        is_fake = issubclass(type(obj), FakeTensor)
+        return m.attribute(obj, "__class__") if is_fake else m.kind_of(obj)
+    if len(body) != 2 or not all(map(isinstance, body, (tuple, dict))):
+        return type(obj, *body, **kwargs)  # the TypeError
     bases, namespace = map(m.plain, body)
     refuse_hooks(obj, bases, namespace)
     of_caller = m.frames[-1].globals.get("__name__")
