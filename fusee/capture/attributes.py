@@ -475,7 +475,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
 
 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
-    own = {key: x for cls in type(obj).__mro__[:-2] for key, x in cls.__dict__.items()}
+    own = _own_of_module(obj)
     mirror, is_property = m.world.mirrors.get(id(obj.__dict__)), is_data_descriptor(own.get(name))
     is_written = mirror is not None and name in mirror.writes
     if name == "__dict__" or (is_trusted(obj.__name__) and not (is_written or is_property)):
@@ -492,10 +492,10 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     return found
 
 
-def _own_of_module(obj: types.ModuleType) -> set[str]:
+def _own_of_module(obj: types.ModuleType) -> dict[str, Any]:
     """What classes in Python say of their module's attributes."""
-    found = {x for cls in type(obj).__mro__[:-2] for x in cls.__dict__}
-    return found | {"__setattr__"} if "__delattr__" in found else found
+    kinds = reversed(type(obj).__mro__[:-2])
+    return {name: x for cls in kinds for name, x in vars(cls).items()}
 
 
 def _of_class(m: Capturing, cls: type, name: str) -> Any:
@@ -715,7 +715,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     if issubclass(type(obj), types.ModuleType):
         own = _own_of_module(obj)
         in_class = next((vars(c)[name] for c in type(obj).__mro__ if name in vars(c)), ABSENT)
-        is_own = is_data_descriptor(in_class) or "__setattr__" in own
+        is_own = is_data_descriptor(in_class) or {"__setattr__", "__delattr__"} & {*own}
         if is_own and (name in own or not is_trusted(obj.__name__)):
             raise GraphBreak(f"setting {name} of a module, which its class takes care of")
         m.world.set(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name, value)

@@ -304,7 +304,7 @@ class Rebuild:
         if id(x) in self.world.popped and x:
             raise Lost("a set is alive that knows which of its elements it gives next")
         maker = MAKERS.get(kind)
-        if maker is not None and not (kind is collections.OrderedDict and vars(x)):
+        if maker is not None:
             return self._named(maker.source(self, x, *(yield from _each(maker.parts(x)))))
         if issubclass(type(x), (types.BuiltinFunctionType, types.MethodWrapperType)):
             if isinstance(x.__self__, HELD_OWNERS):

@@ -485,8 +485,10 @@ class Recorder(TorchFunctionMode):
                 "compile the body of the loop instead of the loop",
             )
         self._finish(node, out)
-        if ("raises" in effects(node) or self._may_be_refused(node)) and self.is_heard():
-            node.meta["heard"] = self.is_handled = True
+        known = effects(node)
+        if known & {"raises", "writes"} and self.is_heard():
+            if "raises" in known or self._may_be_refused(node):
+                node.meta["heard"] = self.is_handled = True
         if self.is_parted:
             self.is_changing |= bool(self.writers([node]))
             is_torn = "heard" in node.meta if self.tells_writes else self.is_handled
@@ -496,9 +498,9 @@ class Recorder(TorchFunctionMode):
                 )
 
     def _may_be_refused(self, node: fx.Node) -> bool:
-        """Whether autograd may refuse a write to what comes from outside: to one of several views,
-        or to what an autograd function gave."""
-        if "writes" not in effects(node) or not torch.is_grad_enabled():
+        """Whether autograd may refuse what it writes to and comes from outside: one of several
+        views, or what an autograd function gave."""
+        if not torch.is_grad_enabled():
             return False
         with torch._C.DisableTorchFunction():
             computed = [

@@ -376,9 +376,8 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         return _checkpoint_reentrant(m, *given)
     if cls in m.made_classes or kwargs:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
-    if _DIFFERENTIATE.intersection(
-        m.within
-    ):  # stand-ins do not show it, and its backward is its own
+    # stand-ins do not show it, and its backward is its own
+    if _DIFFERENTIATE.intersection(m.within):
         raise GraphBreak(f"{cls.__qualname__} has a backward pass of its own under a transform")
     has_context = cls.setup_context is not _Function.setup_context
     if "vmap" in m.within and not (cls.generate_vmap_rule and has_context):
