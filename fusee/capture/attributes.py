@@ -461,6 +461,8 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         return grads.read(m, obj)
     if name == "__dict__":
         mirror = grads.put_on(m, obj)
+        if id(obj) in m.world.put_on:  # of a tensor that the graph computes
+            return mirror.copy
         return m.world.know(mirror.obj, mirror.origin)
     text = f"'{m.kind_of(obj).__name__}' object has no attribute {name!r}"
     if hasattr(torch.Tensor, name):  # a stand-in has more

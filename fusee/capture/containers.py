@@ -724,6 +724,8 @@ def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
             raise GraphBreak(
                 "a deep copy of a tensor that has gradients or a base, or that modes hear of"
             )
+    if m.call(getattr, x, "grad") is not None or m.length(m.call(getattr, x, "__dict__")):
+        raise GraphBreak("a deep copy of a tensor that has a grad, or attributes put on it")
     made.setdefault(_TENSORS, []).append(x)
     return m.call(torch.clone, x)
 

@@ -234,6 +234,10 @@ class Rebuild:
                 grad = str(x.requires_grad)
             text = self.call(of_subclass, text, (yield kind), grad)
         name = self._memo[id(x)] = self._named(text)
+        if (own := self._memo.get(id(mirror.copy))) is not None:  # made before, as a dict
+            self.lines.append(f"{name}.__dict__ = {own}")
+            return name
+        self._memo[id(mirror.copy)] = f"{name}.__dict__"
         for key, item in mirror.copy.items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
         return name

@@ -115,6 +115,7 @@ _LEFT_TO_EAGER = {
     "retains_grad": "whether a tensor keeps its grad is said outside of graphs",
     "grad_dtype": "the dtype of a tensor's grad is said outside of graphs",
     "_base": "of what a tensor is a view shows only outside the graph",
+    "_backward_hooks": "a tensor's hooks are Python's",
     "_version": "how often a tensor was written to shows only outside the graph",
 }
 
@@ -429,6 +430,10 @@ class Recorder(TorchFunctionMode):
         if name in _LEFT_TO_EAGER:
             raise GraphBreak(_LEFT_TO_EAGER[name])
         args = self._lifted(args)
+        if name == "grad_fn" and (real := self.given.get(id(args[0]), (None,))[0]) is not None:
+            with torch._C.DisableTorchFunction():
+                if real._is_view():  # and eager gives it the one that a write to its base has left
+                    raise GraphBreak("asking a view for its grad_fn makes it anew")
         if name == "nbytes":  # in C it takes known sizes alone
             return args[0].numel() * args[0].element_size()
         with torch._C.DisableTorchFunction(), self.mode:  # else torch imports torch.distributed

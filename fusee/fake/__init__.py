@@ -24,7 +24,7 @@ from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,6 +46,7 @@ from fusee.fake.torch_python import (
     explicit_key,
     is_pointwise,
     kernel,
+    lay_out,
     mode_of,
     moved,
     moved_class,
@@ -54,6 +55,8 @@ from fusee.fake.torch_python import (
     python_dispatcher,
     refuse_dtypes,
     refuse_scalars,
+    runs_itself,
+    takes_no_tensor,
 )
 from fusee.source import Args, Kwargs, overload, overloads
 from fusee.sym import only_symbol
@@ -332,6 +335,10 @@ def _quick_mode() -> type[FakeTensorMode]:
                     return _wrapped(self, found, device)
         if func in PART_OF and (is_open or not args[0].numel()):
             refuse_part(PART_OF[func](args[0], *args[2:], **kwargs), args[1])
+        if "out" in kwargs and device is not None:
+            lay_out(func, args, **kwargs)
+        if runs_itself(func):
+            raise UnsupportedOperatorException(func)
         own = kernel(func) or _written_as(func)
         if own is not None and not func._schema.is_mutable:
             device = _home(self, func, args, kwargs, is_open, for_function=True)
@@ -615,7 +622,8 @@ class Twins:
                 found = find(op, args, kwargs)
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
-        if self.mode is None and device.type == "cuda" and op in ASKING:
+        is_asking = takes_no_tensor(op) or (device.type == "cuda" and op in ASKING)
+        if self.mode is None and is_asking:
             return self.by_torch(op, args, kwargs, device)
         if self.mode is None:
             own = kernel(op)

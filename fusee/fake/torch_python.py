@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
+from torch._library import simple_registry
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch._subclasses.fake_tensor import FakeTensorConverter, UnsupportedOperatorException
@@ -504,6 +505,7 @@ _OF_ALL_SIZES = frozenset(
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
     _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
+    masked_fill complex polar
     """.split()
 ).union(_BY_PLACES, _OF_SHAPES)
 # These refuse floats; all others that go element by element take tensors of one of their dtypes.
@@ -513,9 +515,7 @@ _OF_INTEGERS = frozenset(
 # Of two dtypes: ATen gives the first, or refuses their gradients, and torch's formulas do neither.
 _OF_ONE_DTYPE = ("huber_loss", "soft_margin_loss")
 # Of bytes as masks torch warns once, which is the program's to hear.
-_WARN_OF_BYTES = frozenset(
-    "index index_put _index_put_impl where masked_fill masked_scatter masked_select".split()
-)
+_WARN_OF_BYTES = frozenset("index index_put _index_put_impl where masked_scatter".split())
 
 
 @functools.cache
@@ -538,6 +538,37 @@ def packet_name(op: Any) -> str:
     """`add` of aten.add_.Tensor."""
     name: str = op._schema.name
     return name.partition("::")[2].rstrip("_")
+
+
+@functools.cache
+def takes_no_tensor(op: Any) -> bool:
+    """Whether an operator of a user's would run as it is among tensors without data."""
+    is_users = op.namespace not in ("aten", "prims", "prim")
+    return is_users and not any("Tensor" in str(x.type) for x in op._schema.arguments)
+
+
+def runs_itself(op: Any) -> bool:
+    """Whether such an operator has no fake kernel: what it does would be done by the capture."""
+    known = simple_registry.singleton.find
+    return takes_no_tensor(op) and known(op._name).fake_impl.kernel is None
+
+
+def lay_out(op: Any, args: Args, out: torch.Tensor, **kwargs: Any) -> None:
+    """Let an empty `out=` lie as the result does, as ATen's iterators have it: torch's functions
+    in Python resize it to rows."""
+    if (form := _into_nothing(op)) is None or out.numel():
+        return
+    like = form(*args, **kwargs)
+    if like.shape != out.shape:
+        out.resize_(like.shape).as_strided_(like.shape, like.stride())
+
+
+@functools.cache
+def _into_nothing(op: Any) -> Any:
+    """The form without `out=` of an operator that goes element by element; None of another one."""
+    kinds = [str(x.type) for x in op._schema.arguments if x.name != "out"]
+    forms = filter(is_pointwise, overloads_of(getattr(torch.ops.aten, packet_name(op), None)))
+    return next((x for x in forms if [str(a.type) for a in x._schema.arguments] == kinds), None)
 
 
 def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | None) -> None:

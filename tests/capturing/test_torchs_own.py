@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import copy
 import enum
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -471,3 +472,150 @@ def test_an_error_behind_an_optimizers_first_step() -> None:
         with pytest.raises(ValueError, match="invalid literal"):
             compiled(torch.ones(4))
     assert [int(state["step"]) for state in adam.state.values()] == [3, 3]
+
+
+def test_complex_numbers_of_two_dtypes() -> None:
+    """Refused where nobody uses the result, too."""
+
+    def fn(x: Tensor, y: Tensor) -> None:
+        torch.complex(x, y)
+
+    for x, y in ((torch.ones(2), torch.ones(2).double()), (torch.arange(2), torch.arange(2))):
+        alike(fn, x, y)
+
+
+def test_masks_that_are_no_bools() -> None:
+    def fn(x: Tensor, mask: Tensor) -> list[str]:
+        told = []
+        for fill in (x.masked_fill, x.masked_fill_):
+            for value in (0.5, torch.tensor(0.5)):
+                with pytest.raises(RuntimeError, match="only supports boolean masks") as error:
+                    fill(mask, value)
+                told.append(str(error.value))
+        return told
+
+    alike(fn, torch.zeros(3), torch.ones(3, dtype=torch.uint8))
+
+
+def test_deep_copies_of_what_lies_on_a_tensor() -> None:
+    def of_input(x: Any) -> Any:
+        one, other = copy.deepcopy([x, x.grad])
+        return other, one.grad is other, one.note, one.note is x.note
+
+    def of_result() -> Any:
+        x = torch.ones(3)
+        x.note = [1]  # type: ignore[attr-defined]
+        y = copy.deepcopy(x)
+        return y.note, y.note is x.note  # type: ignore[attr-defined]
+
+    x = torch.zeros(3)
+    x.grad, x.note = torch.ones(3), ["a"]  # type: ignore[attr-defined]
+    alike(of_input, x)
+    alike(of_result)
+
+
+def test_all_attributes_of_a_result() -> None:
+    def fn(is_first: bool) -> Any:
+        x, y = torch.ones(3), torch.zeros(3)
+        x.note = 1  # type: ignore[attr-defined]
+        own = vars(x)
+        own["more"], size = 2, len(own)
+        y.__dict__.update(note=own)
+        return (own, x, y, size) if is_first else (x, y, own, size)
+
+    compiled = fusee.compile(fn)
+    for is_first in (True, False):
+        *_, size = found = compiled(is_first)
+        own = next(part for part in found if isinstance(part, dict))
+        x, y = (part for part in found if isinstance(part, Tensor))
+        assert own == {"note": 1, "more": 2} and size == 1
+        assert vars(x) is own and y.note is own  # type: ignore[attr-defined]
+
+
+def test_an_empty_out_lies_as_the_result() -> None:
+    def fn(x: Tensor, y: Tensor) -> Any:
+        z = torch.ones(3)
+        out, other = torch.empty(0), torch.empty(0, dtype=torch.bool)
+        torch.add(x, z, out=out)
+        torch.lt(z, y, out=other)
+        return out, out.stride(), other, other.stride(), torch.exp(y, out=torch.empty(0)).stride()
+
+    x, y = torch.randn(4, 2, 3).permute(1, 0, 2), torch.randn(2, 3, 4).transpose(1, 2)
+    found = fusee.compile(fn)(x, y)
+    assert found[1::2] == fn(x, y)[1::2] and found[0].stride() == found[1] == (3, 6, 1)
+    assert found[4] == (12, 1, 4)
+
+
+def test_hooks_in_a_tensors_own_dict() -> None:
+    def fn(x: Tensor) -> Any:
+        x._backward_hooks = collections.OrderedDict()
+        x._backward_hooks[7] = lambda grad: grad * 10
+        handle = x.register_hook(lambda grad: grad + 1)
+        count = len(x._backward_hooks)
+        (x * 2).sum().backward()
+        handle.remove()
+        return x.grad, count, len(x._backward_hooks)
+
+    results = [call(torch.ones(3, requires_grad=True)) for call in (fn, fusee.compile(fn))]
+    assert str(results[0]) == str(results[1])
+
+
+def test_asking_a_view_for_its_node_makes_it_anew() -> None:
+    """Without this a hook would go on the node of before."""
+
+    def fn() -> list[Tensor]:
+        heard: list[Tensor] = []
+        base = torch.tensor([1.0], requires_grad=True).clone()
+        view, other = base[:], base[:]
+        print(end="")
+        view.mul_(2)
+        other.grad_fn  # noqa: B018
+        other.register_hook(heard.append)
+        (view + other).sum().backward()
+        return heard
+
+    assert fusee.compile(fn)() == fn() == [torch.ones(1)]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_operators_that_take_no_tensors_run_once_in_each_call() -> None:
+    library = torch.library.Library("fusee_bare", "FRAGMENT")
+    ran: list[str] = []
+
+    def define(schema: str, result: Callable[[], Any]) -> Any:
+        name = schema.partition("(")[0]
+        library.define(schema)
+
+        def run() -> Any:
+            ran.append(name)
+            return result()
+
+        library.impl(name, run, "CompositeImplicitAutograd")
+        return getattr(torch.ops.fusee_bare, name)
+
+    @torch.library.custom_op("fusee_bare::known", mutates_args=())
+    def known(x: int) -> Tensor:
+        ran.append("known")
+        return torch.ones(2) * x
+
+    @known.register_fake
+    def of_known(x: int) -> Tensor:
+        return torch.empty(2)
+
+    operators: dict[str, Callable[[], Any]] = {
+        "nothing": define("nothing() -> None", lambda: None),
+        "counted": define("counted() -> int", lambda: len(ran)),
+        "made": define("made() -> Tensor", lambda: torch.ones(2)),
+        "known": lambda: known(3),
+    }
+
+    def call(operator: Callable[[], Any]) -> Any:
+        return operator()
+
+    for name, operator in operators.items():
+        again = fusee.compile(functools.partial(call, operator))
+        for _ in range(3):
+            ran.clear()
+            found = again()
+            assert ran == [name]
+            assert name != "counted" or found == 1
