@@ -122,7 +122,8 @@ class Between(Semantics):
         elif isinstance(function, nn.Module):
             if type(function.__dict__) is dict and not has_global_hooks():
                 kind: Any = type(function)
-                method = kind.forward if is_plain(function) else kind.__call__
+                method: Any = _python_method(function, "forward") if is_plain(function) else None
+                method = method or kind.__call__  # a scripted module's class has no `forward`
                 args, function = (function, *args), method
         elif isinstance(function, type):
             is_plain_call = type(function).__call__ is type.__call__

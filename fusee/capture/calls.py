@@ -76,6 +76,7 @@ from fusee.capture.torch_api import (
     is_graph_function,
     marks_static,
     pytree,
+    scripted,
 )
 from fusee.fake.torch_python import moved
 from fusee.source import Args, Kwargs
@@ -414,7 +415,7 @@ def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
 _NATIVE_MODULES = frozenset(
     "torch.nn.functional torch.functional torch._tensor torch._jit_internal torch.jit"
     " torch._VF torch.fft torch.linalg torch.special torch.overrides torch._utils"
-    " torch._ops torch.jit._trace torch.jit._script torch.library torch.utils._pytree"
+    " torch._ops torch.library torch.utils._pytree"
     " torch._library.custom_ops".split()
 )
 
@@ -451,8 +452,8 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         args = (owner, *args)
         function = vars(function.__objclass__)[function.__name__]
     inner = original(function)
-    if type(function) is torch.jit.ScriptFunction:  # the function that was scripted
-        inner = getattr(function, "_torchdynamo_inline", None)
+    if type(function) is torch.jit.ScriptFunction:
+        inner = scripted(function, args, kwargs)
     if inner is not None:
         if id(function) not in m.world.made_by:  # by the program: so is what is in it
             m.world.hold(inner, str(m.world.origin(function)))

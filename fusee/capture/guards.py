@@ -60,12 +60,12 @@ class TensorFact(NamedTuple):
     stride: tuple[int | None, ...]
     requires_grad: bool
     is_leaf: bool
-    bits: tuple[bool, bool, bool]  # lazily conjugated, lazily negated, zeros without memory
+    bits: tuple[bool, bool, bool]  # lazily conjugated, lazily negated, without memory
 
     @classmethod
     def of(cls, x: torch.Tensor) -> TensorFact:
         size = tuple(x.size())
-        bits = x.is_conj(), x.is_neg(), x._is_zerotensor()
+        bits = x.is_conj(), x.is_neg(), x._is_zerotensor() or torch._is_functional_tensor(x)
         return cls(type(x), x.dtype, x.device, size, x.stride(), x.requires_grad, x.is_leaf, bits)
 
     def holds(self, found: TensorFact) -> bool:
@@ -523,6 +523,7 @@ class TensorMatch(Fact):
         if not is_parameter:
             found.append(f"{at}.is_neg() is {known.bits[1]}")
             found.append(f"{at}._is_zerotensor() is {known.bits[2]}")
+            found.append(f"not {source.constant(torch._is_functional_tensor)}({at})")
         if known.dtype.is_complex:
             found.append(f"{at}.is_conj() is {known.bits[0]}")
         if known.requires_grad and not is_parameter:

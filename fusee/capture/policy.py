@@ -196,6 +196,8 @@ class Policy:
         module = function.__module__ or ""
         if module.startswith("triton.runtime.") and name.endswith(".run"):
             return GraphBreak(f"{name} launches a Triton kernel, which runs between graphs")
+        if module.startswith("torch.jit._"):
+            return GraphBreak(f"{name} is of TorchScript, which reads source, frames and weights")
         if module.startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")
         if module.partition(".")[0] in _APART:
@@ -293,7 +295,7 @@ def target_of(x: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
     if isinstance(x, types.MethodType) and isinstance(x.__func__, types.FunctionType):
         return innermost(x.__func__), (x.__self__,)
     if isinstance(x, nn.Module):
-        forward = type(x).forward
+        forward = inspect.getattr_static(type(x), "forward", None)
         is_code = isinstance(forward, types.FunctionType) and not is_parallel(forward)
         if is_code and is_plain(x):
             return innermost(forward), (x,)
@@ -328,7 +330,8 @@ def whole_call(cls: type[nn.Module], method: str = "__call__") -> types.Function
     """
     text = "module" if method == "__call__" else f"module.{method}"
     tree = ast.parse(f"lambda module, /, *args, **kwargs: {text}(*args, **kwargs)", mode="eval")
-    forward: Any = getattr(innermost(cls.forward), "__code__", whole_call.__code__)
+    forward = innermost(inspect.getattr_static(cls, "forward", None))
+    forward = getattr(forward, "__code__", whole_call.__code__)
     name = cls.__name__ if issubclass(cls, fx.GraphModule) else cls.__qualname__
     code = standing_at(tree, forward.co_filename, forward.co_firstlineno, name)
     return types.FunctionType(code, {"__name__": cls.__module__})

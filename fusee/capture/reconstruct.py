@@ -28,6 +28,7 @@ from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, is_scalar, suspended
+from fusee.capture.grads import spent
 from fusee.capture.graph_break import Anew, Lost, is_spent
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.inputs import DELETED, World, has
@@ -62,7 +63,7 @@ from fusee.capture.sources import (
     python_getattribute,
 )
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
-from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass, spent
+from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass
 
 # ---------------------------------------------------------------------------- rebuild
 

@@ -281,6 +281,22 @@ def is_graph_function(fn: Any) -> bool:
     )
 
 
+def scripted(function: Any, args: Args, kwargs: dict[str, Any]) -> Any:
+    """The function that torch.jit.script was given; None if arguments would be refused, or become
+    others, as an int where a float is declared."""
+    declared = function.schema.arguments
+    given = [*zip(declared, args), *((x, kwargs[x.name]) for x in declared if x.name in kwargs)]
+    for argument, x in given:
+        if type(x) in _SCRIPTED and not (isinstance(x, (list, dict)) and not x):
+            found: Any = torch._C._jit_try_infer_type(x)
+            if not found.success() or not found.type().isSubtypeOf(argument.type):
+                return None
+    return getattr(function, "_torchdynamo_inline", None)
+
+
+_SCRIPTED = (FakeTensor, bool, int, float, complex, str, type(None), tuple, list, dict)
+
+
 def is_allowed_by_torch(function: Any) -> bool | None:
     """Whether torch.compiler.allow_in_graph was called for a function; it imports torch._dynamo.
     False: torch._dynamo.disallow_in_graph was, as for graph_break; None: neither."""
@@ -366,15 +382,23 @@ def is_pytree_class(kind: type) -> bool:
 
 def oddity(x: torch.Tensor) -> str:
     """How the elements of a tensor lie, if not by strides; "" if they do."""
-    if x._is_zerotensor() or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return "without memory"  # what a transform has left behind, if no zeros
+    is_left = torch._C._functorch.is_functorch_wrapped_tensor(x)  # by a transform
+    if is_left or x._is_zerotensor() or torch._is_functional_tensor(x):
+        return "without memory"
     by_strides = x.layout is torch.strided and not (x.is_quantized or x.is_nested)
     return "" if by_strides else "nested" if x.is_nested else f"of layout {x.layout}"
 
 
+_is_functionalizing = functools.partial(
+    torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.Functionalize
+)
+
+
 def is_transforming() -> bool:
-    """Whether torch.vmap, a transform of torch.func or forward-mode autograd is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or is_forward_mode()
+    """Whether torch.vmap, a transform of torch.func or forward-mode autograd is under way, or
+    functionalization in C++."""
+    is_in = torch._C._functorch.peek_interpreter_stack() is not None
+    return is_in or is_forward_mode() or _is_functionalizing()
 
 
 def is_forward_mode() -> bool:
@@ -457,45 +481,6 @@ def of_subclass(x: torch.Tensor, kind: Any, requires_grad: bool) -> torch.Tensor
     """An instance of a subclass for what a graph gives."""
     with torch._C.DisableTorchFunction(), torch.set_grad_enabled(requires_grad):
         return x.as_subclass(kind)  # type: ignore[no-any-return]
-
-
-def is_held(leaf: torch.Tensor) -> bool:
-    """Whether somebody has the node of autograd at which the gradients of a leaf end: it may have
-    hooks, which nothing tells of."""
-    with torch.enable_grad():
-        ((node, _),) = leaf.view_as(leaf).grad_fn.next_functions  # type: ignore[union-attr]
-    return sys.getrefcount(node) > 2
-
-
-def is_watched() -> bool:
-    """Whether backward passes look for NaN, or may meet hooks of torch.distributed."""
-    if torch.is_anomaly_enabled():
-        return True
-    module = sys.modules.get("torch.distributed.distributed_c10d")
-    return module is not None and bool(module.is_initialized())
-
-
-def spent(x: torch.Tensor) -> torch.Tensor:
-    """What a graph gives in the place of a tensor whose history a backward pass has used up."""
-    with torch.inference_mode(False):  # gradients are on, whatever is on where the piece began
-        begin = torch.empty(0, requires_grad=True)
-        return _Spent.apply(begin, [x])  # type: ignore[no-untyped-call, no-any-return]
-
-
-class _Spent(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, begin: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
-        return held[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(
-            "Trying to backward through the graph a second time (or directly access saved tensors"
-            " after they have already been freed). Saved intermediate values of the graph are freed"
-            " when you call .backward() or autograd.grad(). Specify retain_graph=True if you need"
-            " to backward through the graph a second time or if you need to access saved tensors"
-            " after calling backward."
-        )
 
 
 def was_leaf(x: torch.Tensor) -> bool:
@@ -588,6 +573,9 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_dispatching() == 0",
         f"_modes() == {MODE_STACK.length()}",
     ]
+    if _is_functionalizing():  # what was captured before relies on tensors, which are wrapped now
+        names["_functional"] = _is_functionalizing
+        conditions.append("_functional()")
     if not names["_autocast"]():
         conditions.append("_autocast() is False")
         return conditions, names

@@ -26,7 +26,7 @@ from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, UnsupportedOperatorException
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
 import fusee.fake.gradients
 import fusee.fake.open_composites  # noqa: F401  rules of the one, forms of the other
@@ -557,12 +557,15 @@ _WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_ slice.Tensor 
 
 @contextlib.contextmanager
 def unseen_by_hooks() -> Iterator[None]:
-    """Keeps tensors that are saved here, which hold no data, from hooks on saved tensors."""
+    """Keeps tensors that are saved here, which hold no data, from hooks on saved tensors, and what
+    is computed after an interrupt from modes that were being entered or left when it came."""
     switch = torch._C._autograd._saved_tensors_hooks_set_tracing
-    before = switch(True)
+    before, count = switch(True), torch._C._len_torch_dispatch_stack()
     try:
         yield
     finally:
+        while torch._C._len_torch_dispatch_stack() > count:
+            _pop_mode()
         switch(before)
 
 

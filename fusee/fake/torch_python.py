@@ -500,7 +500,7 @@ _BY_PLACES = frozenset(
 _OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)}
 _OF_ALL_SIZES = frozenset(
     """
-    mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss
+    mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss masked_fill
     log_sigmoid_forward cumsum cumprod trace _softmax _log_softmax var std linalg_cross
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
@@ -585,7 +585,9 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
         return
     key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
-    if is_usual and name not in (*_BY_PLACES, *_OF_INTEGERS, "where"):
+    # x - True, alpha=True
+    is_usual = is_usual and not {bool, complex} & {*map(type, args), *map(type, kwargs.values())}
+    if is_usual and name not in (*_BY_PLACES, *_OF_INTEGERS, "where", "clamp"):
         return
     if torch.uint8 in kinds and name in _WARN_OF_BYTES:
         return

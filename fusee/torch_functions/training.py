@@ -41,6 +41,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, Breaking, stands_for, stands_for_each
 from fusee.capture.effects import BODY, HOOKS, effects
 from fusee.capture.frame import ABSENT
+from fusee.capture.grads import is_held, is_watched
 from fusee.capture.graph_break import GraphBreak, Lost
 from fusee.capture.guards import EqualsMatch, Keys
 from fusee.capture.mirrors import Mirror
@@ -51,8 +52,6 @@ from fusee.capture.torch_api import (
     as_autograd_keeps,
     has_saved_tensor_hooks,
     history,
-    is_held,
-    is_watched,
     leaf_gradients,
     pytree,
     run_for_real,

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import fusee
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
+from fusee.fake import fake_mode
 from tests.capturing.same import Traced, same
 
 T = Any
@@ -645,3 +646,24 @@ def test_statistics_are_kept_though_nobody_uses_the_result(make: Any) -> None:
     norm = make(3, track_running_stats=True)
     same(unused_norm, norm, torch.arange(24.0).reshape(2, 3, 4))
     same(unused_norm, nn.Embedding(4, 3, max_norm=1.0), INSIDE)
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_an_interrupt_while_a_mode_is_entered(
+    monkeypatch: pytest.MonkeyPatch, is_trained: bool
+) -> None:
+    """All that torch computed after it would be FakeTensors."""
+    mode, enter = type(fake_mode()), type(fake_mode()).__enter__
+    x = torch.ones(3, requires_grad=is_trained)
+    compiled = fusee.compile(lambda x: x.sin() * 2)
+
+    def interrupted(self: Any) -> Any:
+        enter(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mode, "__enter__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            compiled(x)
+    assert type(torch.ones(2)) is torch.Tensor
+    assert torch.equal(compiled(x), x.sin() * 2)

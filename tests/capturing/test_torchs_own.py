@@ -9,6 +9,7 @@ import collections
 import copy
 import enum
 import functools
+import io
 import math
 import warnings
 from collections.abc import Callable
@@ -619,3 +620,99 @@ def test_operators_that_take_no_tensors_run_once_in_each_call() -> None:
             found = again()
             assert ran == [name]
             assert name != "counted" or found == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_tensors_and_calls_within_functionalization() -> None:
+    """A wrapper in C++ has no memory: kernels that were given one wrote to address 0."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        x.add_(1)
+        return y, torch.ones(2).view(1, 2).squeeze_()
+
+    compiled = fusee.compile(fn)
+    for call in (compiled, fn, compiled):
+        assert [x.tolist() for x in call(torch.ones(3))] == [[2] * 3, [1, 1]]
+        x = torch._to_functional_tensor(torch.ones(3))
+        torch._enable_functionalization(reapply_views=True)
+        try:
+            found = call(x)
+        finally:
+            torch._disable_functionalization()
+        torch._sync(x)  # type: ignore[attr-defined]
+        assert torch._from_functional_tensor(x).tolist() == [2] * 3
+        for y in found:
+            torch._sync(y)  # type: ignore[attr-defined]
+        assert [torch._from_functional_tensor(y).sum().item() for y in found] == [6, 2]
+
+
+@torch.jit.script
+def tripled(x, times: float):  # type: ignore[no-untyped-def]
+    return x * times
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly", "ignore:.*torch.jit")
+def test_scripted_functions_refuse_what_they_do_not_declare() -> None:
+    call: Any = fusee.compile(lambda x, times: tripled(x, times) + 1)
+    assert call(torch.ones(2), 3.0).tolist() == [4.0, 4.0]
+    assert call(torch.ones(2, dtype=torch.int64), 3).dtype is torch.float32  # it becomes a float
+    with pytest.raises(RuntimeError, match="Expected a value of type 'Tensor"):
+        call("text", 3.0)
+
+
+class Scripted(torch.jit.ScriptModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    @torch.jit.script_method  # type: ignore[attr-defined]
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return x * self.weight
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly", "ignore:.*torch.jit")
+def test_torchscript_within_a_compiled_function() -> None:
+    """What scripts and traces reads weights and frames: it runs between two graphs."""
+
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + 1
+
+    def fn(x: Tensor) -> Any:
+        one, other = Scripted(), Local()
+        scripted, traced = torch.jit.script(other), torch.jit.trace(other, (x,))
+        saved = io.BytesIO()
+        torch.jit.save(scripted, saved)
+        return one(x), scripted(x) - other(x), traced(x) - other(x), len(saved.getvalue()) > 0
+
+    for x in (torch.ones(2, 3), torch.zeros(2, 3)):
+        first, second, third, is_saved = fusee.compile(fn)(x)
+        assert torch.equal(first, x) and is_saved
+        assert not second.any() and not third.any()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.clamp_(), lambda x: x.sub_(True), lambda x: x.add_(1, alpha=True),
+        lambda x: x.masked_fill_(torch.ones(3, dtype=torch.int64), 1.0),
+        lambda x: x.masked_fill_(x > 0, 2j),
+    ],
+)  # fmt: skip
+def test_refusals_of_numbers_by_writes(write: Callable[[Tensor], Tensor]) -> None:
+    """Capture hears of them, so that the program's handler does."""
+
+    def fn(x: Tensor) -> str:
+        try:
+            write(x)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return "written"
+
+    assert fusee.compile(fn)(torch.ones(3)) == fn(torch.ones(3)) != "written"
