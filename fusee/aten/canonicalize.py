@@ -336,7 +336,7 @@ def convert(
     """`tensor` in that dtype, on that device; itself if it is so already, unless `always`."""
     if not isinstance(tensor, torch.Tensor):  # a number that functorch has made a tensor of
         dtype = dtype or torch.get_default_dtype()
-        return t.call(aten.full.default, [], tensor, dtype=dtype, device=t.device)
+        return t.call(aten.full.default, [], tensor, dtype=dtype, device=t.here)
     value = t.value(tensor)
     x = value.tensor
     kwargs: dict[str, Any] = {}

@@ -390,7 +390,8 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if count > x.numel() or not x.is_contiguous() or kwargs:
         if x.numel() != 0:
             raise t.b.unsupported("resize_ to more elements than the tensor has")
-        made = t.call(aten.empty.memory_format, list(shape), dtype=x.dtype, device=t.device)
+        home = value.store.device
+        made = t.call(aten.empty.memory_format, list(shape), dtype=x.dtype, device=home)
         _become(t, value, made)
         return target
     flat = t.call(aten.view.default, x, [-1])

@@ -156,6 +156,7 @@ def _run(
         if form is None:
             args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
         call = form or call
+    t.stand_at(args)
     try:
         t.look_at_autocast()
         above: contextlib.AbstractContextManager[Any] = t.above or _NOTHING
@@ -214,7 +215,7 @@ _DATA: Rules[Any, Literal] = Rules()
 @_DATA.rule(torch.tensor, torch.as_tensor, torch.asarray)
 def _tensor(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
-        kwargs["device"] = t.device
+        kwargs["device"] = t.here
     return args, kwargs
 
 

@@ -123,6 +123,7 @@ class Builder:
         # of a checkpointed region: `(result, operator, args, kwargs)`, whether it saves that
         self.saves: Callable[..., bool] | None = None
         self.has_opaque = False  # whether any tensor is one
+        self.devices: set[torch.device] = set()  # where tensors are
         self.known = 0 if twins.env is None else len(twins.env.data.required)  # by capture
         # of unbacked symbols, where they show: a result, and its axis
         self.shown: dict[Symbol, tuple[fx.Node, int | None]] = {}
@@ -191,6 +192,7 @@ class Builder:
         """Register a tensor with a storage of its own."""
         value = self._registered(tensor, node)
         value.store = Storage(value, device)
+        self.devices.add(device)
         return value
 
     def alias(self, tensor: torch.Tensor, parent: TracedTensor, view: View | None) -> TracedTensor:
@@ -391,7 +393,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     policy      the rule of an operator that comes up for the first time
     opaque_rule the same for operators on complex tensors and lazily negated ones
     lift        makes the TracedTensor of a tensor that the program did not compute
-    device      where factory functions put their results unless told
+    device      where the graph's inputs are
+    here        where the operands of the call at hand are: what the device of a twin means there
     above       sees the functions that the program calls, while autograd is between them and this
     higher_order   what runs a higher-order operator, by name, where it isn't run inline
     """
@@ -409,7 +412,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.policy = policy
         self.opaque_rule = opaque_rule
         self.lift = lift
-        self.device = device
+        self.device = self.here = device
         self.rules: dict[OpOverload, Rule] = {}
         self.autocast = False
         self.above: torch.overrides.TorchFunctionMode | None = None
@@ -425,6 +428,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             return self._selected(saves, func, types, args, kwargs)
         if "call" in self.b.marks:
             return self._traced(func, args, kwargs)
+        self.stand_at(args)
         self.b.marks["call"] = next(_calls), func._schema.name
         try:
             return self._traced(func, args, kwargs)
@@ -529,7 +533,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             if value.tensor.dim() > 0 and value.store.device.type != "cpu":
                 return value.store.device
             found = found or value.store.device
-        return found or self.device
+        return found or self.here
+
+    def stand_at(self, args: Sequence[Any]) -> None:
+        """Take over where the operands of a call are."""
+        if self.b.devices != {self.device} and _tensors(args):
+            self.here = self.device_of(args)
 
     def record(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Append `op` to the graph; its results are new tensors."""
@@ -671,7 +680,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             return self.device_of(args)
         device = torch.device(named["device"])
         if device.type == "meta":  # code that asked a twin for its device
-            device = named["device"] = self.device
+            device = named["device"] = self.here
         return device
 
 

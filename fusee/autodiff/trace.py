@@ -199,14 +199,40 @@ def _pad(
     return x.contiguous()  # eager writes piece after piece into rows
 
 
+class _Moved(torch.autograd.Function):
+    """A copy on another device. The twins of both are on one, so that torch would leave the
+    gradient where it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, t: Tracer, kwargs: dict[str, Any]) -> Any:
+        ctx.t, ctx.home, ctx.dtype = t, t.value(x).store.device, x.dtype
+        return t.call(aten._to_copy.default, x, **kwargs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _to(ctx.t, grads[0], ctx.home, ctx.dtype), None, None
+
+
 @_FUNCTIONS.rule(Tensor.to)
 def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if not _is_plain(x):
         return x.to(*args, **kwargs)
     home = t.value(unwrapped(x)).store.device
+    if args and isinstance(args[0], Tensor):
+        args = t.value(unwrapped(args[0])).store.device, args[0].dtype, *args[1:]
     kwargs = {name: y for name, y in kwargs.items() if name != "device" or not _is_home(y, home)}
     rest = [y for y in args if not _is_home(y, home)]
+    named: dict[str, Any] = {"device": (str, torch.device), "dtype": torch.dtype}
+    found = {name: y for name, kind in named.items() for y in rest if isinstance(y, kind)}
+    if x.requires_grad and torch.is_grad_enabled() and "device" in {**found, **kwargs}:
+        kept = {name: y for name, y in kwargs.items() if name not in ("copy", "non_blocking")}
+        return _Moved.apply(x, t, {**found, **kept})  # type: ignore[no-untyped-call]
     return x.to(*rest, **kwargs) if rest or kwargs else x
+
+
+@_FUNCTIONS.rule(Tensor.type_as)
+def _type_as(t: Tracer, x: Tensor, other: Tensor) -> Any:
+    return _to(t, x, other) if _is_plain(x) else x.type_as(other)
 
 
 @_FUNCTIONS.rule(torch.nn.functional.dropout, torch.dropout)
@@ -222,6 +248,12 @@ def _dropout(
     if where.type != "cpu":
         return torch.native_dropout(input, p, True)[0]
     return input * torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
+
+
+@_FUNCTIONS.rule(Tensor.cuda)
+def _cuda(t: Tracer, x: Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+    where = "cuda" if device is None else f"cuda:{device}" if type(device) is int else device
+    return _to(t, x, torch.device(where), *args, **kwargs)
 
 
 @_FUNCTIONS.rule(Tensor.cpu)

@@ -283,18 +283,20 @@ _OF_DEVICE = (torch.ops.prim.device.default, overload("_to_copy"), overload("lif
 
 
 def _of_device(mode: _Mode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A device; a copy on the meta device, which torch's mode leaves where it was; literals."""
+    """A device; a copy on another device; literals."""
     if func is _OF_DEVICE[2]:  # in torch.tensor(), which keeps the value of one number alone
         is_plain = type(args[0]) is torch.Tensor and args[0].numel() != 1 and args[0].is_cpu
         return _on_meta(mode, fake_of, (mode, *args), {}) if is_plain else None
     if func is _OF_DEVICE[0]:
         return _META if mode.in_kernel_invocation else args[0].fake_device
-    if torch.device(kwargs.get("device") or _CPU) != _META:
-        if kwargs.get("device") is not None and args[0].device == _META:
-            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+    if kwargs.get("device") is None:
         return None
+    device = _with_index(torch.device(kwargs["device"]))
+    if device != _META and args[0].device == _META:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+    # torch's mode leaves the strides of an expanded tensor
     made = func(*args, **{**kwargs, "device": None})
-    return _fake(mode, _new(made.shape, made.stride(), made.dtype), _META)
+    return _fake(mode, _new(made.shape, made.stride(), made.dtype), device)
 
 
 @functools.cache

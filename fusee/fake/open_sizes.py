@@ -602,7 +602,7 @@ def _masked_select(env: ShapeEnv, x: Tensor, mask: Tensor) -> Spec:
 
 @UNBACKED.rule("repeat_interleave.Tensor")
 def _repeat_interleave(env: ShapeEnv, repeats: Tensor, output_size: Any = None) -> Spec:
-    return rows((_unbacked_size(env) if output_size is None else output_size,), torch.int64)
+    return rows((_unbacked_size(env) if output_size is None else output_size,), repeats.dtype)
 
 
 @UNBACKED.rule("bincount")

@@ -134,6 +134,7 @@ def _put_back(dtype: torch.dtype) -> None:
     whose device all later programs would have."""
     torch.set_grad_enabled(True)
     torch.set_autocast_enabled("cpu", False)
+    torch.set_autocast_enabled("cuda", False)
     torch.set_autocast_dtype("cpu", torch.bfloat16)
     torch.autograd.set_detect_anomaly(False)
     torch.set_default_dtype(dtype)
@@ -253,6 +254,10 @@ def _state() -> dict[str, Any]:
         "device": torch.get_default_device(),
         "modes": [type(mode).__name__ for current, _ in _MODE_STACKS for mode in current()],
         "generator": hash(torch.get_rng_state().numpy().tobytes()),
+        "generators of GPUs": [
+            hash(state.numpy().tobytes())
+            for state in (torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())
+        ],
         "random": hash(random.getstate()),
         "numpy": hash(np.random.get_state(legacy=False)["state"]["key"].tobytes()),
     }

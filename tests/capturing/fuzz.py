@@ -7,11 +7,14 @@ ran whole, in pieces and eagerly. Exit status 1 if any differed.
 own, until the time or COUNT is over. A program that kills its process, or hangs, counts as one that
 differs, and a new process goes on behind it. Programs that differ are appended to FILE as they are;
 `scripts/fuzz 1 --first SEED` shrinks one.
+
+With `--device cuda` all tensors that programs make are made there.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import json
 import queue
@@ -25,6 +28,8 @@ import warnings
 from collections import Counter
 from typing import Any, TextIO
 
+import torch
+
 from tests.capturing.differences import Outcome, difference, shrunk
 from tests.capturing.programs import program
 from tests.capturing.vocabulary import PREAMBLE
@@ -32,6 +37,7 @@ from tests.capturing.vocabulary import PREAMBLE
 PER_PROCESS = 2000  # programs, then a new process: what they leave behind does not add up
 HANGS_S = 200
 MEMORY = 8 << 30
+FACTORIES = {"tensor", "ones", "zeros", "full", "arange", "eye", "rand", "randn", "empty"}
 
 
 def main() -> int:
@@ -71,6 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--native", type=int, default=20, help="one program in so many runs as machine code"
     )
+    parser.add_argument("--device", default="cpu", help="where tensors are made")
     parser.add_argument("--stride", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -106,16 +113,31 @@ class Total:
                 self.failures.flush()
 
 
-def run(seed: int, native: int) -> dict[str, Any]:
+def run(seed: int, native: int, device: str) -> dict[str, Any]:
     """Run one program, and say how it went."""
     found = Outcome()
-    what = difference(program(seed), found, is_native(seed, native))
+    what = difference(on_device(program(seed), device), found, is_native(seed, native))
     return {
         "seed": seed,
         "what": what,
         "kind": "eager" if found.eager else "in pieces" if found.breaks else "whole",
         "reasons": list({re.sub(r"'.*'|\d+", "_", r)[:70] for r in found.eager + found.breaks}),
     }
+
+
+def on_device(source: str, device: str) -> str:
+    """A program whose tensors are made on a device."""
+    if device == "cpu":
+        return source
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).removeprefix("torch.") in FACTORIES
+        ):
+            if all(keyword.arg != "device" for keyword in node.keywords):
+                node.keywords.append(ast.keyword("device", ast.Constant(device)))
+    return ast.unparse(tree)
 
 
 def is_native(seed: int, native: int) -> bool:
@@ -129,7 +151,7 @@ def alone(args: argparse.Namespace, total: Total) -> None:
     for seed in range(args.first, args.first + args.count):
         if args.show:
             print(body(program(seed)), flush=True)
-        found = run(seed, args.native)
+        found = run(seed, args.native, args.device)
         total.add(found)
         if found["what"] is not None:
             report(seed, found["what"], args)
@@ -150,11 +172,11 @@ def report(seed: int, what: str, args: argparse.Namespace) -> None:
     if not args.whole:
         kind, native = told(what), is_native(seed, args.native)
 
-        def fails(text: str) -> bool:
-            return told(difference(PREAMBLE + text, compiled=native) or "") == kind
+        def now(text: str) -> str:
+            return difference(on_device(PREAMBLE + text, args.device), compiled=native) or ""
 
-        text = shrunk(text, fails)
-        what = difference(PREAMBLE + text, compiled=native) or what
+        text = shrunk(text, lambda text: told(now(text)) == kind)
+        what = now(text) or what
     print(f"{text}\n{what}\n", flush=True)
 
 
@@ -178,7 +200,7 @@ def _job(args: argparse.Namespace, seed: int, ends: float, total: Total) -> None
     """Run each `args.jobs`-th program from `seed` on, in one process after the other."""
     while seed < args.first + args.count and time.monotonic() < ends:
         command = [sys.executable, "-m", "tests.capturing.fuzz", "--worker", f"--first={seed}"]
-        command += [f"--stride={args.jobs}", f"--native={args.native}"]
+        command += [f"--stride={args.jobs}", f"--native={args.native}", f"--device={args.device}"]
         command += [str(min(PER_PROCESS, (args.first + args.count - seed - 1) // args.jobs + 1))]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -223,19 +245,38 @@ def _follow(
         seed += stride
 
 
-def _lost(seed: int, what: str) -> dict[str, Any]:
+def _lost(seed: int, what: str | None) -> dict[str, Any]:
     return {"seed": seed, "what": what, "kind": "lost", "reasons": []}
 
 
 def work(args: argparse.Namespace) -> None:
     """Run programs and tell of each as one line of JSON on the standard output."""
     warnings.filterwarnings("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    if args.device == "cpu":  # a GPU's driver reserves addresses for all memory there is
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    torch.ones(4, device=args.device).sin().sum().item()
     out = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         for k in range(args.count):
-            found = run(args.first + k * args.stride, args.native)
+            seed = args.first + k * args.stride
+            try:
+                found = run(seed, args.native, args.device)
+            except RuntimeError:
+                if not is_lost(args.device):
+                    raise
+                found = _lost(seed, None)
             print(json.dumps(found), file=out, flush=True)
+            if is_lost(args.device):
+                break
+
+
+def is_lost(device: str) -> bool:
+    """Whether a bad index has ended all work on the device, as in eager."""
+    try:
+        torch.ones(1, device=device).item()
+    except RuntimeError:
+        return True
+    return False
 
 
 def told(what: str) -> str:

@@ -127,7 +127,7 @@ class Portrait:
         return (
             f"{type(x).__name__} {x.dtype} {list(x.shape)} strides {list(x.stride())}"
             f" in storage {where}+{x.storage_offset()} grad {x.requires_grad} leaf {_is_leaf(x)}"
-            f"{' for inference' * x.is_inference()}"
+            f"{' for inference' * x.is_inference()}{'' if x.is_cpu else f' on {x.device}'}"
         )
 
     def _place(self, address: int, size: int) -> int:

@@ -716,3 +716,13 @@ def test_refusals_of_numbers_by_writes(write: Callable[[Tensor], Tensor]) -> Non
         return "written"
 
     assert fusee.compile(fn)(torch.ones(3)) == fn(torch.ones(3)) != "written"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_places_of_repeated_rows_have_the_dtype_of_the_counts(dtype: torch.dtype) -> None:
+    def fn(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        return x.repeat_interleave(counts, dim=0), torch.repeat_interleave(counts) + 1
+
+    given = torch.arange(6.0).view(3, 2), torch.tensor([2, 0, 3], dtype=dtype)
+    for got, want in zip(fusee.compile(fn)(*given), fn(*given), strict=True):
+        assert got.dtype is want.dtype and torch.equal(got, want)

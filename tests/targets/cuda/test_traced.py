@@ -232,6 +232,38 @@ def test_what_is_elsewhere_is_atens() -> None:
     ]
 
 
+def test_what_an_operator_is_made_of_lies_where_its_operand_does() -> None:
+    def build(call: Node, x: fx.Node) -> tuple[fx.Node, ...]:
+        return call(torch.vander, call(torch.arange, 3)), call(torch.mul, x, 2)
+
+    aten = traced(build, "cuda")
+    there = [node for node in aten.graph.nodes if node.target != torch.ops.aten.mul.Tensor]
+    assert {node.meta["device"].type for node in there if node.op == "call_function"} == {"cpu"}
+
+
+MOVES: dict[str, Callable[[Node, fx.Node, fx.Node], fx.Node]] = {
+    "type_as": lambda call, x, w: call(Tensor.type_as, w, x),
+    "to another": lambda call, x, w: call(Tensor.to, w, x),
+    "to a device": lambda call, x, w: call(Tensor.to, w, "cuda:0", torch.float32),
+    "cuda": lambda call, x, w: call(Tensor.cuda, w),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_gradient_comes_back_to_where_its_tensor_is(name: str) -> None:
+    def build(call: Node, x: fx.Node, w: fx.Node) -> fx.Node:
+        there = MOVES[name](call, x, call(torch.mul, call(torch.exp, w), 2))
+        return call(torch.sum, call(torch.mul, x, there))
+
+    gm, (x, w) = captured(build, "cuda", "cpu")
+    split = native.split_native(gm, [x, w.requires_grad_()], Options(), Report("moves"), CUDA())
+    for half, home in ((split.forward, "cuda"), (split.backward, "cpu")):
+        (copy,) = half.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
+        assert torch.device(copy.kwargs["device"]).type == home
+        node = half.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[-1]
+        assert node.meta["device"].type == home
+
+
 def passed(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[AtenGraph, list[str]]:
     """The graph of a function of 16-bit tensors on a GPU after the passes, and what those did."""
     graph = fx.Graph()
