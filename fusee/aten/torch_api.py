@@ -382,15 +382,17 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """torch.autograd.grad with allow_unused; `inputs` may be gradient edges."""
     run: Any = torch.autograd.graph._engine_run_backward
-    found: tuple[Tensor | None, ...] = run(
-        tuple(outputs),
-        tuple(tangents),
-        False,  # keep_graph
-        False,  # create_graph
-        tuple(inputs),
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
+    # a device has a thread of its own otherwise, and a mode of fakes one state for all threads
+    with torch.autograd.set_multithreading_enabled(False):
+        found: tuple[Tensor | None, ...] = run(
+            tuple(outputs),
+            tuple(tangents),
+            False,  # keep_graph
+            False,  # create_graph
+            tuple(inputs),
+            allow_unreachable=True,
+            accumulate_grad=False,
+        )
     return found
 
 

@@ -187,6 +187,13 @@ def _pad(
 ) -> Any:
     axes = range(input.dim() - 1, 1, -1)
     pairs = [*zip(axes, pad[::2], pad[1::2])]
+    is_determined = torch.are_deterministic_algorithms_enabled() and _is_plain(input)
+    if mode == "replicate" and is_determined and t.value(input).store.device.type == "cuda":
+        for k, before, after in pairs:  # as eager: ATen's own backward would be refused
+            at = torch.arange(-before, input.shape[k] + after, device=input.device)
+            index = [None] * k + [at.clamp(0, input.shape[k] - 1)]
+            input = aten._unsafe_index.Tensor(input, index)
+        return input.contiguous(memory_format=suggested_layout(input))
     if (
         mode != "circular"
         or 2 * len(axes) != len(pad)

@@ -25,7 +25,7 @@ from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense, known, meet
-from fusee.fake.torch_python import is_pointwise, overloads_of
+from fusee.fake.torch_python import NotDeterministic, is_pointwise, overloads_of
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- breaks
@@ -293,6 +293,8 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
         "data is not allocated yet|Cannot access data p|data-independent impl", text
     ):
         return GraphBreak(f"{getattr(error, 'func', None) or name} {VALUE}", KEEP_ON_DEVICE)
+    if isinstance(error, NotDeterministic):
+        return GraphBreak(f"{error.func} has another algorithm, or none, that is deterministic")
     if isinstance(error, UnsupportedOperatorException):  # nobody knows results before it runs
         operator = _op_of(error.func) or str(error.func)
     elif isinstance(error, NotImplementedError) or "no fake impl registered" in text:

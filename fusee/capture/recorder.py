@@ -96,9 +96,16 @@ _NUMBERS = tuple("item tolist __bool__ __int__ __float__ __index__".split())
 # Methods that change what a tensor is, or what happens in a backward pass.
 _STATEFUL = frozenset(
     "register_hook register_post_accumulate_grad_hook retain_grad set_ resize_ resize_as_"
-    " share_memory_ pin_memory detach_ _set_data rename_ as_subclass __deepcopy__"
+    " share_memory_ detach_ _set_data rename_ as_subclass __deepcopy__"
     " swap_tensors".split()
 )
+
+# These end the graph wherever they are called: why, and what to do.
+_ENDING = {
+    "is_inference": ("whether a tensor is one of inference mode shows only after the graph",),
+    "pin_memory": ("a tensor in memory that is pinned for GPUs",),
+    "backward": ("backward() runs autograd, between two graphs", ""),
+}
 
 # A model of 100 layers has about 5,000.
 _MOST_CALLS = 50_000
@@ -275,12 +282,10 @@ class Recorder(TorchFunctionMode):
         if self.has_numbers and holds_number((*args, *kwargs.values())):
             if not is_known or meets_integers(*args, *kwargs.values()):
                 need_values(*args, *kwargs.values())
-        if name == "is_inference":
-            raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
+        if why := _ENDING.get("pin_memory" if kwargs.get("pin_memory") else name):
+            raise GraphBreak(*why)
         if name == "storage_offset":
             return self.offset(args[0])
-        if name == "backward":
-            raise GraphBreak("backward() runs autograd, between two graphs", "")
         if name == "requires_grad_":
             return self.begin_at(*args, **kwargs)
         if kwargs.get("requires_grad") is True and _makes_leaf(func, args, kwargs):

@@ -55,6 +55,7 @@ from fusee.fake.torch_python import (
     python_dispatcher,
     refuse_dtypes,
     refuse_scalars,
+    refuse_undetermined,
     runs_itself,
     takes_no_tensor,
 )
@@ -321,6 +322,7 @@ def _quick_mode() -> type[FakeTensorMode]:
             _refuse_squeeze(*args)
         refuse_dtypes(func, args, kwargs, device)
         refuse_scalars(func, args, kwargs, device)
+        refuse_undetermined(func, args, device)
         if func in makers:
             home = _with_index(torch.device(kwargs.get("device") or _CPU))
             for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):

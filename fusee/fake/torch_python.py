@@ -608,6 +608,36 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
         raise type(found)(str(found))
 
 
+class NotDeterministic(UnsupportedOperatorException):
+    """An operator runs by another algorithm, or none, where deterministic ones are asked for."""
+
+
+# Of the operators whose algorithm torch.use_deterministic_algorithms() chooses: those in forwards.
+_CHOSEN = {
+    "cpu": frozenset({"put", "max_unpool2d", "max_unpool3d"}),
+    "cuda": frozenset(
+        """
+        put max_unpool2d max_unpool3d index_put _index_put_impl index_add index_reduce index_copy
+        scatter scatter_add scatter_reduce cumsum histc bincount kthvalue median nanmedian
+        nll_loss2d_forward
+        """.split()
+    ),
+}
+
+
+def refuse_undetermined(op: Any, args: Args, device: torch.device | None) -> None:
+    """Leave to ATen what it does by other algorithms, or refuses, where only deterministic ones
+    may run.
+
+    source   the documentation of torch.use_deterministic_algorithms
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        return
+    where = next((x.device for x in args if isinstance(x, torch.Tensor)), device)
+    if where is not None and packet_name(op) in _CHOSEN.get(where.type, ()):
+        raise NotDeterministic(op)
+
+
 def refuse_scalars(op: Any, args: Args, kwargs: Kwargs, device: torch.device | None) -> None:
     """Raise what ATen raises for a number that the dtype which it becomes does not have.
 

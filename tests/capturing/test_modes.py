@@ -316,6 +316,25 @@ def test_backends_may_compile_for_deterministic_algorithms() -> None:
     assert seen == [*states]
 
 
+@pytest.mark.parametrize("within", [False, True])
+def test_what_is_refused_where_only_deterministic_algorithms_may_run(within: bool) -> None:
+    def fn(x: Tensor, at: Tensor) -> Any:
+        with by_default(torch.use_deterministic_algorithms, within, False):
+            y = x * 2
+            try:
+                y.clone().put_(at, x)
+            except RuntimeError as error:
+                return y, str(error)
+        return y, "put"
+
+    given = torch.ones(2), torch.tensor([0, 0])
+    for is_on in (True, False, True):
+        with by_default(torch.use_deterministic_algorithms, is_on, False):
+            (want, told), (got, found) = fn(*given), fusee.compile(fn)(*given)
+        assert torch.equal(got, want) and found == told
+        assert ("put_ does not have" in told) is within
+
+
 def test_a_function_asks_whether_algorithms_are_deterministic() -> None:
     def asks(x: Tensor) -> Tensor:
         return x * 2 if torch.are_deterministic_algorithms_enabled() else x

@@ -50,6 +50,7 @@ from fusee.targets.cuda.passes import (
     channels_last,
     even_rows,
     heads_of_groups,
+    in_one_order,
     joint_channels_last,
     long_scans,
     numbers_home,
@@ -172,6 +173,7 @@ class CUDA(Target):
             rows_as_sums,
             even_rows,
             long_scans,
+            in_one_order,
         )
 
     def joint_passes(self, options: Options) -> Sequence[Pass]:

@@ -30,6 +30,13 @@ _LAUNCHED = 5e-6
 # Elements of a column that a thread scans, and columns that are enough for a thread each.
 _PIECE, _MANY_COLUMNS = 64, 1 << 16
 _SCANS = tuple(overloads("cumsum cumprod cummax cummin"))
+# What adds by atomics, in whatever order threads come.
+_ATOMIC = tuple(
+    overloads(
+        "index_put _unsafe_index_put index_add index_reduce scatter_add scatter_reduce.two"
+        " scatter.src scatter.reduce embedding_dense_backward put"
+    )
+)
 # Of ATen's attention without a mask.
 _MOST_HEAD = 256
 
@@ -240,6 +247,14 @@ def _attended(
     return call(aten.reshape.default, call(aten.mul.Tensor, share, v), list(val(node).shape))
 
 
+def in_one_order(edit: Editor) -> None:
+    """Where only deterministic algorithms may run, ATen adds what ours would by atomics: it sorts,
+    or refuses."""
+    if torch.are_deterministic_algorithms_enabled():
+        for node in edit.calls(*_ATOMIC):
+            node.meta["called"] = "deterministic algorithms are asked for"
+
+
 def long_scans(edit: Editor) -> None:
     """Scans along long rows are ATen's, since ours take a thread for each row. Sums and products
     along long columns, of which there are few, begin at each piece of them."""
@@ -448,8 +463,11 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
         if not isinstance(val, Tensor) or val.dim() or _is_at(node, home):
             continue
         there = [user for user in node.users if "device" in user.meta and _is_at(user, home)]
+        # what reads more than numbers there stays with them: an element, a sum
         may_move = node.op in ("placeholder", "get_attr") or (
-            node.target in HANDLERS and is_deterministic(node.target)
+            node.target in HANDLERS
+            and is_deterministic(node.target)
+            and not any(_is_tensor_elsewhere(x, home) for x in node.all_input_nodes)
         )
         if len(there) == len(node.users) and node not in written and may_move:
             moved += bool(there)
@@ -471,6 +489,11 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
                 user.replace_input_with(node, twin)
     if moved:
         edit.notes.append(f"{moved} numbers of the CPU are computed on {home}")
+
+
+def _is_tensor_elsewhere(node: fx.Node, home: torch.device) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, Tensor) and val.dim() > 0 and not _is_at(node, home)
 
 
 def _is_at(node: fx.Node, home: torch.device) -> bool:

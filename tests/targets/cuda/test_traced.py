@@ -198,6 +198,20 @@ def test_numbers_that_both_use() -> None:
     assert "brought" not in aten.placeholders[1].meta
 
 
+@pytest.mark.parametrize("name", ["select", "sum"])
+def test_numbers_that_are_read_from_a_tensor_of_the_cpu(name: str) -> None:
+    """A kernel would read the CPU's memory."""
+
+    def build(call: Node, x: fx.Node) -> fx.Node:
+        row = call(torch.arange, 3.0)
+        number = call(torch.select, row, 0, 1) if name == "select" else call(torch.sum, row)
+        return call(torch.mul, x, call(torch.exp, number))
+
+    names = [name for name, _ in externs(lowered(traced(build, "cuda")))]
+    kind = "aten.select.int" if name == "select" else "aten.sum.default"
+    assert names == ["aten.arange.default", kind, "aten._to_copy.default"]
+
+
 def test_numbers_that_are_counted_on_the_cpu() -> None:
     """An optimizer's count of steps: what is made of it is the GPU's, once it has come there."""
 
@@ -262,6 +276,38 @@ def test_a_gradient_comes_back_to_where_its_tensor_is(name: str) -> None:
         assert torch.device(copy.kwargs["device"]).type == home
         node = half.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[-1]
         assert node.meta["device"].type == home
+
+
+@pytest.fixture
+def determined() -> Iterator[None]:
+    """Only deterministic algorithms may run."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("determined")
+def test_gradients_that_are_added_in_one_order() -> None:
+    def build(call: Node, x: fx.Node) -> fx.Node:
+        return call(
+            torch.sum, call(torch.exp, call(torch.index_select, x, 1, call(torch.argmax, x, 1)))
+        )
+
+    gm, (x,) = captured(build, "cuda")
+    split = native.split_native(gm, [x.requires_grad_()], Options(), Report("gather"), CUDA())
+    run_passes(split.backward, Options(), CUDA().passes(Options()))
+    assert ("aten.index_add.default", False) in externs(lowered(split.backward))
+
+
+@pytest.mark.usefixtures("determined")
+def test_replicated_edges_whose_gradient_is_determined() -> None:
+    def build(call: Node, x: fx.Node) -> fx.Node:
+        images = call(Tensor.view, x, 1, 1, 4, 5)
+        return call(torch.sum, call(F.pad, images, [1, 2, 1, 0], mode="replicate"))
+
+    gm, (x,) = captured(build, "cuda")
+    split = native.split_native(gm, [x.requires_grad_()], Options(), Report("pad"), CUDA())
+    assert "replication_pad" not in str(split.backward)
 
 
 def passed(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[AtenGraph, list[str]]:
