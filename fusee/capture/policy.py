@@ -210,10 +210,14 @@ class Policy:
         return None
 
 
-# Packages that draw, log and tabulate: their code is large, and none of it computes on tensors.
+# Packages that draw, log, tabulate, read data and compute on arrays: their code is large, and none
+# of it computes on tensors.
 _APART = frozenset(
-    "IPython PIL altair bokeh matplotlib mlflow mpl_toolkits pandas plotly seaborn sklearn"
-    " tensorboard wandb".split()
+    """
+    IPython PIL altair bokeh cvxpy dask datasets joblib librosa matplotlib mlflow mpl_toolkits
+    networkx numba pandas plotly polars pyarrow scipy seaborn skimage sklearn statsmodels sympy
+    tensorboard wandb xarray
+    """.split()
 )
 # Python runs these as a whole: hardly a line of theirs computes on tensors.
 _OF_LENGTHS = (nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequence)

@@ -481,9 +481,18 @@ def images(x: T) -> T:
     return torch.from_numpy(numpy.array(made.resize((4, 4)))).float() + 1
 
 
-@pytest.mark.parametrize("package, fn", [("matplotlib", draws), ("PIL", images)])
+def measures(x: T) -> T:
+    from scipy import stats
+
+    y = x * 2
+    return y + 1, stats.kstest(y.flatten().numpy(), "norm").statistic
+
+
+@pytest.mark.parametrize(
+    "package, fn", [("matplotlib", draws), ("PIL", images), ("scipy", measures)]
+)
 @pytest.mark.parametrize("shape", [(6,), (3, 4)])
-def test_packages_that_draw_run_in_python(package: str, fn: T, shape: T) -> None:
+def test_packages_that_draw_or_measure_run_in_python(package: str, fn: T, shape: T) -> None:
     """Their code, followed, was a hundred graphs, and gigabytes for a surface."""
     pytest.importorskip(package)
     if fn is images and len(shape) == 1:
