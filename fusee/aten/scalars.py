@@ -154,7 +154,9 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
     return _for_each(one) if "foreach" in full else one
 
 
-_ARITHMETIC = frozenset(getattr(operator, x) for x in "add sub mul truediv pow neg".split())
+_ARITHMETIC = frozenset(
+    getattr(operator, x) for x in "add sub mul truediv floordiv pow neg".split()
+)
 _TURNED: dict[Any, Callable[..., Tensor]] = {
     operator.sub: torch.rsub,
     operator.pow: lambda exponent, x: torch.pow(x, exponent),
@@ -228,13 +230,32 @@ def _compared(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, y: call(_number(x, y), _number(y, x))
 
 
+def _rounded(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Of a number that ATen gives the dtype of the other operand, a half too."""
+
+    def have(x: Any, like: Any) -> Any:
+        return x.value.to(torch.result_type(like, 1.0)) if isinstance(x, Scalar) else x
+
+    return lambda x, y: call(have(x, y), have(y, x))
+
+
+def _put(x: Tensor, at: Any, value: Scalar) -> None:
+    x[at] = value.value.to(x.dtype)
+
+
 def _full(size: Any, value: Scalar, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     return value.value.to(dtype or torch.get_default_dtype()).expand(size).clone()
 
 
 # Of results in dtypes of their own.
-_OTHERS: dict[str, Callable[..., Tensor]] = {
+_OTHERS: dict[str, Callable[..., Any]] = {
     **{x: _compared(getattr(torch, x)) for x in ("gt", "ge", "lt", "le", "eq", "ne")},
+    **{x: _rounded(getattr(torch, x)) for x in ("remainder", "fmod")},
+    "mod": _rounded(torch.remainder),
+    "floor_divide": lambda x, y: on_tensors(operator.floordiv)(x, y),  # type: ignore[misc]
+    "clamp_min": lambda x, min: _rounded(torch.clamp_min)(x, min),
+    "clamp_max": lambda x, max: _rounded(torch.clamp_max)(x, max),
+    "setitem": _put,
     "full": _full,
     "linspace": _spaced,
     "new_full": lambda x, size, value: _full(size, value, dtype=x.dtype),

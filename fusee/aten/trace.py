@@ -163,7 +163,7 @@ def _run(
         if (composite := composite_of(t, call)) is not None:
             call, above = composite, _NOTHING
         elif t.above is None and (
-            t.b.to_size is not None or call in _DATA or isinstance(call, _PYTHON)
+            t.b.to_size is not None or call in _DATA or target in _DATA or isinstance(call, _PYTHON)
         ):
             above = WithData(t)
         with active(t), above:

@@ -363,6 +363,8 @@ class Number(Computed):
         raise GraphBreak("a branch or a call needs a number that the graph computes")
 
     def attribute(self, m: Any, name: str) -> Any:
+        if not hasattr(self.kind, name):  # torch asks each argument whether it is like a tensor
+            raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
         self.need()
 
     def number(self) -> Number:
@@ -389,7 +391,9 @@ _TAKE_NUMBERS = {
     *_NAMES, *(f"i{name}" for name in _NAMES),
     *"multiply div divide true_divide addcmul addcdiv lerp clamp clip where linspace".split(),
 }  # fmt: skip
-_COMPARE = {*"gt ge lt le eq ne".split()}
+_NOT_IN_PLACE = frozenset(
+    "gt ge lt le eq ne mod remainder fmod floordiv floor_divide clamp_min clamp_max setitem".split()
+)
 
 
 # For these a number of NumPy's is an array.
@@ -400,7 +404,7 @@ def takes_numbers(name: str) -> bool:
     """Whether a graph may give a Number to a torch call of this name."""
     base = name.strip("_")
     writes = name.endswith("_") and not name.endswith("__")
-    return base in _TAKE_NUMBERS or (base in _COMPARE and not writes)
+    return base in _TAKE_NUMBERS or (base in _NOT_IN_PLACE and not writes)
 
 
 def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Number:

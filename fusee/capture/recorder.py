@@ -280,7 +280,9 @@ class Recorder(TorchFunctionMode):
                 kind = float if scale.is_floating_point() else int
                 kwargs = {**kwargs, key: self.item(self._lifted(scale), kind=kind)}
         if self.has_numbers and holds_number((*args, *kwargs.values())):
-            if not is_known or meets_integers(*args, *kwargs.values()):
+            # ATen refuses a number that does not fit into integers
+            is_put = name == "setitem" and not args[0].is_floating_point()
+            if not is_known or is_put or meets_integers(*args, *kwargs.values()):
                 need_values(*args, *kwargs.values())
         if why := _ENDING.get("pin_memory" if kwargs.get("pin_memory") else name):
             raise GraphBreak(*why)

@@ -413,3 +413,55 @@ def test_divmod_of_a_float_that_varies() -> None:
     assert traced.entries == 2 and not traced.stops
     with pytest.raises(ZeroDivisionError):
         traced(x, 0.0)
+
+
+def put(x: Tensor, at: Any, value: float) -> Tensor:
+    y = x.clone()
+    y[at] = value
+    return y
+
+
+TAKE_FLOATS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "%": lambda x, p: x % p,
+    "p %": lambda x, p: p % x,
+    "remainder": lambda x, p: torch.remainder(x, p),
+    "fmod": lambda x, p: x.fmod(p),
+    "//": lambda x, p: x // p,
+    "p //": lambda x, p: p // x,
+    "floor_divide": lambda x, p: torch.floor_divide(x, p),
+    "clamp_min": lambda x, p: x.clamp_min(p),
+    "clamp_max": lambda x, p: torch.clamp_max(x, max=p),
+    "an element": lambda x, p: put(x, 0, p),
+    "a list": lambda x, p: put(x, [0, 1], p),
+    "an index": lambda x, p: put(x, torch.tensor([0, 2]), p),
+    "a mask": lambda x, p: put(x, x > 2, p),
+    "parts": lambda x, p: put(x, (None, slice(0, 3, 2)), p),
+}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64], ids=str
+)
+@pytest.mark.parametrize("name", TAKE_FLOATS)
+def test_calls_that_take_floats_that_vary(name: str, dtype: torch.dtype) -> None:
+    fn, x = TAKE_FLOATS[name], (torch.arange(6) * 1.37 + 0.3).to(dtype)
+    traced, compiled = Traced(fn), fusee.compile(fn)
+    for p in (1.7, -2.3, 0.1, 3.0, 2.9999):
+        want = fn(x, p)
+        for got in (traced(x, p), compiled(x, p)):
+            assert got.dtype is want.dtype
+            torch.testing.assert_close(got, want, equal_nan=True)
+    if dtype.is_floating_point:
+        assert traced.entries == 2  # else a number that does not fit is refused
+
+
+def test_distributions_of_floats_that_vary() -> None:
+    """They ask whether their arguments are like tensors."""
+
+    def fn(x: Tensor, scale: float) -> Tensor:
+        return torch.distributions.Normal(x, scale).log_prob(x + 1)
+
+    traced, x = Traced(fn), torch.ones(3)
+    for scale in (0.5, 0.7, 1.3, 2.0):
+        torch.testing.assert_close(traced(x, scale), fn(x, scale))
+    assert traced.entries == 2
