@@ -156,8 +156,8 @@ def _run(
         if form is None:
             args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
         call = form or call
-    t.stand_at(args)
     try:
+        args = t.brought(call, args)
         t.look_at_autocast()
         above: contextlib.AbstractContextManager[Any] = t.above or _NOTHING
         if (composite := composite_of(t, call)) is not None:

@@ -540,6 +540,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if self.b.devices != {self.device} and _tensors(args):
             self.here = self.device_of(args)
 
+    def brought(self, call: Any, args: Args) -> Args:
+        """The operands of a call of the program's, where they meet."""
+        self.stand_at(args)
+        return args
+
     def record(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Append `op` to the graph; its results are new tensors."""
         nodes, metas = self.operands(args)

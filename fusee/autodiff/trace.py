@@ -442,6 +442,27 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         # an operator's node has its number before the operator comes here
         return self._lines[min(bisect_right(self._first, number), len(self._lines) - 1)]
 
+    def brought(self, call: Any, args: Args) -> Args:
+        """Numbers of the CPU that meet tensors of a GPU come there, and their gradients go back.
+
+        The engine moves these where devices differ, and all twins are on one.
+        source   torch/csrc/autograd/engine.cpp, validate_outputs
+        """
+        super().brought(call, args)
+        if self.here.type == "cpu" or self.b.devices == {self.device}:
+            return args
+
+        def come(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.dim() or not x.requires_grad or not _is_plain(x):
+                return x
+            return _to(self, x, self.here) if self.value(x).store.device.type == "cpu" else x
+
+        name = getattr(call, "__name__", "")
+        writes = name == "setitem" or (name.endswith("_") and not name.endswith("__"))
+        with active(self):
+            found: Args = fx.node.map_aggregate(args[1:] if writes else args, come)
+        return (args[0], *found) if writes else found
+
     def look_at_autocast(self) -> None:
         """Autocast is above autograd, and acts by itself on twins that say where they are."""
         if self.device.type not in CASTS and torch.is_autocast_enabled(self.device.type):

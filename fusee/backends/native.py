@@ -214,7 +214,7 @@ def compile_aten(
         if name in _FORMS:
             check, artefact, show = _FORMS[name]
             log.publish(artefact, "", partial(show, form))
-            if options.check:
+            if options.check or getattr(form, "elsewhere", None):  # where a fault would be a crash
                 step("check", check, form)
         return form
 

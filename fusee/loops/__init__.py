@@ -613,6 +613,7 @@ class LoopGraph:
     messages: list[Message] = field(default_factory=list)  # what `check` reports, by index
     notes: list[str] = field(default_factory=list)  # what was not lowered, and why
     late: int = 0  # how many backward passes have begun
+    elsewhere: set[Buffer] = field(default_factory=set)  # on another device than the loops
 
 
 # ------------------------------------------------------------------------------ kernels

@@ -99,6 +99,7 @@ def _check(stage: str, graph: LoopGraph, items: Sequence[Item]) -> None:
             inside = [walk(phase.operands) for phase in item.phases]
             # in this order: the later ones rely on what the earlier ones have seen
             faults = itertools.chain(
+                elsewhere(graph, item),
                 scopes(item, inside),
                 types(item, inside, checked),
                 reductions(item, inside, scans),
@@ -128,6 +129,13 @@ def _refuse(stage: str, item: Item | None, fault: str) -> None:
 
 
 # ------------------------------------------------------------------------------ one kernel
+
+
+def elsewhere(graph: LoopGraph, kernel: Kernel) -> Iterator[str]:
+    """All memory is on the device where the loops run."""
+    if graph.elsewhere:
+        for buffer in {*reads(kernel), *writes(kernel)} & graph.elsewhere:
+            yield f"{buffer.name} is on another device"
 
 
 def scopes(kernel: Kernel, inside: Inside) -> Iterator[str]:

@@ -425,6 +425,8 @@ class GraphLowering:
                 self._call(node)
             elif node.op == "output":
                 self._output(node)
+        for value in map(self.env.get, self.away):
+            self.lowering.graph.elsewhere.update(b for x in _tensors(value) for b in x.reads())
         make_checks(self.lowering)
         return self.lowering.graph
 

@@ -24,8 +24,10 @@ from fusee.aten.weights import run_passes
 from fusee.backends import native
 from fusee.backends.report import Report
 from fusee.config import Options
+from fusee.errors import CheckError
 from fusee.fake import Twins, fake_mode
 from fusee.loops import Buffer, Extern, LoopGraph
+from fusee.loops.checker import check_graph
 from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.schedule import reads
@@ -276,6 +278,33 @@ def test_a_gradient_comes_back_to_where_its_tensor_is(name: str) -> None:
         assert torch.device(copy.kwargs["device"]).type == home
         node = half.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[-1]
         assert node.meta["device"].type == home
+
+
+def test_a_gradient_of_a_number_comes_back_to_the_cpu() -> None:
+    def build(call: Node, x: fx.Node, w: fx.Node) -> fx.Node:
+        number = call(torch.sum, call(torch.exp, call(Tensor.expand, w, 3)))
+        return call(torch.sum, call(torch.mul, x, number))
+
+    gm, (x, w) = captured(build, "cuda", "cpu")
+    split = native.split_native(gm, [x, w.requires_grad_()], Options(), Report("number"), CUDA())
+    for half in (split.forward, split.backward):
+        for node in half.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+            whole = [y for y in node.all_input_nodes if y.meta["val"].dim()]
+            assert len({torch.device(y.meta["device"]).type for y in whole}) == 1
+        check_graph(lowered(half))
+    assert "device=torch.device('cpu')" in str(split.backward)
+
+
+def test_a_kernel_that_would_read_elsewhere_is_told() -> None:
+    def build(call: Node, x: fx.Node) -> fx.Node:
+        return call(torch.mul, x, call(torch.sum, call(torch.arange, 3.0)))
+
+    aten = traced(build, "cuda")
+    loops = lowered(aten)
+    check_graph(loops)
+    loops.elsewhere.update(buffer for step in loops.steps for buffer in reads(step))
+    with pytest.raises(CheckError, match="is on another device"):
+        check_graph(loops)
 
 
 @pytest.fixture
