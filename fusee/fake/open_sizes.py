@@ -212,10 +212,15 @@ def _scattered(
     part_of: Callable[..., Tensor | None], x: Tensor, src: Tensor, *place: Any, **named: Any
 ) -> Tensor | None:
     part = part_of(x, *place, **named)
-    if part is None or not is_row_major(x):
+    if part is None:
         return None
     if not equal(src.shape, part.shape):
-        raise RuntimeError(f"a part of size {[*part.shape]} is written with {[*src.shape]}")
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self."
+            f" src size = {[*src.shape]}, slice size = {[*part.shape]}"
+        )
+    if not is_row_major(x):
+        return None
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 

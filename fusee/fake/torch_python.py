@@ -525,10 +525,23 @@ _BY_SIZES = frozenset(
     avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices glu im2col col2im
     reflection_pad1d reflection_pad2d reflection_pad3d grid_sampler_2d grid_sampler_3d
     logcumsumexp argmax argmin aminmax nansum huber_loss searchsorted bucketize _unique2
-    uniform random normal bernoulli exponential geometric log_normal cauchy
+    unique_dim unique_consecutive masked_select max min sort
     """.split()
 )
-_SAYS_DTYPE = re.compile("not implemented for|support|dtype|scalar type")
+_DRAWS = frozenset(
+    "uniform random normal bernoulli exponential geometric log_normal cauchy".split()
+)
+# These are asked whatever their dtypes are, for what else they refuse.
+_ALWAYS = frozenset(
+    """
+    where uniform random clamp smooth_l1_loss huber_loss softshrink celu mvlgamma bucketize
+    avg_pool2d avg_pool3d masked_select unique_dim unique_consecutive sort
+    """.split()
+).union(_BY_PLACES, _OF_INTEGERS)
+_SAYS_DTYPE = re.compile(
+    "not implemented for|support|dtype|scalar type|BoolTensor|tensor must be|divisor"
+    "|Dimension out of range"
+)
 # Of two dtypes: ATen gives the first, or refuses their gradients, and torch's formulas do neither.
 _OF_ONE_DTYPE = ("huber_loss", "soft_margin_loss")
 # Of bytes as masks torch warns once, which is the program's to hear.
@@ -538,8 +551,10 @@ _WARN_OF_BYTES = frozenset("index index_put _index_put_impl where masked_scatter
 @functools.cache
 def takes_any_size(op: Any) -> bool:
     """Whether ATen refuses the same dtypes of tensors with one element."""
-    is_known = is_pointwise(op) or packet_name(op) in _OF_ALL_SIZES
-    return op.namespace == "aten" and is_known and torch.Tag.nondeterministic_seeded not in op.tags
+    name = packet_name(op)
+    is_known = is_pointwise(op) or name in _OF_ALL_SIZES
+    is_sure = is_known and torch.Tag.nondeterministic_seeded not in op.tags
+    return op.namespace == "aten" and (is_sure or name in _DRAWS)
 
 
 def overloads_of(packet: Any) -> list[OpOverload]:
@@ -603,7 +618,7 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
         return
     key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
-    if is_usual and name not in (*_BY_PLACES, *_OF_INTEGERS, "where"):
+    if is_usual and name not in _ALWAYS:
         return
     if torch.uint8 in kinds and name in _WARN_OF_BYTES:
         return
@@ -615,7 +630,7 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
             small = [*_smallest(args, value, most)]
             sizes = _OF_SHAPES.get(name, slice(0))
             small[sizes] = [1 if type(x) is int else [1] * len(x) for x in small[sizes]]
-            with torch.random.fork_rng([], is_large):
+            with torch.random.fork_rng([], name in _DRAWS):
                 op(*small, **_smallest(kwargs, value, most))
             found = None
         except (RuntimeError, TypeError, ValueError, IndexError) as error:

@@ -619,3 +619,33 @@ def test_operators_that_take_no_tensors_run_once_in_each_call() -> None:
             found = again()
             assert ran == [name]
             assert name != "counted" or found == 1
+
+
+def test_parts_put_into_a_tensor() -> None:
+    """By an operator that is called without all arguments, or with a source that does not fit."""
+
+    def fits(x: Tensor) -> Tensor:
+        y = torch.slice_scatter(torch.zeros(3, 4), torch.ones(3, 4, dtype=torch.int64))
+        y = torch.slice_scatter(y, x[:2], 0, 1)
+        return torch.slice_scatter(y, x[:, :2], 1, end=2)
+
+    def misfit(x: Tensor, n: int, is_used: bool) -> Any:
+        told: list[Any] = []
+        for put in (
+            lambda src: torch.slice_scatter(x, src),
+            lambda src: torch.slice_scatter(x, src[:, None].expand(n, 3)),
+            lambda src: torch.select_scatter(x, src, 0, 0),
+            lambda src: torch.diagonal_scatter(x, src),
+        ):
+            try:
+                found = put(torch.ones(n))
+                told.append(found * 2 if is_used else None)
+            except RuntimeError as error:
+                told.append(str(error))
+        return told
+
+    x = torch.arange(12.0).view(3, 4)
+    alike(fits, x)
+    for n in (1, 3, 4, 9):
+        for is_used in (True, False):
+            alike(misfit, x, n, is_used)
