@@ -208,10 +208,10 @@ class Policy:
         return None
 
 
-# Packages that draw, log and tabulate: their code is large, and none of it computes on tensors.
+# Packages that draw, log, tabulate, or compute on arrays: much code, which computes on no tensors.
 _APART = frozenset(
     "IPython PIL altair bokeh matplotlib mlflow mpl_toolkits pandas plotly seaborn sklearn"
-    " tensorboard wandb".split()
+    " scipy tensorboard wandb".split()
 )
 # Python runs these as a whole: hardly a line of theirs computes on tensors.
 _OF_LENGTHS = (nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequence)

@@ -303,7 +303,10 @@ def _filled(size: Sizes, *, dtype: torch.dtype | None = None, **_: Any) -> Tenso
 
 @OPEN_MAKERS.rule("full")
 def _full(size: Sizes, value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
-    usual = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
+    default = torch.get_default_dtype()
+    usual = {bool: torch.bool, int: torch.int64, float: default}
+    # of 16-bit ones too, for which torch's function in Python has complex32
+    usual[complex] = torch.complex128 if default is torch.float64 else torch.complex64
     dtype = dtype or usual.get(type(value))
     return None if dtype is None else _new(size, dtype)
 

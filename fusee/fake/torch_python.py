@@ -510,6 +510,7 @@ _OF_ALL_SIZES = frozenset(
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
     _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
+    hann_window hamming_window bartlett_window blackman_window kaiser_window
     fill masked_fill complex polar _upsample_bilinear2d_aa _upsample_bicubic2d_aa
     """.split()
 ).union(_BY_PLACES, _OF_SHAPES)
@@ -536,6 +537,7 @@ _ALWAYS = frozenset(
     """
     where uniform random clamp smooth_l1_loss huber_loss softshrink celu mvlgamma bucketize
     avg_pool2d avg_pool3d masked_select unique_dim unique_consecutive sort
+    hann_window hamming_window bartlett_window blackman_window kaiser_window
     """.split()
 ).union(_BY_PLACES, _OF_INTEGERS)
 _SAYS_DTYPE = re.compile(

@@ -237,7 +237,8 @@ UNUSED = """
     x.masked_fill_(x, 1) ;; torch.bitwise_not(x) ;; x.uniform_(3, 1) ;; x.random_(5, 2) ;;
     x.clamp_() ;; F.smooth_l1_loss(x, x, beta=-1.0) ;; F.softshrink(x, -1) ;; F.celu(x, 0.0) ;;
     torch.mvlgamma(x, 0) ;; F.avg_pool2d(x, 2, divisor_override=0) ;; torch.bucketize(x, x) ;;
-    x.sort(9) ;; torch.unique(x, dim=9) ;; x.max() ;; x.masked_select(x)
+    x.sort(9) ;; torch.unique(x, dim=9) ;; x.max() ;; x.masked_select(x) ;;
+    torch.hann_window(3, dtype=x.dtype)
 """
 
 

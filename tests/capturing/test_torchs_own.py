@@ -649,3 +649,15 @@ def test_parts_put_into_a_tensor() -> None:
     for n in (1, 3, 4, 9):
         for is_used in (True, False):
             alike(misfit, x, n, is_used)
+
+
+def test_complex_numbers_where_16_bit_floats_are_the_default() -> None:
+    def fn() -> Any:
+        made = torch.full((2,), 1j)
+        return made, str(made.dtype), str(made.real.dtype)
+
+    torch.set_default_dtype(torch.float16)
+    try:
+        alike(fn)
+    finally:
+        torch.set_default_dtype(torch.float32)
