@@ -439,6 +439,8 @@ def _home(
             if isinstance(x, torch.Tensor):
                 if type(x) is not FakeTensor or x.fake_mode is not mode:
                     return None
+                if x.dim() > 64:  # which iterators of ATen's refuse, and meta kernels don't
+                    raise UnsupportedOperatorException(op)
                 if x.layout != torch.strided or (not for_function and (x.is_conj() or x.is_neg())):
                     return None
                 device: torch.device = x.fake_device

@@ -661,3 +661,16 @@ def test_complex_numbers_where_16_bit_floats_are_the_default() -> None:
         alike(fn)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_tensors_of_more_axes_than_iterators_take() -> None:
+    def fn(x: Tensor) -> list[Any]:
+        told: list[Any] = [x.sum(), (x + 1).shape]
+        for reduce in (torch.sum, torch.mean, torch.amax, torch.count_nonzero):
+            with pytest.raises(RuntimeError, match="only tensors with up to 64 dims") as error:
+                reduce(x, 0)
+            told.append(str(error.value))
+        return told
+
+    alike(fn, torch.ones([1] * 65))
