@@ -494,7 +494,8 @@ def _place(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
     if node.target in (aten.select.int, aten.select_scatter.default):
         begin, end = rest[0] % size, rest[0] % size + 1
     else:
-        begin, end, _ = slice(*rest).indices(size)
+        start, stop, *_ = [*rest, size] if rest else [0, size]  # what is left out is all
+        begin, end, _ = slice(start, stop).indices(size)
     return axis % val.dim(), begin, end
 
 

@@ -231,8 +231,10 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     table[overload("bernoulli_.float")] = lambda x, p=0.5, *, generator=None: (
         x if generator is None and 0 <= p <= 1 else None
     )
-    view, permute = overload("view"), overload("permute")
-    table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
+    view = overload("view")
+    # torch's own permute imports torch.distributed, and those of the others refuse nothing
+    own = overloads("permute slice_scatter select_scatter diagonal_scatter")
+    table.update((op, _unless_unsure(OPEN_VIEWS[op])) for op in own)
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
     del table[overload("nonzero_static")]
     return table
@@ -315,14 +317,14 @@ def _quick_mode() -> type[FakeTensorMode]:
             if torch.is_inference_mode_enabled():  # where tensors do not count writes
                 self.env.data.forget_counts()
         device = _home(self, func, args, kwargs, is_open, func in _WITH_BITS)
+        refuse_dtypes(func, args, kwargs, device)
+        refuse_scalars(func, args, kwargs, device)
+        refuse_undetermined(func, args, device)
         if self.env is not None and func in UNBACKED and device is not None:
             found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
             return _wrapped(self, found, device)
         if is_open and func in _SQUEEZES:
             _refuse_squeeze(*args)
-        refuse_dtypes(func, args, kwargs, device)
-        refuse_scalars(func, args, kwargs, device)
-        refuse_undetermined(func, args, device)
         if func in makers:
             home = _with_index(torch.device(kwargs.get("device") or _CPU))
             for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):
@@ -441,6 +443,8 @@ def _home(
             if isinstance(x, torch.Tensor):
                 if type(x) is not FakeTensor or x.fake_mode is not mode:
                     return None
+                if x.dim() > 64:  # which iterators of ATen's refuse, and meta kernels don't
+                    raise UnsupportedOperatorException(op)
                 if x.layout != torch.strided or (not for_function and (x.is_conj() or x.is_neg())):
                     return None
                 device: torch.device = x.fake_device

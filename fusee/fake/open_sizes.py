@@ -212,10 +212,15 @@ def _scattered(
     part_of: Callable[..., Tensor | None], x: Tensor, src: Tensor, *place: Any, **named: Any
 ) -> Tensor | None:
     part = part_of(x, *place, **named)
-    if part is None or not is_row_major(x):
+    if part is None:
         return None
     if not equal(src.shape, part.shape):
-        raise RuntimeError(f"a part of size {[*part.shape]} is written with {[*src.shape]}")
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self."
+            f" src size = {[*src.shape]}, slice size = {[*part.shape]}"
+        )
+    if not is_row_major(x):
+        return None
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
@@ -298,7 +303,10 @@ def _filled(size: Sizes, *, dtype: torch.dtype | None = None, **_: Any) -> Tenso
 
 @OPEN_MAKERS.rule("full")
 def _full(size: Sizes, value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
-    usual = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
+    default = torch.get_default_dtype()
+    usual = {bool: torch.bool, int: torch.int64, float: default}
+    # of 16-bit ones too, for which torch's function in Python has complex32
+    usual[complex] = torch.complex128 if default is torch.float64 else torch.complex64
     dtype = dtype or usual.get(type(value))
     return None if dtype is None else _new(size, dtype)
 

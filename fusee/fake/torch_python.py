@@ -498,6 +498,11 @@ _BY_PLACES = frozenset(
 )
 # By arguments that are sizes.
 _OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)}
+_RESIZING = """
+    upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d
+"""
+_OF_SHAPES |= dict.fromkeys(_RESIZING.split(), slice(1, 2))
 _OF_ALL_SIZES = frozenset(
     """
     mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss masked_fill
@@ -505,12 +510,39 @@ _OF_ALL_SIZES = frozenset(
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
     _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
-    masked_fill complex polar
+    hann_window hamming_window bartlett_window blackman_window kaiser_window
+    fill masked_fill complex polar _upsample_bilinear2d_aa _upsample_bicubic2d_aa
     """.split()
 ).union(_BY_PLACES, _OF_SHAPES)
 # These refuse floats; all others that go element by element take tensors of one of their dtypes.
 _OF_INTEGERS = frozenset(
-    "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm".split()
+    """
+    bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift gcd lcm
+    """.split()
+)
+# These look at sizes first: they are asked with more elements, and what they say of dtypes counts.
+_BY_SIZES = frozenset(
+    """
+    avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices glu im2col col2im
+    reflection_pad1d reflection_pad2d reflection_pad3d grid_sampler_2d grid_sampler_3d
+    logcumsumexp argmax argmin aminmax nansum huber_loss searchsorted bucketize _unique2
+    unique_dim unique_consecutive masked_select max min sort
+    """.split()
+)
+_DRAWS = frozenset(
+    "uniform random normal bernoulli exponential geometric log_normal cauchy".split()
+)
+# These are asked whatever their dtypes are, for what else they refuse.
+_ALWAYS = frozenset(
+    """
+    where uniform random clamp smooth_l1_loss huber_loss softshrink celu mvlgamma bucketize
+    avg_pool2d avg_pool3d masked_select unique_dim unique_consecutive sort
+    hann_window hamming_window bartlett_window blackman_window kaiser_window
+    """.split()
+).union(_BY_PLACES, _OF_INTEGERS)
+_SAYS_DTYPE = re.compile(
+    "not implemented for|support|dtype|scalar type|BoolTensor|tensor must be|divisor"
+    "|Dimension out of range"
 )
 # Of two dtypes: ATen gives the first, or refuses their gradients, and torch's formulas do neither.
 _OF_ONE_DTYPE = ("huber_loss", "soft_margin_loss")
@@ -521,8 +553,10 @@ _WARN_OF_BYTES = frozenset("index index_put _index_put_impl where masked_scatter
 @functools.cache
 def takes_any_size(op: Any) -> bool:
     """Whether ATen refuses the same dtypes of tensors with one element."""
-    is_known = is_pointwise(op) or packet_name(op) in _OF_ALL_SIZES
-    return op.namespace == "aten" and is_known and torch.Tag.nondeterministic_seeded not in op.tags
+    name = packet_name(op)
+    is_known = is_pointwise(op) or name in _OF_ALL_SIZES
+    is_sure = is_known and torch.Tag.nondeterministic_seeded not in op.tags
+    return op.namespace == "aten" and (is_sure or name in _DRAWS)
 
 
 def overloads_of(packet: Any) -> list[OpOverload]:
@@ -581,13 +615,14 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
     name, kinds = packet_name(op), set[torch.dtype]()
     if name in _OF_ONE_DTYPE and args[0].dtype is not args[1].dtype:
         raise UnsupportedOperatorException(op)
-    if device is None or device.type != "cpu" or not takes_any_size(op):
+    is_large = name in _BY_SIZES
+    if device is None or device.type != "cpu" or not (is_large or takes_any_size(op)):
         return
     key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
     # x - True, alpha=True
     is_usual = is_usual and not {bool, complex} & {*map(type, args), *map(type, kwargs.values())}
-    if is_usual and name not in (*_BY_PLACES, *_OF_INTEGERS, "where", "clamp"):
+    if is_usual and name not in _ALWAYS:
         return
     if torch.uint8 in kinds and name in _WARN_OF_BYTES:
         return
@@ -595,14 +630,15 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
     if found is op:
         value = 0 if name in _BY_PLACES else 1
         try:
-            most = 3 if name == "linalg_cross" else 1
+            most = 16 if is_large else 3 if name == "linalg_cross" else 1
             small = [*_smallest(args, value, most)]
             sizes = _OF_SHAPES.get(name, slice(0))
             small[sizes] = [1 if type(x) is int else [1] * len(x) for x in small[sizes]]
-            op(*small, **_smallest(kwargs, value, most))
+            with torch.random.fork_rng([], name in _DRAWS):
+                op(*small, **_smallest(kwargs, value, most))
             found = None
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            found = error
+            found = None if is_large and not _SAYS_DTYPE.search(str(error)) else error
         _REFUSED[key] = found
     if found is not None:
         raise type(found)(str(found))
@@ -717,7 +753,8 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
     if isinstance(x, (tuple, list)):
         return tuple([_kind(part, kinds) for part in x])
     if not isinstance(x, torch.Tensor):
-        return type(x), None if isinstance(x, OPEN_NUMBERS) else x
+        kinds.update([torch.complex128] if type(x) is complex else [])
+        return type(x), None if isinstance(x, (*OPEN_NUMBERS, torch.Generator)) else x
     kinds.add(x.dtype)
     return x.dtype, x.dim(), x.numel() == 0
 
@@ -728,6 +765,8 @@ def _smallest(x: Any, value: int, most: int) -> Any:
         return {key: _smallest(part, value, most) for key, part in x.items()}
     if isinstance(x, (tuple, list)):
         return type(x)([_smallest(part, value, most) for part in x])
+    if isinstance(x, torch.Generator):  # which is not to be drawn from
+        return None
     if not isinstance(x, torch.Tensor):
         return 1 if isinstance(x, OPEN_NUMBERS) else x
     size: Iterable[Any] = x.shape

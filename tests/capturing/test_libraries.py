@@ -481,18 +481,21 @@ def images(x: T) -> T:
     return torch.from_numpy(numpy.array(made.resize((4, 4)))).float() + 1
 
 
-def measures(x: T) -> T:
-    from scipy import stats
+def statistics(x: T) -> T:
+    from scipy import optimize, stats
 
-    y = x * 2
-    return y + 1, stats.kstest(y.flatten().numpy(), "norm").statistic
+    y = x.flatten().double()
+    least = optimize.minimize(lambda at: float(((torch.from_numpy(at) - y) ** 2).sum()), y * 0)
+    return y * stats.pearsonr(y.numpy(), y.sin().numpy())[0], least.x.round(3)
 
 
 @pytest.mark.parametrize(
-    "package, fn", [("matplotlib", draws), ("PIL", images), ("scipy", measures)]
+    "package, fn", [("matplotlib", draws), ("PIL", images), ("scipy", statistics)]
 )
 @pytest.mark.parametrize("shape", [(6,), (3, 4)])
-def test_packages_that_draw_or_measure_run_in_python(package: str, fn: T, shape: T) -> None:
+def test_packages_that_draw_or_compute_on_arrays_run_in_python(
+    package: str, fn: T, shape: T
+) -> None:
     """Their code, followed, was a hundred graphs, and gigabytes for a surface."""
     pytest.importorskip(package)
     if fn is images and len(shape) == 1:

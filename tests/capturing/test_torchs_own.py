@@ -726,3 +726,58 @@ def test_places_of_repeated_rows_have_the_dtype_of_the_counts(dtype: torch.dtype
     given = torch.arange(6.0).view(3, 2), torch.tensor([2, 0, 3], dtype=dtype)
     for got, want in zip(fusee.compile(fn)(*given), fn(*given), strict=True):
         assert got.dtype is want.dtype and torch.equal(got, want)
+
+
+def test_parts_put_into_a_tensor() -> None:
+    """By an operator that is called without all arguments, or with a source that does not fit."""
+
+    def fits(x: Tensor) -> Tensor:
+        y = torch.slice_scatter(torch.zeros(3, 4), torch.ones(3, 4, dtype=torch.int64))
+        y = torch.slice_scatter(y, x[:2], 0, 1)
+        return torch.slice_scatter(y, x[:, :2], 1, end=2)
+
+    def misfit(x: Tensor, n: int, is_used: bool) -> Any:
+        told: list[Any] = []
+        for put in (
+            lambda src: torch.slice_scatter(x, src),
+            lambda src: torch.slice_scatter(x, src[:, None].expand(n, 3)),
+            lambda src: torch.select_scatter(x, src, 0, 0),
+            lambda src: torch.diagonal_scatter(x, src),
+        ):
+            try:
+                found = put(torch.ones(n))
+                told.append(found * 2 if is_used else None)
+            except RuntimeError as error:
+                told.append(str(error))
+        return told
+
+    x = torch.arange(12.0).view(3, 4)
+    alike(fits, x)
+    for n in (1, 3, 4, 9):
+        for is_used in (True, False):
+            alike(misfit, x, n, is_used)
+
+
+def test_complex_numbers_where_16_bit_floats_are_the_default() -> None:
+    def fn() -> Any:
+        made = torch.full((2,), 1j)
+        return made, str(made.dtype), str(made.real.dtype)
+
+    torch.set_default_dtype(torch.float16)
+    try:
+        alike(fn)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_tensors_of_more_axes_than_iterators_take() -> None:
+    def fn(x: Tensor) -> list[Any]:
+        told: list[Any] = [x.sum(), (x + 1).shape]
+        for reduce in (torch.sum, torch.mean, torch.amax, torch.count_nonzero):
+            with pytest.raises(RuntimeError, match="only tensors with up to 64 dims") as error:
+                reduce(x, 0)
+            told.append(str(error.value))
+        return told
+
+    alike(fn, torch.ones([1] * 65))

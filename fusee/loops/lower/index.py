@@ -533,17 +533,25 @@ def _turned(x: Tensor, dim: int, shift: Size) -> Tensor:
 def _no_such_slice(
     call: OpCall, x: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any
 ) -> str | None:
-    size = x.shape[dim]
-    if isinstance(size, Expr) or any(isinstance(n, Expr) for n in (start, end, step)):
-        return None
-    return None if len(range(size)[start:end:step]) == src.shape[dim] else _MISFIT
+    size, count = x.shape[dim], None
+    if not any(isinstance(n, Expr) for n in (size, start, end, step)):
+        count = len(range(size)[start:end:step])  # type: ignore[arg-type]
+    dim %= len(x.shape)
+    return _unlike(src, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
+
+
+def _unlike(src: Tensor, shape: Sequence[Size | None]) -> str | None:
+    """Refuses a source of another size than a part has; of open ones nothing is known."""
+    known = [(a, b) for a, b in zip(src.shape, shape) if isinstance(a, int) and isinstance(b, int)]
+    return _MISFIT if len(src.shape) != len(shape) or any(a != b for a, b in known) else None
 
 
 def _no_such_place(call: OpCall, x: Tensor, src: Tensor, dim: int, index: Size) -> str | None:
     size = x.shape[dim]
-    if isinstance(index, Expr) or isinstance(size, Expr) or -size <= index < size:
-        return None
-    return "ATen refuses an index out of range"
+    if not (isinstance(index, Expr) or isinstance(size, Expr) or -size <= index < size):
+        return "ATen refuses an index out of range"
+    dim %= len(x.shape)
+    return _unlike(src, (*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
 @lowers("slice_scatter", unless=_no_such_slice)
