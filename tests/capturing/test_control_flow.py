@@ -345,3 +345,22 @@ def test_one_within_another(outer: str, inner: str) -> None:
         outcomes.append((y, *(torch.autograd.grad(y.sum(), x) if is_trained else ())))
     torch.testing.assert_close(outcomes[1], outcomes[0])
     torch.testing.assert_close(outcomes[2], outcomes[0])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: scan(lambda c, r: ((c + r).long(), r * 2), x[0] * 1, x),
+        lambda x: scan(lambda c, r: ((c + r)[:1], r * 2), x[0] * 1, x),
+        lambda x: while_loop(
+            lambda k, y: k < 3, lambda k, y: (k + 1, y.long()), (torch.tensor(0), x)
+        ),
+        lambda x: while_loop(
+            lambda k, y: y.sum(), lambda k, y: (k + 1, y * 0), (torch.tensor(0), x)
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_carried_is_of_one_kind(fn: Callable[[T], Any]) -> None:
+    """torch refuses others, and tests that are no bools."""
+    with pytest.raises(GraphBreakError, match=r"gives other tensors|no bool"):
+        fusee.compile(fn, fullgraph=True)(X.clone())
