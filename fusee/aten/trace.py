@@ -375,7 +375,7 @@ def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
             raise t.b.unsupported(f"{op.name()} with sizes that are not known")
         functions = [_Function(x) for x in args if isinstance(x, fx.GraphModule)]
         tensors, spec = pytree.tree_flatten([x for x in args if not isinstance(x, fx.GraphModule)])
-        made = _operator(op.name(), functions, spec)
+        made = _operator(op.name(), functions, tensors, spec, t.device)
         with active(t):
             return tuple(made(tensors))
     if name not in _INLINE:
@@ -417,8 +417,16 @@ class _Function:
         self.graph = graph
         self.compiled: dict[Any, Callable[..., Any]] = {}
 
+    def shapes(self, *given: Tensor) -> list[Tensor]:
+        """What it gives for operands like these, which are fakes: tensors without data."""
+        tracer, inputs = start(self.graph, given, keep_core, None, kind=Tracer)
+        with_grad = takes_gradients(self.graph.graph)
+        with below_autograd(), autocast_restored(), torch.set_grad_enabled(with_grad):
+            found = run_nodes(tracer, self.graph, self.graph.graph, inputs.given, inputs.attribute)
+        return [*found]
+
     def __call__(self, *given: Tensor) -> Any:
-        if (given and given[0].is_meta) or not COMPILERS:
+        if not COMPILERS:
             return self.graph.forward(*given)
         kinds = [(x.dtype, x.shape, x.stride(), x.requires_grad) for x in given]
         key = *kinds, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -460,40 +468,40 @@ def _scan(functions: Sequence[_Function], carried: Any, xs: Any, more: Any) -> A
     return [*carried, *(torch.stack(column) for column in zip(*rows))]
 
 
-def _shaped(name: str, functions: Sequence[_Function], *operands: Any) -> list[Tensor]:
-    """On tensors without data: what a call gives."""
-    body = functions[-1]
+def _shaped(name: str, body: _Function, *operands: Any) -> list[Tensor]:
+    """What a call gives for fakes, as tensors without data."""
     if name == "cond":
-        return list(body(*operands[1]))
+        return body.shapes(*operands[1])
     if name == "while_loop":
-        return list(body(*operands[0], *operands[1]))
+        return body.shapes(*operands[0], *operands[1])
     carried, xs, more = operands if name == "scan" else ((), *operands)
-    found = body(*carried, *(x[0] for x in xs), *more)
-    count = len(carried)
+    with xs[0].fake_mode:
+        rows = [x[0] for x in xs]
+    found, count = body.shapes(*carried, *rows, *more), len(carried)
     return [*found[:count], *(x.new_empty((len(xs[0]), *x.shape)) for x in found[count:])]
 
 
-def _operator(name: str, functions: list[_Function], spec: Any) -> Any:
+def _operator(
+    name: str, functions: list[_Function], given: list[Tensor], spec: Any, device: torch.device
+) -> Any:
     own = f"{name}_{next(_numbers)}"
     library.define(f"{own}(Tensor[] given) -> Tensor[]")
     library.define(f"{own}_backward(Tensor[] given, Tensor[] grads) -> Tensor[]")
     forward: Any = getattr(torch.ops.fusee, own).default
     backward: Any = getattr(torch.ops.fusee, f"{own}_backward").default
 
-    told: list[Tensor] = []
+    with fake_mode():
+        fakes = [torch.empty_strided(*_layout(x), dtype=x.dtype, device=device) for x in given]
+    # sizes are those of the graph, always
+    told = _shaped(name, functions[-1], *pytree.tree_unflatten(fakes, spec))
 
     def shaped(given: list[Tensor]) -> list[Tensor]:
-        found = _shaped(name, functions, *pytree.tree_unflatten(given, spec))
-        return [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in found
-        ]
+        return [torch.empty_strided(*_layout(x), dtype=x.dtype, device="meta") for x in told]
 
     def computed(given: list[Tensor]) -> list[Tensor]:
         return list(_RUNS[name](functions, *pytree.tree_unflatten(given, spec)))
 
     def run(given: list[Tensor]) -> list[Tensor]:
-        if not told:  # sizes are those of the graph, always
-            told.extend(shaped([x.to("meta") for x in given]))
         pairs = zip(computed(given), told, strict=True)
         taken = {*map(storage_id, given)}
         return [  # in memory of their own, with the strides that were told of them
@@ -549,6 +557,10 @@ class _Differentiated(torch.autograd.Function):
         with below_autograd():
             found = iter(ctx.backward(list(ctx.saved_tensors), kept))
         return None, None, *(next(found) if is_float else None for is_float in ctx.takes)
+
+
+def _layout(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    return x.shape, x.stride()
 
 
 def _is_float(x: Tensor) -> bool:

@@ -426,11 +426,17 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
         return got(m, custom, obj, name) if custom else of_instance(m, obj, name)
     except AttributeError:
         fallback = python_method(m, obj, "__getattr__")
+        if fallback is None and type(class_lookup(m, kind, "__getattr__")) is _IN_CPP:
+            raise GraphBreak(f"{kind.__qualname__}.__getattr__ is C++'s") from None
         if fallback is None:
             raise
     if fallback is torch.nn.Module.__getattr__:  # not above: errors would have another as context
         return _in_module_tables(m, obj, name)
     return m.call(fallback, obj, name)
+
+
+# What pybind11 makes a method of a class with.
+_IN_CPP = type(torch._C.CompilationUnit.__dict__["__getattr__"])
 
 
 # ------------------------------------------------------------------------------ kinds of objects

@@ -408,7 +408,17 @@ def refuse_new_geometry(
 def storages(nodes: Iterable[fx.Node]) -> set[int]:
     """The memory behind the tensors that nodes give."""
     tensors = [node.meta.get("example_value") for node in nodes]
-    return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
+    return {at for x in tensors if isinstance(x, torch.Tensor) for at in memory_of(x)}
+
+
+def memory_of(x: Tensor) -> set[int]:
+    """Where the elements of a tensor lie; a sparse one has them in tensors of its own."""
+    parts = [x]
+    if x.layout is torch.sparse_coo:
+        parts = [x._indices(), x._values()]
+    elif x.layout is not torch.strided:
+        parts = [x.values()]
+    return {part.untyped_storage()._cdata for part in parts}
 
 
 def seen_memory(graph: fx.Graph, name: str, fake: Tensor) -> str:
@@ -416,8 +426,7 @@ def seen_memory(graph: fx.Graph, name: str, fake: Tensor) -> str:
     if name not in _OF_MEMORY:
         return ""
     with torch._C.DisableTorchFunction():
-        memory = {fake.untyped_storage()._cdata}
-        made = next(node for node in graph.nodes if memory & storages([node]))
+        made = next(node for node in graph.nodes if memory_of(fake) & storages([node]))
     return "" if made.op == "placeholder" else made.name
 
 

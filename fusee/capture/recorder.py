@@ -49,6 +49,7 @@ from fusee.capture.graph_break import (
     Lost,
     ended_by,
     is_scale,
+    memory_of,
     refuse_masked_gradients,
     refuse_new_geometry,
     refuse_overlaps,
@@ -112,8 +113,8 @@ _MOST_CALLS = 50_000
 
 # What tells of the elements that a sparse tensor holds: stand-ins hold none.
 _OF_ELEMENTS = frozenset(
-    "_nnz indices values _indices _values is_coalesced crow_indices col_indices ccol_indices"
-    " row_indices".split()
+    "_nnz indices values _indices _values is_coalesced coalesce crow_indices col_indices"
+    " ccol_indices row_indices".split()
 )
 
 # Attributes that stand-ins have otherwise.
@@ -408,9 +409,9 @@ class Recorder(TorchFunctionMode):
     def has_gradients(self, fake: torch.Tensor) -> bool:
         """Whether a tensor with this memory requires grad."""
         with torch._C.DisableTorchFunction():
-            storage = fake.untyped_storage()._cdata
+            memory = memory_of(fake)
             known = (x for x in self._keep if isinstance(x, torch.Tensor) and x.requires_grad)
-            return any(x.untyped_storage()._cdata == storage for x in known)
+            return any(memory & memory_of(x) for x in known)
 
     def offset(self, fake: torch.Tensor) -> int | torch.SymInt:
         """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""

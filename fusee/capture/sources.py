@@ -431,7 +431,9 @@ def _words(path: Iterable[Origin]) -> str:
 # Python source of expressions over origins: what checks and rebuilding code are written with.
 
 
-_DIGITS = 2000  # Python refuses to write down integers of many more
+def _is_one(text: str) -> bool:
+    """Whether all literals of a text are one object, as programs may ask with `is`."""
+    return len(text) < 2 or (text.isascii() and text.replace("_", "a").isalnum())
 
 
 class Source:
@@ -454,9 +456,9 @@ class Source:
 
     def constant(self, value: Any) -> str:
         """A name, or a literal, for `value`."""
-        if value is None or isinstance(value, bool) or type(value) is str:
+        if value is None or isinstance(value, bool) or (type(value) is str and _is_one(value)):
             return repr(value)
-        if type(value) is int and value.bit_length() < _DIGITS:
+        if type(value) is int and -6 < value < 257:  # Python has these once
             return repr(value)
         name = self._constants.get(id(value))
         if name is None:

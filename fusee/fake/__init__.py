@@ -53,9 +53,7 @@ from fusee.fake.torch_python import (
     overloads_of,
     packet_name,
     python_dispatcher,
-    refuse_dtypes,
-    refuse_scalars,
-    refuse_undetermined,
+    refuse,
     runs_itself,
     takes_no_tensor,
 )
@@ -317,9 +315,7 @@ def _quick_mode() -> type[FakeTensorMode]:
             if torch.is_inference_mode_enabled():  # where tensors do not count writes
                 self.env.data.forget_counts()
         device = _home(self, func, args, kwargs, is_open, func in _WITH_BITS)
-        refuse_dtypes(func, args, kwargs, device)
-        refuse_scalars(func, args, kwargs, device)
-        refuse_undetermined(func, args, device)
+        refuse(func, args, kwargs, device)
         if self.env is not None and func in UNBACKED and device is not None:
             found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
             return _wrapped(self, found, device)

@@ -605,11 +605,18 @@ def _into_nothing(op: Any) -> Any:
     return next((x for x in forms if [str(a.type) for a in x._schema.arguments] == kinds), None)
 
 
-def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | None) -> None:
-    """Raise what ATen raises for operands of these dtypes, of which meta kernels take more.
+def refuse(op: Any, args: Args, kwargs: Kwargs, device: torch.device | None) -> None:
+    """Raise what ATen raises for operands that meta kernels take.
 
     device  of the operands; None: unknown, as where torch knows values
     """
+    refuse_dtypes(op, args, kwargs, device)
+    refuse_scalars(op, args, kwargs, device)
+    refuse_undetermined(op, args, device)
+
+
+def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | None) -> None:
+    """The same for dtypes, of which meta kernels take more."""
     if device is None and op._schema.is_mutable:
         device = getattr(args[0], "device", None)
     name, kinds = packet_name(op), set[torch.dtype]()

@@ -554,6 +554,8 @@ def as_numpy(
         order = sorted(range(made.ndim), key=lambda k: -strides[k])
         back = [order.index(k) for k in range(made.ndim)]
         made = np.ascontiguousarray(made.transpose(order)).transpose(back)
+    else:
+        made = made[...]  # whoever asks for its base finds an array, and no tensor
     if not is_writeable:
         made.flags.writeable = False
     return made

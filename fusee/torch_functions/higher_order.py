@@ -592,6 +592,14 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
             f"the functions of cond give {_described(first)[1]} and {_described(last)[1]}",
             "both must give results of the same structure, sizes, strides and dtypes",
         )
+    if name == "while_loop":
+        _check_turns(name, given[2], (), last)
+        with torch._C.DisableTorchFunction():
+            if first.results[0].meta["example_value"].dtype is not torch.bool:
+                raise GraphBreak("what decides on another turn of while_loop is no bool")
+    elif name in ("scan", "map_impl"):
+        carried, rows = (given[1], given[2]) if name == "scan" else ((), given[1])
+        _check_turns(name, carried, rows, last)
     for k, body in bodies.items():
         given[k] = _aligned(body, len(inner), list(outside.values()), is_bare=k in form.bare)
         given[k].meta[BODY] = body.calls
@@ -623,6 +631,21 @@ def _check(name: str, body: FunctionBody, operands: Sequence[torch.Tensor]) -> N
         raise GraphBreak(f"the function {body.name} under {name} draws random numbers")
     if not all(leaf is None for leaf in body.leaves):
         raise GraphBreak(f"the function {body.name} under {name} gives more than tensors")
+
+
+def _check_turns(name: str, carried: Args, rows: Args, body: FunctionBody) -> None:
+    """raises GraphBreak where a turn gives the next other tensors than it got, or has no row."""
+    found = [node.meta["example_value"] for node in body.results]
+    with torch._C.DisableTorchFunction():
+        kinds = ([(x.dtype, x.shape, x.device) for x in some] for some in (carried, found))
+        before, after = kinds
+        if before != after[: len(before)] or (not rows and len(after) > len(before)):
+            raise GraphBreak(
+                f"the function {body.name} under {name} gives other tensors than it is given",
+                "give the next turn the same sizes and dtypes",
+            )
+        if any(x.shape[0] != rows[0].shape[0] for x in rows[1:]):
+            raise GraphBreak(f"{name} of different numbers of rows")
 
 
 def _described(body: FunctionBody) -> tuple[Any, list[str]]:

@@ -703,3 +703,14 @@ def test_a_check_of_numpys_before_what_is_drawn_into_an_input() -> None:
         drawn.append(y)
     assert torch.equal(drawn[0], drawn[1])
     assert torch.equal(drawn[0], drawn[2])
+
+
+def test_the_base_of_an_array_that_a_graph_gives() -> None:
+    """scipy looks at the size of a base, which is an array where there is one."""
+
+    def fn(a: Any) -> Any:
+        b = a * 2
+        return b, b[:2]
+
+    for made in fusee.compile(fn)(A):
+        assert made.base is None or isinstance(made.base, np.ndarray)

@@ -309,3 +309,58 @@ def test_the_test_of_a_loop_is_in_no_tuple(compiler: Any, backend: str) -> None:
     x, w, n0 = torch.ones(3), torch.full((3,), 0.5), torch.tensor(0)
     made = compiler(fn, backend=backend, fullgraph=True)(x, w)
     torch.testing.assert_close(made, (x.sin() * w**4).cos())
+
+
+def counted(x: T, turn: Callable[[T], T]) -> T:
+    zero = torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda k, y: k < 3, lambda k, y: (k + 1, turn(y)), (zero, x))[1]
+
+
+NESTED: dict[str, Callable[[T, Callable[[T], T]], T]] = {
+    "cond": lambda x, f: torch.cond(x.sum() > 0, lambda y: f(y) + 1, lambda y: f(y) - 1, (x,)),
+    "while_loop": counted,
+    "map": lambda x, f: torch_map(f, torch.stack([x, x + 1])).sum(0),
+    "scan": lambda x, f: scan(lambda c, r: (f(c + r), c * r), x * 0, torch.stack([x, x]))[0],
+    "vmap": lambda x, f: torch.vmap(f)(torch.stack([x, x + 1])).sum(0),
+    "grad": lambda x, f: torch.func.grad(lambda y: (f(y) * y).sum())(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly", "ignore:The .grad attribute")
+@pytest.mark.parametrize("inner", NESTED)
+@pytest.mark.parametrize("outer", ["cond", "while_loop", "map", "scan"])
+def test_one_within_another(outer: str, inner: str) -> None:
+    """The shapes of what an inner one gives are found without data."""
+
+    def fn(x: T) -> T:
+        return NESTED[outer](x, lambda y: NESTED[inner](y, torch.sin))
+
+    outcomes = []
+    compiled = fusee.compile(fn)
+    # torch itself has zeros for a grad within a function that autograd hears of, and raises
+    is_trained = inner != "grad" and (outer, inner) != ("scan", "while_loop")
+    for call in (fn, compiled, compiled):
+        x = X[1].clone().requires_grad_(is_trained)
+        y = call(x)
+        outcomes.append((y, *(torch.autograd.grad(y.sum(), x) if is_trained else ())))
+    torch.testing.assert_close(outcomes[1], outcomes[0])
+    torch.testing.assert_close(outcomes[2], outcomes[0])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: scan(lambda c, r: ((c + r).long(), r * 2), x[0] * 1, x),
+        lambda x: scan(lambda c, r: ((c + r)[:1], r * 2), x[0] * 1, x),
+        lambda x: while_loop(
+            lambda k, y: k < 3, lambda k, y: (k + 1, y.long()), (torch.tensor(0), x)
+        ),
+        lambda x: while_loop(
+            lambda k, y: y.sum(), lambda k, y: (k + 1, y * 0), (torch.tensor(0), x)
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_carried_is_of_one_kind(fn: Callable[[T], Any]) -> None:
+    """torch refuses others, and tests that are no bools."""
+    with pytest.raises(GraphBreakError, match=r"gives other tensors|no bool"):
+        fusee.compile(fn, fullgraph=True)(X.clone())

@@ -270,6 +270,8 @@ SPARSE: dict[str, T] = {
     "of columns": lambda x: x.to_sparse_csc().values().shape,
     "coalesced": lambda x: torch.sparse_coo_tensor(INTS * 0, x[0, :2], (2, 3)).coalesce().values(),
     "branch": lambda x: x + 1 if x.to_sparse()._nnz() > 2 else x - 1,
+    "turned": lambda x: x.to_sparse().transpose(0, 1).coalesce().indices(),
+    "changed": lambda x: (s := x.to_sparse().coalesce()).neg_() is s and s.to_dense(),
 }
 
 
@@ -287,3 +289,20 @@ def test_sparse_tensors_of_blocks() -> None:
         return rows.to_sparse_bsr((2, 1)).to_dense(), rows.to_sparse_bsc((1, 2)).to_dense() * 2
 
     assert not same(fn, torch.eye(4)).stops
+
+
+@pytest.mark.filterwarnings("ignore:[Ss]parse:UserWarning", "ignore:.*runs eagerly")
+def test_writes_to_sparse_tensors() -> None:
+    """Their elements may be those of an input, or of what the graph gives."""
+
+    def fn(x: T) -> T:
+        places, values = INTS[:, :2] * 0, x * 1
+        own = torch.sparse_coo_tensor(places, values, (2, 3), is_coalesced=True).mul_(3)
+        torch.sparse_coo_tensor(places, x, (2, 3), is_coalesced=True).mul_(2)
+        return own.to_dense(), values + 0, x.to_sparse_coo().zero_().to_dense()
+
+    compiled = fusee.compile(fn)
+    for call in (compiled, compiled):
+        ours, theirs = torch.arange(1.0, 3), torch.arange(1.0, 3)
+        torch.testing.assert_close(call(ours), fn(theirs))
+        torch.testing.assert_close(ours, theirs)

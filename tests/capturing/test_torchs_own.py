@@ -781,3 +781,41 @@ def test_tensors_of_more_axes_than_iterators_take() -> None:
         return told
 
     alike(fn, torch.ones([1] * 65))
+
+
+class Modifiers:
+    """As torch.jit has them: told apart by `is`."""
+
+    IGNORE = "ignore (leave as it is)"
+    COUNT = 12345678
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_texts_and_numbers_that_are_told_apart_by_is() -> None:
+    def fn(x: Tensor) -> Any:
+        made: Any = lambda: None  # noqa: E731
+        made.modifier, made.count = Modifiers.IGNORE, Modifiers.COUNT
+        text = Modifiers.IGNORE
+        y = x * 2
+        print(end="")
+        return made, text is Modifiers.IGNORE, y
+
+    compiled = fusee.compile(fn)
+    for _ in range(2):
+        made, is_it, _ = compiled(torch.ones(2))
+        assert is_it and made.modifier is Modifiers.IGNORE and made.count is Modifiers.COUNT
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly", "ignore:.*torch.jit")
+def test_attributes_that_cpp_gives() -> None:
+    """The class has a __getattr__, which is no function of Python's."""
+
+    def fn(x: Tensor) -> Tensor:
+        unit: Any = torch.jit.CompilationUnit("def f(x):\n    return x + 1\n")
+        try:
+            y: Tensor = unit.f(x)
+        except AttributeError:
+            y = x
+        return y
+
+    assert fusee.compile(fn)(torch.ones(2)).tolist() == [2.0, 2.0]
