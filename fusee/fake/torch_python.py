@@ -627,8 +627,8 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
         return
     key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
-    # x - True, alpha=True
-    is_usual = is_usual and not {bool, complex} & {*map(type, args), *map(type, kwargs.values())}
+    if is_usual and (is_pointwise(op) or name == "masked_fill"):  # x - True, alpha=True
+        is_usual = {bool, complex}.isdisjoint(map(type, (*args, *kwargs.values())))
     if is_usual and name not in _ALWAYS:
         return
     if torch.uint8 in kinds and name in _WARN_OF_BYTES:

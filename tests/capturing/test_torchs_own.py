@@ -819,3 +819,11 @@ def test_attributes_that_cpp_gives() -> None:
         return y
 
     assert fusee.compile(fn)(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("fn", [lambda x: x.var(0, keepdim=True), lambda x: x.std(0, True, True)])
+def test_asking_for_refusals_tells_nothing(fn: Callable[[Tensor], Tensor]) -> None:
+    """ATen would be asked with one element, of whose variance it warns."""
+    x = torch.rand(4, 3)
+    torch.testing.assert_close(fusee.compile(lambda x: fn(x) * 2)(x), fn(x) * 2)
