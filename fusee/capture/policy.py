@@ -293,9 +293,7 @@ def target_of(x: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
     if isinstance(x, types.MethodType) and isinstance(x.__func__, types.FunctionType):
         return innermost(x.__func__), (x.__self__,)
     if isinstance(x, nn.Module):
-        forward = type(x).forward
-        is_code = isinstance(forward, types.FunctionType) and not is_parallel(forward)
-        if is_code and is_plain(x):
+        if is_plain(x) and not is_parallel(forward := type(x).forward):
             return innermost(forward), (x,)
         return whole_call(type(x)), (x,)
     method = inspect.getattr_static(type(x), "__call__", None)
@@ -306,13 +304,20 @@ def target_of(x: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether calling a module is calling its class's `forward`."""
+    """Whether calling a module is calling its class's `forward`, which is a function."""
     return (
-        type(module).__call__ is nn.Module.__call__
+        plain_forward(type(module)) is not None
+        and type(module).__call__ is nn.Module.__call__
         and "forward" not in module.__dict__
         and not any(getattr(module, name) for name in HOOKS)
         and not has_global_hooks()
     )
+
+
+def plain_forward(cls: type[nn.Module]) -> types.FunctionType | None:
+    """The `forward` of a class if it is a function, so no static method or other descriptor."""
+    found = next(vars(x)["forward"] for x in cls.__mro__ if "forward" in vars(x))
+    return found if type(found) is types.FunctionType else None
 
 
 def is_suspending(function: types.FunctionType) -> bool:
@@ -328,9 +333,12 @@ def whole_call(cls: type[nn.Module], method: str = "__call__") -> types.Function
     """
     text = "module" if method == "__call__" else f"module.{method}"
     tree = ast.parse(f"lambda module, /, *args, **kwargs: {text}(*args, **kwargs)", mode="eval")
-    forward: Any = getattr(innermost(cls.forward), "__code__", whole_call.__code__)
+    forward = innermost(
+        getattr(cls, "forward", None)
+    )  # TorchScript's raises where a class is asked
+    code_of: Any = getattr(forward, "__code__", whole_call.__code__)
     name = cls.__name__ if issubclass(cls, fx.GraphModule) else cls.__qualname__
-    code = standing_at(tree, forward.co_filename, forward.co_firstlineno, name)
+    code = standing_at(tree, code_of.co_filename, code_of.co_firstlineno, name)
     return types.FunctionType(code, {"__name__": cls.__module__})
 
 

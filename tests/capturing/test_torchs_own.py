@@ -674,3 +674,25 @@ def test_tensors_of_more_axes_than_iterators_take() -> None:
         return told
 
     alike(fn, torch.ones([1] * 65))
+
+
+class Static(nn.Module):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        print(end="")
+        return x * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("make", [Static, lambda: torch.jit.trace(Checked(), torch.ones(2))])
+def test_modules_whose_forward_is_no_plain_function(make: Callable[[], Any]) -> None:
+    """TorchScript's raises where a class is asked for it, and a static method takes no module."""
+    module, x = make(), torch.ones(2)
+
+    def fn(x: Tensor) -> Any:
+        y = module(x)
+        print(end="")
+        return module(y)
+
+    assert torch.equal(fusee.compile(fn)(x), fn(x))
+    assert torch.equal(fusee.compile(module)(x), module(x))
