@@ -29,6 +29,7 @@ from fusee.capture.policy import (
     innermost,
     is_skipped,
     is_suspending,
+    plain_forward,
     target_of,
     whole_call,
 )
@@ -406,15 +407,20 @@ class _ModuleCalls:
         with_hooks: types.FunctionType,
     ) -> None:
         cls: Any = type(module)
-        forward = self.forward = cls.forward
-        is_plain = cls.__call__ is nn.Module.__call__ and type(forward) is types.FunctionType
-        is_plain = is_plain and target_of(forward)[0] is forward and not is_suspending(forward)
-        is_plain = is_plain and not is_parallel(forward)
-        self.is_plain = is_plain and "_torchdynamo_disable" not in forward.__dict__
+        forward = self.forward = plain_forward(cls)
+        self.is_plain = (
+            forward is not None
+            and cls.__call__ is nn.Module.__call__
+            and target_of(forward)[0] is forward
+            and not is_suspending(forward)
+            and not is_parallel(forward)
+            and "_torchdynamo_disable" not in forward.__dict__
+        )
         self.module, self.cls, self.state = module, cls, module.__dict__
         self.compiler, self.eagerly, self.with_hooks = compiler, eagerly, with_hooks
         self.plain_call = nn.Module.__call__
-        self.functions = [compiler.function(forward if self.is_plain else with_hooks)]
+        called = forward if forward is not None and self.is_plain else with_hooks
+        self.functions = [compiler.function(called)]
         self.run = self.functions[0].call
 
     def seldom(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -475,8 +481,8 @@ def _forward_of(cls: type[nn.Module]) -> Callable[..., Any]:
 def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     """A compiled module that shares all with `module`."""
     cls = type(module)
-    forward = cls.forward
-    is_plain = type(forward) is types.FunctionType and not is_suspending(forward)
+    forward = plain_forward(cls)
+    is_plain = forward is not None and not is_suspending(forward)
     namespace = {
         "__call__": _call_of(cls),
         **({"forward": _forward_of(cls)} if is_plain else {}),

@@ -312,13 +312,20 @@ def target_of(x: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether calling a module is calling its class's `forward`."""
+    """Whether calling a module is calling its class's `forward`, which is a function."""
     return (
-        type(module).__call__ is nn.Module.__call__
+        plain_forward(type(module)) is not None
+        and type(module).__call__ is nn.Module.__call__
         and "forward" not in module.__dict__
         and not any(getattr(module, name) for name in HOOKS)
         and not has_global_hooks()
     )
+
+
+def plain_forward(cls: type[nn.Module]) -> types.FunctionType | None:
+    """The `forward` of a class if it is a function, so no static method or other descriptor."""
+    found = next(vars(x)["forward"] for x in cls.__mro__ if "forward" in vars(x))
+    return found if type(found) is types.FunctionType else None
 
 
 def is_suspending(function: types.FunctionType) -> bool:
@@ -334,10 +341,11 @@ def whole_call(cls: type[nn.Module], method: str = "__call__") -> types.Function
     """
     text = "module" if method == "__call__" else f"module.{method}"
     tree = ast.parse(f"lambda module, /, *args, **kwargs: {text}(*args, **kwargs)", mode="eval")
+    # TorchScript's raises where a class is asked
     forward = innermost(inspect.getattr_static(cls, "forward", None))
-    forward = getattr(forward, "__code__", whole_call.__code__)
+    code_of: Any = getattr(forward, "__code__", whole_call.__code__)
     name = cls.__name__ if issubclass(cls, fx.GraphModule) else cls.__qualname__
-    code = standing_at(tree, forward.co_filename, forward.co_firstlineno, name)
+    code = standing_at(tree, code_of.co_filename, code_of.co_firstlineno, name)
     return types.FunctionType(code, {"__name__": cls.__module__})
 
 

@@ -827,3 +827,25 @@ def test_asking_for_refusals_tells_nothing(fn: Callable[[Tensor], Tensor]) -> No
     """ATen would be asked with one element, of whose variance it warns."""
     x = torch.rand(4, 3)
     torch.testing.assert_close(fusee.compile(lambda x: fn(x) * 2)(x), fn(x) * 2)
+
+
+class Static(nn.Module):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        print(end="")
+        return x * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("make", [Static, lambda: torch.jit.trace(Checked(), torch.ones(2))])
+def test_modules_whose_forward_is_no_plain_function(make: Callable[[], Any]) -> None:
+    """TorchScript's raises where a class is asked for it, and a static method takes no module."""
+    module, x = make(), torch.ones(2)
+
+    def fn(x: Tensor) -> Any:
+        y = module(x)
+        print(end="")
+        return module(y)
+
+    assert torch.equal(fusee.compile(fn)(x), fn(x))
+    assert torch.equal(fusee.compile(module)(x), module(x))
