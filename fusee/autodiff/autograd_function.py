@@ -60,9 +60,7 @@ def differentiable(
     joint, again = split.joint, Again(gm, split, tell)
     count = joint.forward_results
     constant = sorted(set(range(count)).difference(joint.tangents))
-    chosen = functools.cache(functools.partial(_Variant, split))
-    pick = picker(joint.tangents)
-    present = (False,) * len(joint.tangents)
+    gradients, pick = _gradients(split, again, backward), picker(joint.tangents)
     keep, is_alone = _keeper(split, again.count), _is_alone(forward)
 
     class CompiledGraph(torch.autograd.Function):
@@ -79,29 +77,120 @@ def differentiable(
         def backward(ctx: Any, *given: Any) -> Any:
             grads = [*pick(given)]
             del given
-            missing, are_real = present, True
-            for g in grads:
-                if g is None:
-                    missing = tuple([g is None for g in grads])
-                elif not has_storage(g):
-                    are_real = False
-            if missing is not present and False not in missing:  # eager's loss would not lead here
-                return (None,) * len(ctx.needs_input_grad)
-            variant = chosen(missing)
-            held, kept = ctx.held, variant.saved(ctx, again)
-            is_twice = torch.is_grad_enabled()
-            if not are_real:  # vmap runs this backward
-                return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
-            operands = (again.inputs(held, kept), list(grads)) if is_twice else None
-            kept += variant.rest(grads, ctx.numbers)
-            del grads
-            found = _run_backward(backward(variant.split), kept, is_twice)
-            gradients = variant.gradients(found)
-            if operands is None:
-                return tuple(gradients)
-            return tuple(again.differentiable(held, *operands, gradients))
+            return gradients(ctx, grads)
 
-    return _applied(CompiledGraph.apply, joint)
+    run = _applied(CompiledGraph.apply, joint)
+    if joint.written or len(set(joint.parts)) < 2:
+        return run
+
+    def once(inputs: Sequence[Any]) -> list[Any]:
+        around = without_autocast() if joint.aten.no_autocast else contextlib.nullcontext()
+        with torch.no_grad(), around:
+            return [*(forward(inputs) if is_alone else _below(forward, inputs))]
+
+    def hold(ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        ctx.held = again.hold(inputs) if again.holds else again.nothing
+        keep(ctx, (*inputs, *results), results)
+
+    return _in_parts(joint, run, once, hold, gradients)
+
+
+def _gradients(
+    split: Split, again: Again, backward: Callable[[Split], Run]
+) -> Callable[[Any, list[Any]], tuple[Any, ...]]:
+    """A function of a node's context and the gradients of its results: those of its inputs.
+
+    It empties the list: what is in it lives no longer than it is needed.
+    """
+    chosen = functools.cache(functools.partial(_Variant, split))
+    present = (False,) * len(split.joint.tangents)
+
+    def gradients(ctx: Any, grads: list[Any]) -> tuple[Any, ...]:
+        missing, are_real = present, True
+        for g in grads:
+            if g is None:
+                missing = tuple([g is None for g in grads])
+            elif not has_storage(g):
+                are_real = False
+        if missing is not present and False not in missing:  # eager's loss would not lead here
+            return (None,) * again.count
+        variant = chosen(missing)
+        held, kept = ctx.held, variant.saved(ctx, again)
+        is_twice = torch.is_grad_enabled()
+        if not are_real:  # vmap runs this backward
+            return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
+        operands = (again.inputs(held, kept), list(grads)) if is_twice else None
+        kept += variant.rest(grads, ctx.numbers)
+        grads.clear()
+        found = variant.gradients(_run_backward(backward(variant.split), kept, is_twice))
+        if operands is None:
+            return tuple(found)
+        return tuple(again.differentiable(held, *operands, found))
+
+    return gradients
+
+
+def _in_parts(
+    joint: Joint,
+    whole: Callable[..., Sequence[Any]],
+    forward: Callable[[Sequence[Any]], list[Any]],
+    hold: Callable[[Any, Sequence[Any], Sequence[Any]], None],
+    gradients: Callable[[Any, list[Any]], Sequence[Any]],
+) -> Callable[..., Sequence[Any]]:
+    """`whole`, with a node of autograd for each part where inputs have histories.
+
+    The engine goes on to all that a node leads to, and what another part has used up raises there.
+    """
+    leading = _leading(joint)
+    places = {
+        part: [k for k, one in zip(joint.tangents, joint.parts) if one == part] for part in leading
+    }
+
+    class CompiledPart(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, part: int, results: Sequence[Any], *inputs: Any) -> Any:
+            ctx.own = places[part]
+            seen = [x.detach() if isinstance(x, Tensor) else x for x in results]
+            for k in ctx.own:
+                seen[k] = results[k]
+            hold(ctx, inputs, seen)
+            return tuple(results[k] for k in ctx.own)
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            found = dict(zip(ctx.own, given))
+            return None, None, *gradients(ctx, [found.get(k) for k in joint.tangents])
+
+    apply: Callable[..., Sequence[Any]] = CompiledPart.apply
+
+    def run(*inputs: Any) -> Sequence[Any]:
+        histories = (inputs[k].grad_fn for own in leading.values() for k in own)
+        if not torch.is_grad_enabled() or all(x is None for x in histories):
+            return whole(*inputs)
+        results = forward(inputs)
+        for part, own in leading.items():
+            given = [
+                x if k in own or not isinstance(x, Tensor) else x.detach()
+                for k, x in enumerate(inputs)
+            ]
+            for k, x in zip(places[part], apply(part, results, *given)):
+                results[k] = x
+        return tuple(results[: joint.forward_results])
+
+    return run
+
+
+def _leading(joint: Joint) -> dict[int, frozenset[int]]:
+    """By part: the inputs that its gradients lead to."""
+    given, results = joint.aten.placeholders[joint.forward_inputs :], joint.aten.results
+    found = {}
+    for part in dict.fromkeys(joint.parts):
+        above = dependents(
+            joint.aten.graph, (x for x, one in zip(given, joint.parts) if one == part)
+        )
+        ends = enumerate(joint.gradients)
+        found[part] = frozenset(k for k, at in ends if at is not None and results[at] in above)
+    return found
 
 
 def _is_alone(run: Run | HostFunction) -> bool:

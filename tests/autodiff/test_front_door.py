@@ -250,3 +250,50 @@ def test_dropout_keeps_as_many_as_it_should() -> None:
     zeros = (out == 0).float().mean().item()
     assert abs(zeros - 0.3) < 0.006  # six standard deviations
     assert torch.equal(x.grad, out.detach())  # type: ignore[arg-type]  # there is one
+
+
+def two_losses(x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+    return (x * t).exp().sum(), (y * t).sin().sum(), x.detach() * 2, t + 1
+
+
+def of_one_input(x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+    return (x * t).exp().sum(), (x.sin() * y).sum()
+
+
+@pytest.mark.parametrize("fn", [two_losses, of_one_input])
+@pytest.mark.parametrize("order", ["sum", "01", "10", "00", "retain", "double"])
+def test_losses_that_lead_to_histories_of_their_own(fn: Callable[..., Any], order: str) -> None:
+    """The engine goes on to all that a node leads to, and what a pass has used up raises there."""
+    compiled = fusee.compile(fn, options={"prices": False})
+    found = []
+    for run in (fn, compiled):
+        a, b = (torch.arange(1.0, 7).requires_grad_() for _ in range(2))
+        results = run(a * 0.5, b.cos(), torch.ones(6))
+        try:
+            if order == "sum":
+                (results[0] + results[1]).backward()
+            elif order == "retain":
+                results[0].backward(retain_graph=True)
+                results[0].backward()
+                results[1].backward()
+            elif order == "double":
+                (first,) = torch.autograd.grad(results[0], a, create_graph=True)
+                (first.sum() + results[1]).backward()
+            else:
+                for k in map(int, order):
+                    results[k].backward()
+            told = ""
+        except RuntimeError as error:
+            told = str(error)
+        found.append((a.grad, b.grad, told, [x.requires_grad for x in results]))
+    (*want, told, needs), (*got, said, need) = found
+    assert (
+        said == told
+        and needs == need
+        and ("second time" in told)
+        is (order == "00" or (fn is of_one_input and order in ("01", "10", "retain")))
+    )
+    for one, other in zip(got, want):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
