@@ -15,12 +15,16 @@ import math
 import operator
 import re
 import types
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+import fusee
 from tests.capturing.same import Traced
+from tests.capturing.test_found import alike
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -309,3 +313,61 @@ def test_order_and_iterators_of_dicts(make, change):
             _, found = run(torch.ones(2), d)
             told.append((str(d), type(found), str(found) if type(found) is list else None))
         assert told[0] == told[1]
+
+
+def test_complex_numbers_of_two_dtypes() -> None:
+    """Refused where nobody uses the result, too."""
+
+    def fn(x: Tensor, y: Tensor) -> None:
+        torch.complex(x, y)
+
+    for x, y in ((torch.ones(2), torch.ones(2).double()), (torch.arange(2), torch.arange(2))):
+        alike(fn, x, y)
+
+
+def test_masks_that_are_no_bools() -> None:
+    def fn(x: Tensor, mask: Tensor) -> list[str]:
+        told = []
+        for fill in (x.masked_fill, x.masked_fill_):
+            for value in (0.5, torch.tensor(0.5)):
+                with pytest.raises(RuntimeError, match="only supports boolean masks") as error:
+                    fill(mask, value)
+                told.append(str(error.value))
+        return told
+
+    alike(fn, torch.zeros(3), torch.ones(3, dtype=torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.clamp_(), lambda x: x.sub_(True), lambda x: x.add_(1, alpha=True),
+        lambda x: x.masked_fill_(torch.ones(3, dtype=torch.int64), 1.0),
+        lambda x: x.masked_fill_(x > 0, 2j),
+    ],
+)  # fmt: skip
+def test_refusals_of_numbers_by_writes(write: Callable[[Tensor], Tensor]) -> None:
+    """Capture hears of them, so that the program's handler does."""
+
+    def fn(x: Tensor) -> str:
+        try:
+            write(x)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return "written"
+
+    assert fusee.compile(fn)(torch.ones(3)) == fn(torch.ones(3)) != "written"
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_tensors_of_more_axes_than_iterators_take() -> None:
+    def fn(x: Tensor) -> list[Any]:
+        told: list[Any] = [x.sum(), (x + 1).shape]
+        for reduce in (torch.sum, torch.mean, torch.amax, torch.count_nonzero):
+            with pytest.raises(RuntimeError, match="only tensors with up to 64 dims") as error:
+                reduce(x, 0)
+            told.append(str(error.value))
+        return told
+
+    alike(fn, torch.ones([1] * 65))

@@ -475,29 +475,6 @@ def test_an_error_behind_an_optimizers_first_step() -> None:
     assert [int(state["step"]) for state in adam.state.values()] == [3, 3]
 
 
-def test_complex_numbers_of_two_dtypes() -> None:
-    """Refused where nobody uses the result, too."""
-
-    def fn(x: Tensor, y: Tensor) -> None:
-        torch.complex(x, y)
-
-    for x, y in ((torch.ones(2), torch.ones(2).double()), (torch.arange(2), torch.arange(2))):
-        alike(fn, x, y)
-
-
-def test_masks_that_are_no_bools() -> None:
-    def fn(x: Tensor, mask: Tensor) -> list[str]:
-        told = []
-        for fill in (x.masked_fill, x.masked_fill_):
-            for value in (0.5, torch.tensor(0.5)):
-                with pytest.raises(RuntimeError, match="only supports boolean masks") as error:
-                    fill(mask, value)
-                told.append(str(error.value))
-        return told
-
-    alike(fn, torch.zeros(3), torch.ones(3, dtype=torch.uint8))
-
-
 def test_deep_copies_of_what_lies_on_a_tensor() -> None:
     def of_input(x: Any) -> Any:
         one, other = copy.deepcopy([x, x.grad])
@@ -696,28 +673,6 @@ def test_torchscript_within_a_compiled_function() -> None:
         assert not second.any() and not third.any()
 
 
-@pytest.mark.filterwarnings("ignore:.*runs eagerly")
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda x: x.clamp_(), lambda x: x.sub_(True), lambda x: x.add_(1, alpha=True),
-        lambda x: x.masked_fill_(torch.ones(3, dtype=torch.int64), 1.0),
-        lambda x: x.masked_fill_(x > 0, 2j),
-    ],
-)  # fmt: skip
-def test_refusals_of_numbers_by_writes(write: Callable[[Tensor], Tensor]) -> None:
-    """Capture hears of them, so that the program's handler does."""
-
-    def fn(x: Tensor) -> str:
-        try:
-            write(x)
-        except RuntimeError as error:
-            return str(error).splitlines()[0]
-        return "written"
-
-    assert fusee.compile(fn)(torch.ones(3)) == fn(torch.ones(3)) != "written"
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_places_of_repeated_rows_have_the_dtype_of_the_counts(dtype: torch.dtype) -> None:
     def fn(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -768,19 +723,6 @@ def test_complex_numbers_where_16_bit_floats_are_the_default() -> None:
         alike(fn)
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.filterwarnings("ignore:.*runs eagerly")
-def test_tensors_of_more_axes_than_iterators_take() -> None:
-    def fn(x: Tensor) -> list[Any]:
-        told: list[Any] = [x.sum(), (x + 1).shape]
-        for reduce in (torch.sum, torch.mean, torch.amax, torch.count_nonzero):
-            with pytest.raises(RuntimeError, match="only tensors with up to 64 dims") as error:
-                reduce(x, 0)
-            told.append(str(error.value))
-        return told
-
-    alike(fn, torch.ones([1] * 65))
 
 
 class Modifiers:
