@@ -290,13 +290,13 @@ def _of_device(mode: _Mode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return _on_meta(mode, fake_of, (mode, *args), {}) if is_plain else None
     if func is _OF_DEVICE[0]:
         return _META if mode.in_kernel_invocation else args[0].fake_device
-    if kwargs.get("device") is None:
+    device = _with_index(torch.device(kwargs.get("device") or args[0].device))
+    if device == args[0].device:
         return None
-    device = _with_index(torch.device(kwargs["device"]))
-    if device != _META and args[0].device == _META:
+    if args[0].device == _META:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-    # torch's mode leaves the strides of an expanded tensor
-    made = func(*args, **{**kwargs, "device": None})
+    with mode:  # torch's leaves the strides of an expanded tensor
+        made = func(*args, **{**kwargs, "device": None})
     return _fake(mode, _new(made.shape, made.stride(), made.dtype), device)
 
 
