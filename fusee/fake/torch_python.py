@@ -554,7 +554,9 @@ _WARN_OF_BYTES = frozenset("index index_put _index_put_impl where masked_scatter
 def takes_any_size(op: Any) -> bool:
     """Whether ATen refuses the same dtypes of tensors with one element."""
     name = packet_name(op)
-    is_known = is_pointwise(op) or name in _OF_ALL_SIZES
+    # 25 operators in place lack the tag that those of the same name have
+    whole = getattr(getattr(torch.ops.aten, name, None), op._overloadname, op)
+    is_known = is_pointwise(op) or is_pointwise(whole) or name in _OF_ALL_SIZES
     is_sure = is_known and torch.Tag.nondeterministic_seeded not in op.tags
     return op.namespace == "aten" and (is_sure or name in _DRAWS)
 

@@ -371,3 +371,15 @@ def test_tensors_of_more_axes_than_iterators_take() -> None:
         return told
 
     alike(fn, torch.ones([1] * 65))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float64], ids=str)
+def test_writes_whose_operators_lack_a_tag(dtype):
+    """25 operators in place are not marked as element-wise where those without a write are."""
+
+    def fn(x, other):
+        with pytest.raises(RuntimeError, match="different dtypes") as error:
+            x.heaviside_(other)
+        return x, str(error.value)
+
+    alike(fn, torch.ones(3), torch.ones(3).to(dtype))
