@@ -290,10 +290,11 @@ def _of_device(mode: _Mode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return _on_meta(mode, fake_of, (mode, *args), {}) if is_plain else None
     if func is _OF_DEVICE[0]:
         return _META if mode.in_kernel_invocation else args[0].fake_device
-    device = _with_index(torch.device(kwargs.get("device") or args[0].device))
-    if device == args[0].device:
+    here = getattr(args[0], "device", _CPU)  # functorch makes tensors of numbers
+    device = _with_index(torch.device(kwargs.get("device") or here))
+    if device == here:
         return None
-    if args[0].device == _META:
+    if here == _META:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     with mode:  # torch's leaves the strides of an expanded tensor
         made = func(*args, **{**kwargs, "device": None})
