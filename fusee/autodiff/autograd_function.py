@@ -88,11 +88,7 @@ def differentiable(
         with torch.no_grad(), around:
             return [*(forward(inputs) if is_alone else _below(forward, inputs))]
 
-    def hold(ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-        ctx.held = again.hold(inputs) if again.holds else again.nothing
-        keep(ctx, (*inputs, *results), results)
-
-    return _in_parts(joint, run, once, hold, gradients)
+    return _in_parts(joint, run, once, again.hold, keep, gradients)
 
 
 def _gradients(
@@ -134,7 +130,8 @@ def _in_parts(
     joint: Joint,
     whole: Callable[..., Sequence[Any]],
     forward: Callable[[Sequence[Any]], list[Any]],
-    hold: Callable[[Any, Sequence[Any], Sequence[Any]], None],
+    hold: Callable[[Sequence[Any]], HeldValues],
+    keep: Callable[[Any, Sequence[Any], Sequence[Any]], None],
     gradients: Callable[[Any, list[Any]], Sequence[Any]],
 ) -> Callable[..., Sequence[Any]]:
     """`whole`, with a node of autograd for each part where inputs have histories.
@@ -148,18 +145,20 @@ def _in_parts(
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, part: int, results: Sequence[Any], *inputs: Any) -> Any:
-            ctx.own = places[part]
+        def forward(
+            ctx: Any, part: int, held: HeldValues, results: Sequence[Any], *inputs: Any
+        ) -> Any:
+            ctx.own, ctx.held = places[part], held
             seen = [x.detach() if isinstance(x, Tensor) else x for x in results]
             for k in ctx.own:
                 seen[k] = results[k]
-            hold(ctx, inputs, seen)
+            keep(ctx, (*inputs, *seen), seen)
             return tuple(results[k] for k in ctx.own)
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
             found = dict(zip(ctx.own, given))
-            return None, None, *gradients(ctx, [found.get(k) for k in joint.tangents])
+            return None, None, None, *gradients(ctx, [found.get(k) for k in joint.tangents])
 
     apply: Callable[..., Sequence[Any]] = CompiledPart.apply
 
@@ -167,13 +166,17 @@ def _in_parts(
         histories = (inputs[k].grad_fn for own in leading.values() for k in own)
         if not torch.is_grad_enabled() or all(x is None for x in histories):
             return whole(*inputs)
-        results = forward(inputs)
-        for part, own in leading.items():
-            given = [
+        given = {
+            part: [
                 x if k in own or not isinstance(x, Tensor) else x.detach()
                 for k, x in enumerate(inputs)
             ]
-            for k, x in zip(places[part], apply(part, results, *given)):
+            for part, own in leading.items()
+        }
+        held = {part: hold(mine) for part, mine in given.items()}  # before the forward draws
+        results = forward(inputs)
+        for part, mine in given.items():
+            for k, x in zip(places[part], apply(part, held[part], results, *mine)):
                 results[k] = x
         return tuple(results[: joint.forward_results])
 
