@@ -21,6 +21,9 @@ SAMPLE = (
     "x.logsumexp(1) [1000x1000] f32 run",
     "rms_norm(x, y) [8x128x768, 768, 768] f32 run",
     "euler(x, 30) [64x64] f32 run",
+    "patchify(x, 4) [8x3x224x224] f32 run",
+    "unpatchify(x, 4, x.shape[-1] // 16) [8x196x768] bf16 run",
+    "x + y [300000x3, 3] f32 run",
 )
 
 

@@ -269,6 +269,31 @@ def test_code_of_tiles_is_short(apart: int, rows: int) -> None:
     assert lengths[0] == lengths[1] < 300
 
 
+@MACHINES
+@pytest.mark.parametrize("dtype", [F32, torch.float64, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("turns", [False, True])
+def test_short_rows(turns: bool, dtype: torch.dtype, on: Machine) -> None:
+    """Rows of 2 to 9, copied as rows, or from columns: to places of their own, in either layout."""
+    for n, rows in itertools.product((2, 3, 4, 8, 9), (3, 16, 70)):
+        x = torch.randn(3, n, rows) if turns else torch.randn(3, rows, n)
+        x = x.mul(9).to(dtype)
+        around = torch.full((3, rows, n + 5), 7).to(dtype)
+        out, back = around[..., 2 : n + 2], torch.empty(3, n, rows).to(dtype)
+        i, j, k = axes("i j k", [3, rows, n])
+        bx, bo, bb = (buffer(s, t) for s, t in zip("xob", (x, out, back), strict=True))
+        value = Values().load(bx, at(bx, i, k, j) if turns else at(bx, i, j, k))
+        kernel = Kernel((i, j, k), [Phase((), [Store(bo, at(bo, i, j, k), value)])], lanes=k)
+        run(kernel, {bx: x, bo: out}, on=on, parts=3)
+        want = x.transpose(1, 2) if turns else x
+        same(out, want)
+        assert bool((around[..., :2] == 7).all()) and bool((around[..., n + 2 :] == 7).all())
+        # the other way round: pieces of rows are loaded
+        of = Values().load(bo, at(bo, i, j, k))
+        other = Kernel((i, k, j), [Phase((), [Store(bb, at(bb, i, k, j), of)])], lanes=j)
+        run(other, {bo: out, bb: back}, on=on, parts=3)
+        same(back, want.transpose(1, 2))
+
+
 # ------------------------------------------------------------------------------ reductions
 
 

@@ -10,248 +10,37 @@ nothing but positions, so kernels that differ in sizes alone are one function.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fusee.codegen.llvm.body import (
+    SUM_ACROSS,
+    Across,
+    Along,
     Body,
     Carried,
     Parts,
-    Stage,
-    Tile,
-    across,
+    Scan,
+    accumulators,
     carried,
-    choose_stages,
-    choose_vectors,
-    into_first_lane,
-    is_short,
-    merge_all,
-    outlined,
-    phase_cost,
-    result,
     settle,
     two_sum,
+    whole_vectors,
 )
-from fusee.codegen.llvm.ops import STATIC_SIZE, Context, given_numbers
+from fusee.codegen.llvm.lanes import (
+    Stage,
+    Tile,
+    choose_vectors,
+    is_short,
+    outlined,
+    phase_cost,
+)
+from fusee.codegen.llvm.ops import Context, given_numbers
 from fusee.loops import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
 from fusee.loops.schedule import scanned_rows, scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, memory_type, vector
 from fusee.sym import Size, Symbol, count_points, hint, maximum, minimum, product
-
-# ---------------------------------------------------------------------------- loops
-# The inner loops of a phase, with the accumulators that they carry round.
-#
-# Lanes run either across the reductions, every lane one of its own, or along the last inner axis:
-# then all lanes become one number at the end.
-
-
-# Additions into one accumulator before its sum goes to the second level. Along lanes, many
-# accumulators share the error; across them, each is on its own.
-SUM_ALONG, SUM_ACROSS = 128, 16
-
-
-def accumulators(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
-    """How each accumulator of a phase is kept; sums in two levels if so asked."""
-    return {s.acc: carried(s, two_level) for s in phase.body if isinstance(s, Accumulate)}
-
-
-class _Nest:
-    """The loops of one phase with what they carry."""
-
-    is_own = False  # whether `_inside` writes the last loop itself
-
-    def __init__(self, body: Body, phase: Phase, lanes: int) -> None:
-        self.body, self.phase, self.lanes = body, phase, lanes
-        self.ctx, self.writer = body.ctx, body.writer
-        self.hows = accumulators(phase, not body.is_scan(phase) and not is_short(phase))
-        self.two_level = any(how.two_level for how in self.hows.values())
-        self.outer_kinds = {acc: how.outer_kinds(lanes) for acc, how in self.hows.items()}
-
-    def _nest(self, position: int, parts: Parts) -> Parts:
-        inner = self.phase.inner
-        if position == len(inner) - self.is_own:
-            return self._inside(parts)
-        size = self.ctx.size_of(inner[position])
-        with self.body.carry("0", size, 1, parts, self.outer_kinds) as (i, now, found):
-            self.ctx.open_axis(inner[position], i, self.ctx.base_rank + 1 + position)
-            found |= self._nest(position + 1, now)
-        return found
-
-    def _inside(self, parts: Parts) -> Parts:
-        raise NotImplementedError
-
-    def _loop(
-        self, start: str, stop: str, step: int, lanes: int, parts: Parts, open_: Open
-    ) -> Parts:
-        """The innermost loop: `open_(i, rank)` makes its body the top level."""
-        rank = self.ctx.base_rank + len(self.phase.inner)
-        kinds = {acc: how.kinds(lanes) for acc, how in self.hows.items()}
-        with self.body.carry(start, stop, step, parts, kinds) as (i, now, found):
-            open_(i, rank)
-            found |= self.body.statements(self.phase, now, self.hows, rank)
-        return found
-
-
-Open = Callable[[str, int], None]
-
-
-class Across(_Nest):
-    """Inner loops are scalar; each lane and copy accumulates on its own."""
-
-    def __init__(self, body: Body, phase: Phase) -> None:
-        super().__init__(body, phase, body.ctx.lanes)
-        self.is_own = self.two_level
-
-    def emit(self) -> None:
-        ctx = self.ctx
-        start = {a: [how.outer_start(self.lanes)] * ctx.copies for a, how in self.hows.items()}
-        final = self._nest(0, start)
-        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
-        for acc, how in self.hows.items():
-            ctx.acc_facts[acc] = (ctx.base_rank, self.lanes > 1)
-            self.body.publish(how, [settle(t, how, part) for part in final[acc]])
-
-    def _inside(self, parts: Parts) -> Parts:
-        inner = self.phase.inner
-        if not self.two_level:
-            rank = self.ctx.base_rank + len(inner)
-            return self.body.statements(self.phase, parts, self.hows, rank)
-        size = self.ctx.size_of(inner[-1])
-        blocks = self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds)
-        with blocks as (first, last, now, found):
-            found |= self._segment(first, last, now)
-        return found
-
-    def _segment(self, first: str, last: str, outer: Parts) -> Parts:
-        t = InsertPoint(self.writer.top, self.ctx.machine, self.lanes)
-        local = {
-            acc: [how.start(self.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
-            for acc, how in self.hows.items()
-        }
-        open_ = functools.partial(self.ctx.open_axis, self.phase.inner[-1])
-        local = self._loop(first, last, 1, self.lanes, local, open_)
-        return {
-            acc: [two_sum(t, how, o, x[0]) for o, x in zip(outer[acc], local[acc], strict=True)]
-            if how.two_level
-            else local[acc]
-            for acc, how in self.hows.items()
-        }
-
-
-class Along(_Nest):
-    """Vectors run along the last inner axis; all lanes and copies become one at the end.
-
-    Outside the innermost loop a two-level sum is one vector of sums and one of errors; other
-    accumulators keep all their copies.
-    """
-
-    is_own = True
-
-    def __init__(self, body: Body, phase: Phase) -> None:
-        self.lane = phase.inner[-1]
-        self.stages = choose_stages([phase], [body.order(phase)], self.lane, body.ctx.machine)
-        super().__init__(body, phase, self.stages[0].lanes)
-
-    def emit(self) -> None:
-        ctx = self.ctx
-        start = {
-            acc: [how.outer_start(self.lanes)] * (1 if how.two_level else self.stages[0].copies)
-            for acc, how in self.hows.items()
-        }
-        final = self._nest(0, start)
-        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
-        for acc, how in self.hows.items():
-            whole = merge_all(t, how, final[acc])
-            ctx.acc_facts[acc] = (ctx.base_rank, False)
-            ctx.acc_names[acc] = result(how, across(ctx, t, how, settle(t, how, whole)))
-
-    def _inside(self, parts: Parts) -> Parts:
-        size, start = self.ctx.size_of(self.lane), "0"
-        for stage in self.stages:
-            stop = size if stage.masked or stage.lanes == 1 else _whole(self.ctx, size, stage.width)
-            if stop == start:
-                continue
-            if self.two_level and stage is self.stages[0]:
-                length = SUM_ALONG * stage.width
-                blocks = self.body.blocks(stop, length, parts, self.outer_kinds)
-                with blocks as (first, last, now, parts):
-                    parts |= self._segment(stage, first, last, now)
-            else:
-                parts = self._segment(stage, start, stop, parts, size)
-            start = stop
-        return parts
-
-    def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
-        """One loop along the lanes; two-level sums start from zero, then join the outer ones.
-
-        end   of the axis, if that is not `stop`
-        """
-        machine = self.ctx.machine
-        fresh = stage.lanes != self.lanes  # scalars can't continue vectors
-        local = {
-            acc: [how.start(stage.lanes) for _ in range(stage.copies)]
-            if how.two_level or fresh
-            else outer[acc][: stage.copies]
-            for acc, how in self.hows.items()
-        }
-        open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
-        local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
-        small = InsertPoint(self.writer.top, machine, stage.lanes)
-        wide = InsertPoint(self.writer.top, machine, self.lanes)
-        merged: Parts = {}
-        for acc, how in self.hows.items():
-            if not how.two_level and not fresh:
-                merged[acc] = local[acc] + outer[acc][stage.copies :]
-                continue
-            whole = merge_all(small, how, local[acc])
-            if fresh:
-                whole = into_first_lane(wide, how, whole)
-            if how.two_level:
-                merged[acc] = [two_sum(wide, how, outer[acc][0], whole[0])]
-            else:
-                merged[acc] = [how.merge(wide, outer[acc][0], whole), *outer[acc][1:]]
-        return merged
-
-
-def _whole(ctx: Context, size: str, width: int) -> str:
-    """The part of an axis that whole vectors cover."""
-    if size.isdigit():
-        return str(int(size) & -width)
-    entry = ctx.ranked[0]
-    return entry.once(("whole", size, width), lambda: entry.op(f"and i64 {size}, {-width}"))
-
-
-class Scan(Along):
-    """Vectors run along a scanned axis; what is carried round is one number, in all lanes."""
-
-    def __init__(self, body: Body, phase: Phase) -> None:
-        super().__init__(body, phase)
-        if isinstance(self.lane.hi, int) and self.lane.hi <= STATIC_SIZE:  # each step costs
-            self.lanes = min(self.lanes, 1 << (self.lane.hi - 1).bit_length())
-        stages = (replace(s, copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
-        self.stages = list(dict.fromkeys(stages))
-        self.outer_kinds = {acc: how.outer_kinds(self.lanes) for acc, how in self.hows.items()}
-
-    def emit(self) -> None:
-        self._nest(0, {acc: [how.start(self.lanes)] for acc, how in self.hows.items()})
-
-    def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
-        open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
-        is_narrow = stage.lanes != self.lanes
-        local = dict(outer)
-        for acc, how in self.hows.items() if is_narrow else ():
-            wide = zip(how.kinds(self.lanes), outer[acc][0], strict=True)
-            op = self.writer.top.op
-            local[acc] = [[op(f"extractelement {kind} {total}, i64 0") for kind, total in wide]]
-        local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
-        for acc, how in self.hows.items() if is_narrow else ():
-            narrow = zip(how.kinds(1), local[acc][0], strict=True)
-            splat = self.writer.top.splat
-            local[acc] = [[splat(kind, total, self.lanes) for kind, total in narrow]]
-        return local
-
 
 # ---------------------------------------------------------------------------- strip
 # Reductions down the columns of a block: rows outside, vectors inside.
@@ -696,22 +485,29 @@ class _Emitter:
         after = op(f"add nsw i64 {first}, {tile.strip}")
         scalar = InsertPoint(writer.top, ctx.machine, 1)
         last = scalar.intrinsic("smin", "i64", after, ctx.size_of(axis))
-        is_full = op(f"icmp eq i64 {last}, {after}")
-        whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-tile.lanes}")
-        whole = op(f"select i1 {is_full}, i64 {whole}, i64 0")
-        middle = op(f"add i64 {low}, {whole}")
-
-        with writer.each(low, middle, tile.lanes) as j:
-            ctx.open_axis(lane, j, 2)
-            with writer.each(first, last, tile.copies) as i:
-                ctx.open_axis(axis, i, 3)
-                self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
-                ctx.copy_axis = axis
-                for phase in self.kernel.phases:
-                    Across(self.body, phase).emit()
+        if tile.turns:
+            is_full = op(f"icmp eq i64 {last}, {after}")
+            whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-tile.lanes}")
+            whole = op(f"select i1 {is_full}, i64 {whole}, i64 0")
+            start, low = low, op(f"add i64 {low}, {whole}")
+            self._tiles(tile, lane, (start, low), (first, last))
         with writer.each(first, last) as i:
             ctx.open_axis(axis, i, 2)
-            self._outer_lanes(lane, middle, high)
+            self._outer_lanes(lane, low, high)
+
+    def _tiles(
+        self, tile: Tile, lane: Symbol, lanes: tuple[str, str], copies: tuple[str, str]
+    ) -> None:
+        """Whole tiles."""
+        ctx, writer = self.ctx, self.writer
+        with writer.each(*lanes, tile.lanes) as j:
+            ctx.open_axis(lane, j, 2)
+            with writer.each(*copies, tile.copies) as i:
+                ctx.open_axis(tile.axis, i, 3)
+                self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
+                ctx.copy_axis = tile.axis
+                for phase in self.kernel.phases:
+                    Across(self.body, phase).emit()
 
     def _ordered(self, position: int, low: str, high: str) -> None:
         if position < len(self.ordered):
@@ -757,7 +553,7 @@ class _Emitter:
         """A phase of so many rows, as many columns at a time."""
         ctx, body, (axis,) = self.ctx, self.body, phase.inner
         size, rank = ctx.size_of(axis), ctx.base_rank + 1
-        whole = _whole(ctx, size, rows)
+        whole = whole_vectors(ctx, size, rows)
         hows = accumulators(phase, two_level=False)
         kinds = {acc: how.kinds(rows) for acc, how in hows.items()}
         parts: Parts = {acc: [how.start(rows)] for acc, how in hows.items()}

@@ -1,19 +1,19 @@
-"""The body of a phase: its statements in the innermost open loop, for one stage of vectors, and
-what is carried round the loops of a reduction.
+"""The body of a phase: its statements in the innermost open loop, for one stage of vectors, what
+is carried round the loops of a reduction, and these loops.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short
 from fusee.codegen.llvm.math import rough_quotient
 from fusee.codegen.llvm.memory import (
-    NEAR,
     groups,
     load_scalar,
     load_vector,
@@ -24,152 +24,27 @@ from fusee.codegen.llvm.memory import (
     store_vector,
     vector_sum,
 )
-from fusee.codegen.llvm.ops import STATIC_SIZE, Context, compare, emit, emit_bitcast, emit_cast
+from fusee.codegen.llvm.ops import Context, compare, emit, emit_bitcast, emit_cast
 from fusee.loops import (
     REDUCTIONS,
-    SCALAR_OPS,
     Acc,
     Accumulate,
-    Kernel,
     Phase,
     Store,
     Value,
     identity,
-    index_of,
 )
 from fusee.loops.schedule import is_scan
 from fusee.runtime.llvm_text import (
-    BITS,
     HELD,
     InsertPoint,
     Machine,
     is_float,
     literal,
-    memory_type,
     numbered,
     vector,
 )
-from fusee.sym import Size, Symbol, coefficient, count_points, symbols
-
-# ---------------------------------------------------------------------------- tile
-# Tiles: the lanes run along one axis and the copies along another, where accesses disagree.
-#
-# A kernel that loads contiguously along i and stores contiguously along j works on squares of i and
-# j. A load along i yields, turned in registers, the vectors along j of all rows of the square; a
-# store along i turns them back. Where i is shorter than a vector (points of three coordinates), a
-# tile is all of i: its rows lie beside one another. Kernels with masks, indirect indices or inner
-# loops go without.
-
-# Squares beside one another in a strip: two of 8 float32 are one line of the cache.
-SQUARES = 2
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Copies run along `axis`: as many as there are lanes, or all of an axis that is shorter."""
-
-    axis: Symbol
-    lanes: int
-    copies: int
-
-    @property
-    def is_square(self) -> bool:
-        return self.copies == self.lanes
-
-    @property
-    def strip(self) -> int:
-        return self.copies * (SQUARES if self.is_square else 1)
-
-
-def choose_vectors(
-    kernel: Kernel, orders: Sequence[Sequence[Value]], lane: Symbol | None, machine: Machine
-) -> tuple[Symbol | None, list[Stage], Tile | None]:
-    """The axis that vectors run along, how, and in which tile.
-
-    It is `lane`, or another one with a tile of all of `lane`, if that is short.
-    """
-    if lane is None:
-        return None, [], None
-    stages = choose_stages(kernel.phases, orders, lane, machine)
-    lanes = stages[0].lanes
-    others = [] if _fills(lane, lanes) else [axis for axis in kernel.outer if axis != lane]
-    for axis in (*others, lane):
-        tile = _tile(kernel, orders, axis, lanes, machine)
-        if tile is None or lane not in (axis, tile.axis):
-            continue
-        if is_light(orders):  # what tiles leave is no slower one by one, and much less code
-            stages = [Stage(1, 1)]
-        elif axis != lane:
-            stages = choose_stages(kernel.phases, orders, axis, machine)
-        return axis, stages, tile
-    return lane, stages, None
-
-
-def _tile(
-    kernel: Kernel, orders: Sequence[Sequence[Value]], lane: Symbol, lanes: int, machine: Machine
-) -> Tile | None:
-    """The tile that serves a kernel whose vectors run along `lane`, or None."""
-    if kernel.ordered or lanes < 4 or any(p.inner for p in kernel.phases):
-        return None
-    indices: list[Size] = []
-    for statement in kernel.statements():
-        if isinstance(statement, Accumulate):
-            return None
-        indices.append(statement.index)
-    stored = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
-    for value in (value for order in orders for value in order):
-        if value.op == "load":
-            if value.args or value.attr[0] in stored:
-                return None
-            indices.append(value.attr[1])
-        elif value.op == "check" or lane in symbols(index_of(value)):
-            return None
-    if any(s.payload is not None for index in indices for s in symbols(index)):
-        return None
-    lanes = min(lanes, 16 if "avx512f" in machine.features else 8)
-    if not _fills(lane, lanes):  # no tile would be whole
-        return None
-    for axis in kernel.outer:
-        if axis == lane or not _turns(indices, kernel, axis, lane):
-            continue
-        # nor may a number be made from the axis itself
-        if any(v.op == "index" and axis in symbols(v.attr) for o in orders for v in o):
-            continue
-        if _fills(axis, lanes):
-            return Tile(axis, lanes, lanes)
-        is_near = all(_is_near(index, axis, lane) for index in indices)
-        if is_near and isinstance(axis.hi, int) and axis.hi < lanes:
-            return Tile(axis, lanes, axis.hi)
-    return None
-
-
-def _fills(axis: Symbol, lanes: int) -> bool:
-    """Whether an axis is as long as a vector, or may be."""
-    return not isinstance(axis.hi, int) or axis.hi >= lanes
-
-
-def _is_near(index: Size, axis: Symbol, lane: Symbol) -> bool:
-    """Whether an access of a tile of all of `axis` is made of whole vectors."""
-    along, across = coefficient(index, lane), coefficient(index, axis)
-    if along is None or across is None:
-        return False
-    is_near = isinstance(along[0], int) and 0 <= along[0] <= NEAR
-    return is_near or (along[0] == axis.hi and across[0] == 1)
-
-
-def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) -> bool:
-    """True if an access is contiguous along `axis`, strided along `lane`; all must be linear."""
-    found = False
-    own = set(kernel.outer)
-    for index in indices:
-        along, across = coefficient(index, lane), coefficient(index, axis)
-        if along is None or across is None:
-            return False
-        if own & {*symbols(along[0]), *symbols(across[0])}:
-            return False
-        found |= across[0] == 1 and along[0] not in (0, 1)
-    return found
-
+from fusee.sym import Symbol
 
 # ---------------------------------------------------------------------------- values
 # Values of the loop IR as instructions, each at the rank where it last changes.
@@ -671,110 +546,216 @@ def result(how: Carried, parts: list[str]) -> str:
     return parts[-1]
 
 
-# ---------------------------------------------------------------------------- shape
-# How a kernel is cut into vectors: lanes, copies, the end of an axis; what a point costs.
-
-# An elementary function that a kernel computes more often is called instead of written out: LLVM
-# takes some 2 ms for each time (a vector body and its masked end), a call costs some ns a vector.
-MOST_INLINED = 8
-# An op at least this heavy is a function call or a long sequence: copies would not help it.
-HEAVY = 12
-# Operations in a body up to which four, and two, copies fit the registers and hide latency.
-FEW, SOME = 6, 16
+# ---------------------------------------------------------------------------- loops
+# The inner loops of a phase, with the accumulators that they carry round.
+#
+# Lanes run either across the reductions, every lane one of its own, or along the last inner axis:
+# then all lanes become one number at the end.
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One loop along the lanes: `copies` vectors of `lanes`; masked: the last may be partial."""
-
-    copies: int
-    lanes: int
-    masked: bool = False
-
-    @property
-    def width(self) -> int:
-        return self.copies * self.lanes
+# Additions into one accumulator before its sum goes to the second level. Along lanes, many
+# accumulators share the error; across them, each is on its own.
+SUM_ALONG, SUM_ACROSS = 128, 16
 
 
-def is_short(phase: Phase) -> bool:
-    """True if all inner loops are short enough to keep their sizes in the text."""
-    return all(isinstance(axis.hi, int) and axis.hi <= STATIC_SIZE for axis in phase.inner)
+def accumulators(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
+    """How each accumulator of a phase is kept; sums in two levels if so asked."""
+    return {s.acc: carried(s, two_level) for s in phase.body if isinstance(s, Accumulate)}
 
 
-def choose_stages(
-    phases: Sequence[Phase], orders: Sequence[Sequence[Value]], lane: Symbol, machine: Machine
-) -> list[Stage]:
-    """The loops along `lane`, one after the other."""
-    widths: list[int] = []
-    for phase, order in zip(phases, orders, strict=True):
-        for value in order:
-            if value.op in ("const", "check"):
+class _Nest:
+    """The loops of one phase with what they carry."""
+
+    is_own = False  # whether `_inside` writes the last loop itself
+
+    def __init__(self, body: Body, phase: Phase, lanes: int) -> None:
+        self.body, self.phase, self.lanes = body, phase, lanes
+        self.ctx, self.writer = body.ctx, body.writer
+        self.hows = accumulators(phase, not body.is_scan(phase) and not is_short(phase))
+        self.two_level = any(how.two_level for how in self.hows.values())
+        self.outer_kinds = {acc: how.outer_kinds(lanes) for acc, how in self.hows.items()}
+
+    def _nest(self, position: int, parts: Parts) -> Parts:
+        inner = self.phase.inner
+        if position == len(inner) - self.is_own:
+            return self._inside(parts)
+        size = self.ctx.size_of(inner[position])
+        with self.body.carry("0", size, 1, parts, self.outer_kinds) as (i, now, found):
+            self.ctx.open_axis(inner[position], i, self.ctx.base_rank + 1 + position)
+            found |= self._nest(position + 1, now)
+        return found
+
+    def _inside(self, parts: Parts) -> Parts:
+        raise NotImplementedError
+
+    def _loop(
+        self, start: str, stop: str, step: int, lanes: int, parts: Parts, open_: Open
+    ) -> Parts:
+        """The innermost loop: `open_(i, rank)` makes its body the top level."""
+        rank = self.ctx.base_rank + len(self.phase.inner)
+        kinds = {acc: how.kinds(lanes) for acc, how in self.hows.items()}
+        with self.body.carry(start, stop, step, parts, kinds) as (i, now, found):
+            open_(i, rank)
+            found |= self.body.statements(self.phase, now, self.hows, rank)
+        return found
+
+
+Open = Callable[[str, int], None]
+
+
+class Across(_Nest):
+    """Inner loops are scalar; each lane and copy accumulates on its own."""
+
+    def __init__(self, body: Body, phase: Phase) -> None:
+        super().__init__(body, phase, body.ctx.lanes)
+        self.is_own = self.two_level
+
+    def emit(self) -> None:
+        ctx = self.ctx
+        start = {a: [how.outer_start(self.lanes)] * ctx.copies for a, how in self.hows.items()}
+        final = self._nest(0, start)
+        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
+        for acc, how in self.hows.items():
+            ctx.acc_facts[acc] = (ctx.base_rank, self.lanes > 1)
+            self.body.publish(how, [settle(t, how, part) for part in final[acc]])
+
+    def _inside(self, parts: Parts) -> Parts:
+        inner = self.phase.inner
+        if not self.two_level:
+            rank = self.ctx.base_rank + len(inner)
+            return self.body.statements(self.phase, parts, self.hows, rank)
+        size = self.ctx.size_of(inner[-1])
+        blocks = self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds)
+        with blocks as (first, last, now, found):
+            found |= self._segment(first, last, now)
+        return found
+
+    def _segment(self, first: str, last: str, outer: Parts) -> Parts:
+        t = InsertPoint(self.writer.top, self.ctx.machine, self.lanes)
+        local = {
+            acc: [how.start(self.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
+            for acc, how in self.hows.items()
+        }
+        open_ = functools.partial(self.ctx.open_axis, self.phase.inner[-1])
+        local = self._loop(first, last, 1, self.lanes, local, open_)
+        return {
+            acc: [two_sum(t, how, o, x[0]) for o, x in zip(outer[acc], local[acc], strict=True)]
+            if how.two_level
+            else local[acc]
+            for acc, how in self.hows.items()
+        }
+
+
+class Along(_Nest):
+    """Vectors run along the last inner axis; all lanes and copies become one at the end.
+
+    Outside the innermost loop a two-level sum is one vector of sums and one of errors; other
+    accumulators keep all their copies.
+    """
+
+    is_own = True
+
+    def __init__(self, body: Body, phase: Phase) -> None:
+        self.lane = phase.inner[-1]
+        self.stages = choose_stages([phase], [body.order(phase)], self.lane, body.ctx.machine)
+        super().__init__(body, phase, self.stages[0].lanes)
+
+    def emit(self) -> None:
+        ctx = self.ctx
+        start = {
+            acc: [how.outer_start(self.lanes)] * (1 if how.two_level else self.stages[0].copies)
+            for acc, how in self.hows.items()
+        }
+        final = self._nest(0, start)
+        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
+        for acc, how in self.hows.items():
+            whole = merge_all(t, how, final[acc])
+            ctx.acc_facts[acc] = (ctx.base_rank, False)
+            ctx.acc_names[acc] = result(how, across(ctx, t, how, settle(t, how, whole)))
+
+    def _inside(self, parts: Parts) -> Parts:
+        size, start = self.ctx.size_of(self.lane), "0"
+        for stage in self.stages:
+            stop = (
+                size
+                if stage.masked or stage.lanes == 1
+                else whole_vectors(self.ctx, size, stage.width)
+            )
+            if stop == start:
                 continue
-            bits = max(BITS[HELD[value.dtype]], 8)
-            widths.append(min(bits, 32) if value.op == "index" else bits)
-        widths += [max(BITS[HELD[s.buffer.dtype]], 8) for s in phase.body if isinstance(s, Store)]
-    # what vectors are filled with: the widest, but 64 only if most values are
-    wide = sum(bits == 64 for bits in widths)
-    widest = 64 if 2 * wide >= max(len(widths), 1) else min(max(widths, default=32), 32)
-    lanes = machine.bits // widest
-    if lanes <= 1:
-        return [Stage(1, 1)]
-    # Without a chain of additions to break up, copies gain nothing; and they leave whole vectors
-    # to the end of the axis, where masked stores are dear.
-    copies = 1
-    if any(isinstance(s, Accumulate) for phase in phases for s in phase.body):
-        copies = min(_copies(p, order, lane) for p, order in zip(phases, orders, strict=True))
-    places = [(v.attr[0].dtype, v.attr[1]) for order in orders for v in order if v.op == "load"]
-    places += [(s.buffer.dtype, s.index) for p in phases for s in p.body if isinstance(s, Store)]
-    if all(
-        machine.can_mask(BITS[memory_type(dtype, machine)])
-        for dtype, index in places
-        if lane in symbols(index) or any(s.payload is not None for s in symbols(index))
-    ):
-        return [Stage(copies, lanes), Stage(1, lanes, masked=True)]
-    middle = [Stage(1, lanes)] if copies > 1 else []
-    return [Stage(copies, lanes), *middle, Stage(1, 1)]
+            if self.two_level and stage is self.stages[0]:
+                length = SUM_ALONG * stage.width
+                blocks = self.body.blocks(stop, length, parts, self.outer_kinds)
+                with blocks as (first, last, now, parts):
+                    parts |= self._segment(stage, first, last, now)
+            else:
+                parts = self._segment(stage, start, stop, parts, size)
+            start = stop
+        return parts
+
+    def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
+        """One loop along the lanes; two-level sums start from zero, then join the outer ones.
+
+        end   of the axis, if that is not `stop`
+        """
+        machine = self.ctx.machine
+        fresh = stage.lanes != self.lanes  # scalars can't continue vectors
+        local = {
+            acc: [how.start(stage.lanes) for _ in range(stage.copies)]
+            if how.two_level or fresh
+            else outer[acc][: stage.copies]
+            for acc, how in self.hows.items()
+        }
+        open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
+        local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
+        small = InsertPoint(self.writer.top, machine, stage.lanes)
+        wide = InsertPoint(self.writer.top, machine, self.lanes)
+        merged: Parts = {}
+        for acc, how in self.hows.items():
+            if not how.two_level and not fresh:
+                merged[acc] = local[acc] + outer[acc][stage.copies :]
+                continue
+            whole = merge_all(small, how, local[acc])
+            if fresh:
+                whole = into_first_lane(wide, how, whole)
+            if how.two_level:
+                merged[acc] = [two_sum(wide, how, outer[acc][0], whole[0])]
+            else:
+                merged[acc] = [how.merge(wide, outer[acc][0], whole), *outer[acc][1:]]
+        return merged
 
 
-def _copies(phase: Phase, order: Sequence[Value], lane: Symbol) -> int:
-    weight = 0
-    for value in order:
-        row = SCALAR_OPS.get(value.op)
-        if row is not None and row.heavy >= HEAVY:
-            return 1
-        index = index_of(value)
-        if lane in symbols(index) and value.op == "index":
-            return 1
-        if value.op == "load" and any(s.payload is not None for s in symbols(index)):
-            return 1
-        weight += value.op not in ("const", "index", "load", "acc")
-    weight += sum(isinstance(s, Accumulate) for s in phase.body)
-    return 4 if weight <= FEW else 2 if weight <= SOME else 1
+def whole_vectors(ctx: Context, size: str, width: int) -> str:
+    """The part of an axis that whole vectors cover."""
+    if size.isdigit():
+        return str(int(size) & -width)
+    entry = ctx.ranked[0]
+    return entry.once(("whole", size, width), lambda: entry.op(f"and i64 {size}, {-width}"))
 
 
-def outlined(orders: Iterable[Sequence[Value]]) -> frozenset[tuple[str, torch.dtype]]:
-    """The elementary functions, by op and dtype, of which a kernel has too many to inline them."""
-    values = (value for order in orders for value in order)
-    counts = Counter((v.op, v.dtype) for v in values if v.op in SCALAR_OPS)
-    heavy = (key for key, n in counts.items() if n > MOST_INLINED)
-    return frozenset(key for key in heavy if SCALAR_OPS[key[0]].heavy >= HEAVY)
+class Scan(Along):
+    """Vectors run along a scanned axis; what is carried round is one number, in all lanes."""
 
+    def __init__(self, body: Body, phase: Phase) -> None:
+        super().__init__(body, phase)
+        stages = (replace(s, copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
+        self.stages = list(dict.fromkeys(stages))
+        self.outer_kinds = {acc: how.outer_kinds(self.lanes) for acc, how in self.hows.items()}
 
-def is_light(orders: Sequence[Sequence[Value]]) -> bool:
-    """True if a kernel does little more than move data."""
-    plain = ("const", "index", "load", "acc", "cast")
-    return sum(value.op not in plain for order in orders for value in order) <= FEW and not any(
-        row.heavy >= HEAVY
-        for order in orders
-        for value in order
-        if (row := SCALAR_OPS.get(value.op)) is not None
-    )
+    def emit(self) -> None:
+        self._nest(0, {acc: [how.start(self.lanes)] for acc, how in self.hows.items()})
 
-
-def phase_cost(phase: Phase, order: Sequence[Value]) -> Size:
-    """Additions that one outer point of the phase takes, per lane."""
-    cost = len(phase.body)
-    for value in order:
-        row = SCALAR_OPS.get(value.op)
-        cost += row.heavy if row is not None else value.op not in ("const", "acc", "index")
-    return count_points(phase.inner) * cost
+    def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
+        open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
+        is_narrow = stage.lanes != self.lanes
+        local = dict(outer)
+        for acc, how in self.hows.items() if is_narrow else ():
+            wide = zip(how.kinds(self.lanes), outer[acc][0], strict=True)
+            op = self.writer.top.op
+            local[acc] = [[op(f"extractelement {kind} {total}, i64 0") for kind, total in wide]]
+        local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
+        for acc, how in self.hows.items() if is_narrow else ():
+            narrow = zip(how.kinds(1), local[acc][0], strict=True)
+            splat = self.writer.top.splat
+            local[acc] = [[splat(kind, total, self.lanes) for kind, total in narrow]]
+        return local

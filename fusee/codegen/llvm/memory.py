@@ -429,6 +429,7 @@ class TilePlace(AccessPlace):
 
     along, across   the steps from lane to lane, and from copy to copy
     is_turned       rows of the tile are contiguous, lanes are not
+    row             elements that are loaded and stored in one piece then
     """
 
     def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
@@ -438,30 +439,47 @@ class TilePlace(AccessPlace):
         self.along, self.across = (_step(index, axis) for axis in (ctx.lane, ctx.copy_axis))
         self.step, self.can_gather = int(self.along == 1), False
         self.blocks: dict[int, str] = {}
-        is_square, is_whole = ctx.copies == ctx.lanes, self.along == ctx.copies
-        self.is_turned = self.across == 1 and self.along not in (0, 1) and (is_square or is_whole)
+        # one row after the other is one vector after the other
+        self.row = ctx.lanes if self.along == ctx.copies else ctx.copies
+        fits = ctx.lanes % self.row == 0
+        self.is_turned = self.across == 1 and self.along not in (0, 1) and fits
         if isinstance(self.along, int) and 1 < self.along <= NEAR:
             self.apart = self.along
 
-    def rows(self) -> list[str]:
-        """The addresses of the vectors that hold a turned tile."""
+    def load_rows(self) -> list[str]:
+        """The vectors of a turned tile, row after row."""
+        ctx, t, tail = self.ctx, self.t(), self.ctx.tail
+        if tail is not None:
+            return [self.masked_at("load", ("ptr", address), tail) for address in self._rows()]
+        narrow = InsertPoint(t.level, ctx.machine, self.row)
+        found = [load_element(narrow, self.kind, address) for address in self._rows()]
+        lanes = self.row
+        while lanes < ctx.lanes:
+            pairs, wide = zip(found[::2], found[1::2], strict=True), vector(self.kind, lanes)
+            found = [t.level.shuffle(wide, *pair, range(2 * lanes)) for pair in pairs]
+            lanes *= 2
+        return found
+
+    def store_rows(self, vectors: Sequence[str]) -> None:
+        ctx, t, tail = self.ctx, self.t(), self.ctx.tail
+        narrow, full = InsertPoint(t.level, ctx.machine, self.row), vector(self.kind, ctx.lanes)
+        addresses = iter(self._rows())
+        for x in vectors:
+            for first in range(0, ctx.lanes, self.row):
+                part, address = x, next(addresses)
+                if self.row < ctx.lanes:
+                    part = t.level.shuffle(full, x, "poison", range(first, first + self.row))
+                if tail is None:
+                    store_element(narrow, self.kind, part, address)
+                else:
+                    self.masked_at("store", ("ptr", address), tail, part)
+
+    def _rows(self) -> list[str]:
+        """The addresses of what is loaded and stored in one piece."""
         ctx = self.ctx
-        if ctx.copies == ctx.lanes:
-            return [self.lane(0, lane, None) for lane in range(ctx.lanes)]
-        return [self.ahead(self.address, row * ctx.lanes) for row in range(ctx.copies)]
-
-    def load_row(self, address: str) -> str:
-        tail = self.ctx.tail
-        if tail is None:
-            return load_element(self.t(), self.kind, address)
-        return self.masked_at("load", ("ptr", address), tail)
-
-    def store_row(self, x: str, address: str) -> None:
-        tail = self.ctx.tail
-        if tail is None:
-            store_element(self.t(), self.kind, x, address)
-        else:
-            self.masked_at("store", ("ptr", address), tail, x)
+        if self.along == ctx.copies != ctx.lanes:
+            return [self.ahead(self.address, row * ctx.lanes) for row in range(ctx.copies)]
+        return [self.lane(0, lane, None) for lane in range(ctx.lanes)]
 
     def block(self, copy: int) -> str:
         if copy not in self.blocks:
@@ -578,8 +596,7 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
     if not ctx.size_fact(index)[1]:
         return _load_shared(ctx, place, value)
     if isinstance(place, TilePlace) and place.is_turned:
-        rows = [place.load_row(address) for address in place.rows()]
-        turns = turned(t, place.kind, rows, ctx.copies)
+        turns = turned(t, place.kind, place.load_rows(), ctx.copies)
         return [from_memory(t, buffer.dtype, x) for x in turns]
     found: list[str] = []
     guard = value.args[0] if value.args else None
@@ -696,8 +713,7 @@ def store_vector(ctx: Context, store: Store, rank: int) -> None:
     t, dtype = place.t(), store.buffer.dtype
     if isinstance(place, TilePlace) and place.is_turned and store.mode == "set":
         rows = [to_memory(t, dtype, x) for x in ctx.vectors(store.value)]
-        for x, address in zip(turned(t, place.kind, rows, ctx.lanes), place.rows(), strict=True):
-            place.store_row(x, address)
+        place.store_rows(turned(t, place.kind, rows, ctx.lanes))
         return
     for copy, new in enumerate(ctx.vectors(store.value)):
         x = new

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fusee.codegen.llvm import Across, KernelCode
-from fusee.codegen.llvm.body import Carried, Parts, Stage, across, is_short, merge_all, result
+from fusee.codegen.llvm import KernelCode
+from fusee.codegen.llvm.body import Across, Carried, Parts, across, merge_all, result
+from fusee.codegen.llvm.lanes import Stage, is_short
 from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.codegen.simt.thread import (
     COUNTER_BYTES,

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fusee.codegen.llvm.body import Stage, emit_value
+from fusee.codegen.llvm.body import emit_value
+from fusee.codegen.llvm.lanes import Stage
 from fusee.codegen.llvm.ops import from_memory, to_memory
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext, barrier
 from fusee.loops import Kernel, Phase, Store, Value, walk
