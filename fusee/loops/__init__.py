@@ -401,8 +401,11 @@ def where(condition: Value, a: Operand, b: Operand) -> Value:
     return x.table.make("where", (condition, x, y), x.dtype)
 
 
-def cast(x: Value, dtype: torch.dtype) -> Value:
-    """Convert; literals are converted here, exactly as torch would."""
+def cast(x: Value, dtype: torch.dtype, asked: bool = False) -> Value:
+    """Convert; literals are converted here, exactly as torch would.
+
+    asked   by the program; else what is computed in float32 is rounded to the result's dtype
+    """
     if x.dtype is dtype:
         return x
     if x.op == "const":
@@ -412,7 +415,7 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
         is_like = dtype.is_floating_point == x.dtype.is_floating_point or dtype is torch.bool
         if is_like and torch.promote_types(dtype, x.dtype) is x.dtype:
             return x.args[0]
-    return x.table.make("cast", (x,), dtype)
+    return x.table.make("cast", (x,), dtype, "asked" if asked else None)
 
 
 def check(x: Value, size: Size, message: int, wraps: bool = True) -> Value:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short
-from fusee.codegen.llvm.math import rough_quotient
+from fusee.codegen.llvm.math import rough_quotient, rough_tanh
 from fusee.codegen.llvm.memory import (
     groups,
     load_scalar,
@@ -133,14 +133,15 @@ def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
     if value.op == "where":
         return t.select(args[0], HELD[value.dtype], args[1], args[2])
     source = value.args[0].dtype
+    is_rough = id(value) in ctx.rough
     if value.op == "cast":
-        return emit_cast(t, source, value.dtype, args[0])
+        return args[0] if is_rough else emit_cast(t, source, value.dtype, args[0])
     if value.op == "bitcast":
         return emit_bitcast(t, source, value.dtype, args[0])
     if value.op == "check":
         return _check(ctx, t, value, args[0])
-    if id(value) in ctx.rough:
-        return rough_quotient(t, *args)
+    if is_rough:
+        return (rough_tanh if value.op == "tanh" else rough_quotient)(t, *args)
     given = ctx.numbers.get(id(value.args[-1]))
     is_inverse = given is not None and given.is_inverse
     return emit(t, "mul" if is_inverse else value.op, source, args)

@@ -233,22 +233,22 @@ def _exp_simt(c: Code, x: str) -> str:
     n = c.sub(sum_, real(_MAGIC + 127))
     r = c.fma(x, real(_LOG2_E), c.neg(n))
     r = c.fma(x, real(_LOG2_E_LOW), r)
-    power = _rough_exp2(c.t, [r])
+    power = _by_gpu(c.t, "ex2.approx.ftz.f32", r)
     return c.mul(power, c.cooked(c.int("shl", c.raw(sum_), 23)))
 
 
-def _rough_exp2(one: InsertPoint, given: Sequence[str]) -> str:
-    """A GPU's instruction for powers of two: 2 ulp."""
-    return one.level.call("float", "llvm.nvvm.ex2.approx.ftz.f32", ("float", given[0]))
+def _by_gpu(t: InsertPoint, name: str, *operands: str) -> str:
+    """An instruction of GPUs for float32 that is good to some ulp: a power of two, an inverse; a
+    quotient, without the branch that an exact one takes."""
+
+    def write(one: InsertPoint, given: Sequence[str]) -> str:
+        return one.level.call("float", f"llvm.nvvm.{name}", *(("float", x) for x in given))
+
+    return each_lane(t, torch.float32, operands, write)
 
 
 def rough_quotient(t: InsertPoint, x: str, y: str) -> str:
-    """x / y of float32 on a GPU, to 2 ulp, without the branch that an exact one takes."""
-
-    def write(one: InsertPoint, given: Sequence[str]) -> str:
-        return one.level.call("float", "llvm.nvvm.div.full", *(("float", z) for z in given))
-
-    return each_lane(t, torch.float32, [x, y], write)
+    return _by_gpu(t, "div.full", x, y)
 
 
 @FORMULAS.rule("exp2")
@@ -368,19 +368,31 @@ def _cos(c: Code, x: str) -> str:
 @FORMULAS.rule("tanh")
 def _tanh(c: Code, x: str) -> str:
     size = c.magnitude(x)
-    double = c.at_most(c.add(size, size), 20.0)
-    if c.t.machine.is_simt:  # what is taken of 1 is a quarter of it at most, and may be rough
-        sum_ = c.add(_exp(c, double), c.real(1.0))
-        share = rough_quotient(c.t, c.real(2.0), sum_)
+    if c.t.machine.is_simt:
+        far = _far_tanh(c, size)
     else:
-        n, r = _exp_reduced(c, double)
+        n, r = _exp_reduced(c, c.at_most(c.add(size, size), 20.0))
         power = c.power(n)
         sum_ = c.fma(_exp_core(c, r, _EXP), power, c.add(power, c.real(1.0)))  # e^2x + 1
-        share = c.div(c.real(2.0), sum_)
-    far = c.sub(c.real(1.0), share)
+        far = c.sub(c.real(1.0), c.div(c.real(2.0), sum_))
     square = c.mul(x, x)
     near = c.fma(c.mul(square, size), c.polynomial(square, _TANH), size)
     y = c.select(c.compare("olt", size, c.real(1.0)), near, far)
+    return c.signed(y, c.sign(x))
+
+
+def _far_tanh(c: Code, size: str) -> str:
+    """1 - 2 / (e^2x + 1) by a GPU's instructions, to 3e-7."""
+    power = _by_gpu(c.t, "ex2.approx.ftz.f32", c.at_most(c.mul(size, c.real(2 * _LOG2_E)), 29.0))
+    share = _by_gpu(c.t, "rcp.approx.ftz.f", c.add(power, c.real(1.0)))
+    return c.fma(c.real(-2.0), share, c.real(1.0))
+
+
+def rough_tanh(t: InsertPoint, x: str) -> str:
+    """Of float32 on a GPU, to 2^-15: the result is to be rounded to 16 bits."""
+    c = Code(t)
+    size = c.magnitude(x)
+    y = c.select(c.compare("olt", size, c.real(2.0**-7)), size, _far_tanh(c, size))
     return c.signed(y, c.sign(x))
 
 
@@ -392,7 +404,7 @@ def _erf(c: Code, x: str) -> str:
     capped = c.at_most(size, 4.0)
     slope = c.polynomial(capped, _LOG2_ERFC)
     if c.t.machine.is_simt:
-        far = c.sub(c.real(1.0), each_lane(c.t, torch.float32, [c.mul(capped, slope)], _rough_exp2))
+        far = c.sub(c.real(1.0), _by_gpu(c.t, "ex2.approx.ftz.f32", c.mul(capped, slope)))
     else:
         n, real = c.rounded(capped, slope)
         power = _exp2_core(c, c.fma(capped, slope, c.neg(real)))

@@ -398,7 +398,7 @@ class Context:
         self.facts: dict[int, Fact] = {}
         self.acc_facts: dict[Acc, Fact] = {}
         self.acc_names: dict[Acc, str | list[str]] = {}
-        self.rough: set[int] = set()  # ids of quotients that are rounded to 16 bits
+        self.rough: set[int] = set()  # ids of values that are rounded to 16 bits later
         self.uses_spare = False
         self.arrays: list[str] = []  # instructions that make room for accumulators
         self.uses_status = False

@@ -295,12 +295,16 @@ def _reshape_pieces(
     return None
 
 
-def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+def converted(x: Tensor, dtype: torch.dtype, asked: bool = False) -> Tensor:
     if x.dtype is dtype:
         return x
     if x.pieces is not None and x.storage is None:
-        return _apart(x, x.shape, x.pieces.dim, lambda piece: converted(piece, dtype))
-    return x.lowering.computed(x.shape, dtype, lambda ix: cast(x.at(ix), dtype), (x,), x.strides)
+        return _apart(x, x.shape, x.pieces.dim, lambda piece: converted(piece, dtype, asked))
+
+    def at(index: Index) -> Value:
+        return cast(x.at(index), dtype, asked)
+
+    return x.lowering.computed(x.shape, dtype, at, (x,), x.strides)
 
 
 # ---------------------------------------------------------------------------- aten
@@ -317,8 +321,8 @@ lowers("diagonal")(
     lambda call, x, offset, dim1, dim2: diagonal(x, call.meta.shape, offset, dim1, dim2)
 )
 lowers("clone lift_fresh_copy")(lambda call, x: x)
-lowers("_to_copy")(lambda call, x: converted(x, call.meta.dtype))
-lowers("copy")(lambda call, x, src: expand(converted(src, x.dtype), x.shape))
+lowers("_to_copy")(lambda call, x: converted(x, call.meta.dtype, asked=True))
+lowers("copy")(lambda call, x, src: expand(converted(src, x.dtype, asked=True), x.shape))
 
 
 @lowers("select.int")

@@ -141,6 +141,7 @@ class CUDA(Target):
     # Not measured call by call, as the CPU's are.
     prices = Prices(
         hold=10,
+        step=1,
         call=5 * _MICROSECOND,
         run=15 * _MICROSECOND,
         train=60 * _MICROSECOND,

@@ -58,6 +58,7 @@ NVVM: dict[str, Callable[..., Array]] = {
     "saturate.f": lambda x: np.where(np.isnan(x), np.float32(0), np.clip(x, 0, 1)),
     "fma.rm.f": _fma_down,
     "ex2.approx.ftz.f32": np.exp2,
+    "rcp.approx.ftz.f": lambda x: 1 / x,
     "div.full": np.divide,
     "rsqrt.approx.f": lambda x: 1 / np.sqrt(x),
 }

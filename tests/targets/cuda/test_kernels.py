@@ -195,6 +195,53 @@ def test_many_long_rows_run_beside_each_other(
     assert divides == [True, False, True, True, False]
 
 
+def gelu_as_written(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def test_what_is_rounded_at_the_end_is_not_rounded_between(gpu: Simulated) -> None:
+    """Of bfloat16, where what comes between is smooth: results are nearer to float64."""
+    x = torch.linspace(-6, 6, 4096).bfloat16()
+    got = fusee.compile(gelu_as_written, options={"cache": False})(x)
+    text = gpu.codes[-1].text
+    assert text.count("fptrunc") <= 2 and "rcp.approx" in text  # in the value and as it is stored
+    exact, eager = gelu_as_written(x.double()), gelu_as_written(x)
+    assert rms(got - exact) < rms(eager - exact)
+
+
+def rms(x: torch.Tensor) -> float:
+    return x.double().square().mean().sqrt().item()
+
+
+# What is compared, or asked for, or stored, or has more digits than a smooth function keeps.
+ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "compared": lambda x: torch.where(x * 0.1 == 0.30078125, x, x * 2),
+    "the larger of a row": lambda x: (x * 0.1 == (x * 0.1).amax()).to(x.dtype),
+    "asked for": lambda x: (x.float() * 0.1 - (x.float() * 0.1).bfloat16().float()).bfloat16(),
+    "rounded": lambda x: (x * 0.1 * 99).floor(),
+    "turned": lambda x: (x * 1e6).cos(),
+    "stored as float32": lambda x: (x * 0.1).float() * 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", ROUNDED)
+def test_what_is_not_smooth_is_rounded_as_in_eager_mode(gpu: Simulated, program: str) -> None:
+    x = torch.linspace(-4, 4, 1003).bfloat16()
+    agree(ROUNDED[program], x, tolerance=1e-6 if program != "turned" else 0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_tanh_that_is_rounded_to_16_bits(gpu: Simulated, dtype: torch.dtype) -> None:
+    ends = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e-7, -9e-3])
+    x = torch.cat([torch.linspace(-12, 12, 4000), torch.logspace(-8, 1, 500), ends]).to(dtype)
+    got = fusee.compile(lambda x: x.tanh(), options={"cache": False})(x)
+    want, exact = x.tanh(), x.double().tanh()
+    signs = (y.nan_to_num().signbit() for y in (got, want))
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(*signs)
+    assert rms((got - exact).nan_to_num()) <= 1.01 * rms((want - exact).nan_to_num())
+    torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=0, equal_nan=True)
+
+
 def exponents() -> torch.Tensor:
     """Operands of exp: its whole range, past its ends, what is no number."""
     ends = [float("inf"), float("-inf"), float("nan"), 0.0, 88.72, 88.73, -103.97, -104.5, 1e38]
