@@ -191,7 +191,7 @@ def plot(data: Row, path: Path) -> None:
         (left, "first call, empty caches (s)", lambda r, c: cold(r, c, "first_call_s")),
         (right, "steady state, times as fast as eager", steady),
     ]
-    shown = [c for c in COLOURS if any(c in rows["cold"] for rows in models.values())]
+    shown = [c for c in COLOURS if any(c in rows.get("cold", {}) for rows in models.values())]
     for axes, title, figure_of in panels:
         for offset, column in enumerate(shown):
             values = [figure_of(rows, column) or 0.0 for rows in models.values()]

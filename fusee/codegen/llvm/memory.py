@@ -624,6 +624,28 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
     ]
 
 
+def _shifted(place: AccessPlace, copy: int) -> str:
+    """A vector of 16 bytes that begins anywhere, of two that lie where a GPU can load them."""
+    t, level = place.t(), place.t().level
+    op, four = level.op, InsertPoint(level, place.ctx.machine, 4)
+    begin = op(f"ptrtoint ptr {place.block(copy)} to i64")
+    off = op(f"and i64 {begin}, 15")
+    first = op(f"getelementptr i8, ptr {place.block(copy)}, i64 {op(f'sub i64 0, {off}')}")
+    halves = [load_element(four, "i32", at) for at in (first, place.ahead(first, 16 // 2))]
+    words = [op(f"extractelement <4 x i32> {x}, i64 {k}") for x in halves for k in range(4)]
+    for count in (2, 1):  # words that are skipped
+        skips = op(f"icmp ne i64 {op(f'and i64 {off}, {4 * count}')}, 0")
+        pairs = zip(words[count:], words, strict=False)
+        words = [op(f"select i1 {skips}, i32 {after}, i32 {x}") for after, x in pairs]
+    bits = op(f"trunc i64 {op(f'shl i64 {off}, 3')} to i32")
+    whole = "poison"
+    for k in range(4):
+        given = (("i32", x) for x in (words[k + 1], words[k], bits))
+        word = level.call("i32", "llvm.fshr.i32", *given)
+        whole = op(f"insertelement <4 x i32> {whole}, i32 {word}, i64 {k}")
+    return op(f"bitcast <4 x i32> {whole} to {vector(place.kind, t.lanes)}")
+
+
 def _load_shared(ctx: Context, place: AccessPlace, value: Value) -> list[str]:
     """One element for all lanes whose mask differs between lanes."""
     t, one = place.t(), place.t(1)
@@ -647,6 +669,8 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
     ctx, t = place.ctx, place.t()
     full = vector(place.kind, ctx.lanes)
     if place.step and mask is None:
+        if ctx.begins_anywhere:
+            return _shifted(place, copy)
         x = load_element(t, place.kind, place.block(copy))
         return x if place.step == 1 else place.reverse(place.kind, x)
     if place.step and ctx.machine.can_mask(BITS[place.kind]):

@@ -398,6 +398,7 @@ class Context:
         self.facts: dict[int, Fact] = {}
         self.acc_facts: dict[Acc, Fact] = {}
         self.acc_names: dict[Acc, str | list[str]] = {}
+        self.begins_anywhere = False  # whether vectors of 16 bytes that are loaded do
         self.rough: set[int] = set()  # ids of values that are rounded to 16 bits later
         self.uses_spare = False
         self.arrays: list[str] = []  # instructions that make room for accumulators

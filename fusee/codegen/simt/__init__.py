@@ -23,11 +23,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.llvm.body import Across, Carried, Parts, across, merge_all, result
 from fusee.codegen.llvm.lanes import Stage, is_short
+from fusee.codegen.llvm.memory import groups, pointer
 from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.codegen.simt.thread import (
     COUNTER_BYTES,
@@ -41,12 +40,13 @@ from fusee.codegen.simt.thread import (
     ThreadContext,
     accumulators,
     barrier,
+    rough_values,
     woven_stores,
 )
 from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
-from fusee.loops import Acc, Accumulate, Kernel, Phase, Store, Value, walk
+from fusee.loops import Acc, Kernel, Phase, Store, walk
 from fusee.loops.schedule import in_one_pass, is_scan, reads_back
-from fusee.runtime.llvm_text import BITS, InsertPoint, Machine
+from fusee.runtime.llvm_text import BITS, InsertPoint, Machine, memory_type
 from fusee.sym import (
     Size,
     Symbol,
@@ -157,81 +157,6 @@ def lanes_along(kernel: Kernel, phases: Sequence[Phase], axis: Symbol, machine: 
     while lanes > 1 and not all(divides(lanes, rest) for rest in rests):
         lanes //= 2
     return lanes
-
-
-_HALVES = (torch.bfloat16, torch.float16)
-# Of these a little more or less in an operand is a little more or less in the result.
-_SMOOTH = frozenset(
-    "abs add asinh atan cosh div erf erfc exp exp2 expm1 fma log log10 log1p log2 maximum"
-    " minimum mul neg pow rsqrt sin sinh sqrt sub tanh".split()
-)
-
-
-def rough_values(phases: Sequence[Phase]) -> set[int]:
-    """Ids of values that need not be exact, since all that comes of them is rounded to 16 bits:
-
-    quotients   of which only products are made before
-    tanh        that is rounded next
-    casts       to bfloat16 that the program did not ask for, and whose results are read as float32
-                and go on without being compared or stored: results come nearer to float64
-    """
-    order = walk(v for phase in phases for v in phase.operands)
-    users: dict[int, list[Value]] = {}
-    for value in order:
-        for arg in value.args:
-            users.setdefault(id(arg), []).append(value)
-    found = set[int]()
-    exact, sharp = {id(v) for phase in phases for v in phase.operands}, _sharp(phases, order)
-    for value in reversed(order):
-        is_rounded = value.op == "cast" and value.dtype in _HALVES
-        is_product = value.op in ("mul", "div", "neg") and id(value) not in exact
-        if not (is_rounded or is_product):
-            exact.update(map(id, value.args))
-        readers = users.get(id(value), [])
-        if value.dtype is torch.float32:
-            of_tanh = value.op == "tanh" and all(v.dtype in _HALVES for v in readers)
-            if id(value) not in exact and (value.op == "div" or (of_tanh and readers)):
-                found.add(id(value))
-        elif value.op == "cast" and value.dtype is torch.bfloat16 and value.attr is None:
-            widens = all(v.op == "cast" and v.dtype is torch.float32 for v in readers)
-            is_wide = value.args[0].dtype is torch.float32
-            if readers and widens and is_wide and id(value) not in sharp:
-                found.add(id(value))
-    return found
-
-
-def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[int]:
-    """Ids of values of which not only smooth functions are made before they are rounded to 16 bits
-    and stored: they are compared, or stored as they are, or are sums that are."""
-    found = set[int]()
-    accs: dict[Acc, Value] = {}
-    for statement in (s for phase in phases for s in phase.body):
-        if isinstance(statement, Accumulate):
-            accs[statement.acc] = statement.value
-            if statement.which is not None or statement.acc.op not in ("sum", "max", "min"):
-                found.add(id(statement.value))
-        elif statement.mode != "set" or statement.value.dtype not in _HALVES:
-            found.update(map(id, statement.operands))
-        else:
-            found.update(id(v) for v in statement.operands if v is not statement.value)
-    grows = True
-    while grows:  # what is made of a sum stands behind it
-        before = len(found)
-        for value in reversed(order):
-            inner = value.args
-            if value.op == "where":
-                found.add(id(value.args[0]))
-                inner = value.args[1:]
-            is_smooth = value.op in _SMOOTH or value.op == "where"
-            is_smooth |= value.op == "cast" and value.dtype.is_floating_point
-            if not is_smooth or id(value) in found:
-                found.update(map(id, inner))
-            if value.op == "acc" and id(value) in found:
-                # a sum that is kept together with its maximum bears a name of its own
-                of = [accs[value.attr]] if value.attr in accs else accs.values()
-                found.update(map(id, of))
-        grows = len(found) > before
-    return found
 
 
 def _power(n: int) -> int:
@@ -520,10 +445,13 @@ class _Mapping:
         return hint(lane.hi) >= 2 * STRIP and self._points() * hint(lane.hi) >= ENOUGH * PIECES
 
     def _by_strips(self) -> Size:
-        """A block for a piece of a row, of which each thread takes some elements."""
+        """A block for a piece of a row, of which each thread takes some elements: one by one, or
+        those that one store takes."""
         ctx, level, lane = self.ctx, self.level, self.lane
         assert lane is not None and lane.hi is not None
-        pieces = (lane.hi + (STRIP - 1)) // STRIP
+        store = self._only_store(lane)
+        skew = 0 if store is None else PIECES - 1
+        pieces = (lane.hi + (STRIP - 1 + skew)) // STRIP
         rows = count_points(self.parallel)
         sizes = [*map(ctx.size_of, self.parallel), ctx.param("pieces", pieces)]
         block = level.op(f"zext i32 {self._special('ctaid')} to i64")
@@ -531,9 +459,63 @@ class _Mapping:
         for axis, name in zip(self.parallel, digits, strict=True):
             ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
         first, own = level.op(f"mul nsw i64 {piece}, {STRIP}"), self._special("tid")
-        low = level.op(f"add nsw i64 {first}, {level.op(f'zext i32 {own} to i64')}")
-        self._along(lane, low, self._end(lane, first, STRIP), BLOCK, 1)
+        own = level.op(f"zext i32 {own} to i64")
+        if store is None:
+            low = level.op(f"add nsw i64 {first}, {own}")
+            self._along(lane, low, self._end(lane, first, STRIP), BLOCK, 1)
+        else:
+            low = level.op(f"add nsw i64 {first}, {level.op(f'mul nsw i64 {own}, {PIECES}')}")
+            self._neighbours(store, lane, low)
         return rows * pieces
+
+    def _only_store(self, lane: Symbol) -> Store | None:
+        """That of a kernel whose rows of 16 bits begin anywhere, so that loads are shifted."""
+        orders = self.orders.values()
+        loads = [v for order in orders for v in order if v.op == "load"]
+        (store, *others) = (s for phase in self.kernel.phases for s in phase.body)
+        if others or not isinstance(store, Store) or store.mode != "set":
+            return None
+        if store.buffer.role == "input" or any(v.op == "check" for x in orders for v in x):
+            return None
+        if any(v.args or v.attr[0] is store.buffer for v in loads):
+            return None
+        places = [v.attr for v in loads if lane in symbols(v.attr[1])]
+        fits = all(
+            b.dtype.itemsize * PIECES == ACCESS_BYTES and (coefficient(at, lane) or (0,))[0] == 1
+            for b, at in [(store.buffer, store.index), *places]
+        )
+        return store if places and fits else None
+
+    def _neighbours(self, store: Store, lane: Symbol, low: str) -> None:
+        """Points that one access stores, from `low` of a row that is taken to begin where such an
+        access may; near the ends of a row one by one, since more is loaded than they need."""
+        ctx, level = self.ctx, self.level
+        parts = coefficient(store.index, lane)
+        assert parts is not None
+        t = InsertPoint(level, ctx.machine, 1)
+        row = pointer(
+            ctx, store.buffer, memory_type(store.buffer.dtype, ctx.machine), groups(ctx, parts[1])
+        )
+        begin = level.op(f"lshr i64 {level.op(f'ptrtoint ptr {row} to i64')}, 1")
+        skew = level.op(f"and i64 {begin}, {PIECES - 1}")
+        low = level.op(f"sub nsw i64 {low}, {skew}")
+        high, size = level.op(f"add nsw i64 {low}, {PIECES}"), ctx.size_of(lane)
+        after = level.op(f"add nsw i64 {high}, {PIECES}")
+        inside = (f"icmp sge i64 {low}, {PIECES}", f"icmp sle i64 {after}, {size}")
+        whole = level.op(f"and i1 {', '.join(map(level.op, inside))}")
+        stop = level.op(f"select i1 {whole}, i64 1, i64 0")
+        start = t.intrinsic("smax", "i64", low, "0")
+        end = level.op(
+            f"select i1 {whole}, i64 {start}, i64 {t.intrinsic('smin', 'i64', high, size)}"
+        )
+        ctx.base_rank, ctx.begins_anywhere = 2, True
+        with ctx.writer.each("0", stop):
+            ctx.ranked[2:] = [ctx.writer.top]
+            ctx.axis_rank[lane], ctx.axis_name[lane] = 2, low
+            self.body.set_stage(lane, Stage(1, PIECES), None)
+            self._all_phases()
+        ctx.begins_anywhere = False
+        self._along(lane, start, end, 1, 1)
 
     def _end(self, axis: Symbol, first: str, count: int) -> str:
         """Where `count` points of an axis end, or the axis."""

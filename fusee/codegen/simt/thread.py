@@ -25,7 +25,7 @@ from fusee.codegen.llvm.memory import (
     store_vector,
 )
 from fusee.codegen.llvm.ops import Context, compare, emit, from_memory, to_memory
-from fusee.loops import Acc, Accumulate, Buffer, Phase, Store, identity
+from fusee.loops import Acc, Accumulate, Buffer, Phase, Store, Value, identity, walk
 from fusee.loops.schedule import Online
 from fusee.runtime.llvm_text import (
     BITS,
@@ -185,6 +185,81 @@ class Squares(OnlineCarried):
 
 # Where a kernel's threads find memory that all may read, past the address of the status.
 SPARE_BYTES = 64
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+# Of these a little more or less in an operand is a little more or less in the result.
+_SMOOTH = frozenset(
+    "abs add asinh atan cosh div erf erfc exp exp2 expm1 fma log log10 log1p log2 maximum"
+    " minimum mul neg pow rsqrt sin sinh sqrt sub tanh".split()
+)
+
+
+def rough_values(phases: Sequence[Phase]) -> set[int]:
+    """Ids of values that need not be exact, since all that comes of them is rounded to 16 bits:
+
+    quotients   of which only products are made before
+    tanh        that is rounded next
+    casts       to bfloat16 that the program did not ask for, and whose results are read as float32
+                and go on without being compared or stored: results come nearer to float64
+    """
+    order = walk(v for phase in phases for v in phase.operands)
+    users: dict[int, list[Value]] = {}
+    for value in order:
+        for arg in value.args:
+            users.setdefault(id(arg), []).append(value)
+    found = set[int]()
+    exact, sharp = {id(v) for phase in phases for v in phase.operands}, _sharp(phases, order)
+    for value in reversed(order):
+        is_rounded = value.op == "cast" and value.dtype in _HALVES
+        is_product = value.op in ("mul", "div", "neg") and id(value) not in exact
+        if not (is_rounded or is_product):
+            exact.update(map(id, value.args))
+        readers = users.get(id(value), [])
+        if value.dtype is torch.float32:
+            of_tanh = value.op == "tanh" and all(v.dtype in _HALVES for v in readers)
+            if id(value) not in exact and (value.op == "div" or (of_tanh and readers)):
+                found.add(id(value))
+        elif value.op == "cast" and value.dtype is torch.bfloat16 and value.attr is None:
+            widens = all(v.op == "cast" and v.dtype is torch.float32 for v in readers)
+            is_wide = value.args[0].dtype is torch.float32
+            if readers and widens and is_wide and id(value) not in sharp:
+                found.add(id(value))
+    return found
+
+
+def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[int]:
+    """Ids of values of which not only smooth functions are made before they are rounded to 16 bits
+    and stored: they are compared, or stored as they are, or are sums that are."""
+    found = set[int]()
+    accs: dict[Acc, Value] = {}
+    for statement in (s for phase in phases for s in phase.body):
+        if isinstance(statement, Accumulate):
+            accs[statement.acc] = statement.value
+            if statement.which is not None or statement.acc.op not in ("sum", "max", "min"):
+                found.add(id(statement.value))
+        elif statement.mode != "set" or statement.value.dtype not in _HALVES:
+            found.update(map(id, statement.operands))
+        else:
+            found.update(id(v) for v in statement.operands if v is not statement.value)
+    grows = True
+    while grows:  # what is made of a sum stands behind it
+        before = len(found)
+        for value in reversed(order):
+            inner = value.args
+            if value.op == "where":
+                found.add(id(value.args[0]))
+                inner = value.args[1:]
+            is_smooth = value.op in _SMOOTH or value.op == "where"
+            is_smooth |= value.op == "cast" and value.dtype.is_floating_point
+            if not is_smooth or id(value) in found:
+                found.update(map(id, inner))
+            if value.op == "acc" and id(value) in found:
+                # a sum that is kept together with its maximum bears a name of its own
+                of = [accs[value.attr]] if value.attr in accs else accs.values()
+                found.update(map(id, of))
+        grows = len(found) > before
+    return found
 
 
 class ThreadContext(Context):

@@ -481,12 +481,16 @@ class Machine:
         several = VECTOR.fullmatch(found.group(3))
         kind = several.group(2) if several else found.group(3)
         result = NUMPY.get(kind, np.int64)
+        if word == "ptrtoint":
+            return x
         if word == "bitcast":
             source = VECTOR.fullmatch(found.group(1))
             one = source.group(2) if source else found.group(1)
             if one == "i1":
                 return (x * (1 << np.arange(x.shape[1]))).sum(1)
             bits = self._bits(one, x)
+            if several and source and several.group(1) != source.group(1):  # two of each
+                bits = np.ascontiguousarray(bits).view(np.uint16)
             if kind == "bfloat":
                 return (bits.astype(np.uint32) << 16).view(np.float32)
             return bits.view(result)
@@ -577,6 +581,11 @@ class Machine:
         short = re.sub(r"\.(v\d+)?[fi]\d+$", "", name)
         if short == "fma":
             return (a.astype(np.float64) * rest[0] + rest[1]).astype(a.dtype)
+        if short == "fshr":
+            wide = (unsigned(a).astype(np.uint64) << np.uint64(32)) | unsigned(rest[0])
+            return (
+                (wide >> (unsigned(rest[1]) % 32).astype(np.uint64)).astype(np.uint32).view(a.dtype)
+            )
         if short in ("umin", "umax"):
             how = np.minimum if short == "umin" else np.maximum
             return how(unsigned(a), unsigned(rest[0])).view(a.dtype)

@@ -178,6 +178,18 @@ def test_long_rows_are_read_twice(gpu: Simulated) -> None:
     assert loops == [2, 2], loops
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int16], ids=str)
+def test_rows_that_begin_anywhere(gpu: Simulated, dtype: torch.dtype) -> None:
+    """Of 16 bits: eight elements are loaded and stored at once, and shifted in between."""
+    x, y = (numbers(130, 4105).mul(9).to(dtype) for _ in range(2))
+    row = numbers(130, 1).to(dtype)
+    agree(lambda x: x[:, 3:4100] + 0, x)
+    agree(lambda x, y, row: x[:, :4101] * 2 + y[:, 4:] + row, x, y, row, tolerance=0.02)
+    agree(lambda x: torch.cat((x, x[:, :5]), 1), x)
+    shifted = [code for code in gpu.codes if "fshr" in code.text]
+    assert len(shifted) == 3
+
+
 def test_many_long_rows_run_beside_each_other(
     gpu: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -448,6 +448,15 @@ def test_large_products_of_odd_rows_get_longer_ones(name: str) -> None:
     assert got.stride() == want.stride()
 
 
+def test_products_share_a_matrix_of_longer_rows() -> None:
+    def fn(gradient: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+        return torch.mm(gradient.t(), x).sum() + torch.mm(gradient, weight).sum()
+
+    loops = lowered(passed(fn, (4096, 5003), (5003, 768), (4096, 768))[0])
+    products = [step for step in loops.steps if isinstance(step, Extern)]
+    assert len(products) == 2 and len({step.args[0].buffer for step in products}) == 1
+
+
 @pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod, torch.cummax])
 @pytest.mark.parametrize("shape", [(3, 256), (1000,), (3, 255)], ids=str)
 def test_scans_along_long_rows_are_atens(scan: Any, shape: tuple[int, ...]) -> None:
