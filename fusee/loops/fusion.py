@@ -508,6 +508,7 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
     for theirs, ours, buffer, must in links:
         elements = hint(product(buffer.shape))
         if not must and 2 * elements < points:
+            pairing.tables.append((theirs, ours))
             continue  # a small table read by both is in the cache anyway
         matched = pairing.match(theirs, ours)
         if not matched and must:
@@ -515,7 +516,7 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
         if matched:
             bytes_saved += buffer.dtype.itemsize * elements
             depends |= must
-    if not bytes_saved:
+    if not bytes_saved and not (group.profile.pairs and pairing.of_equal_sums()):
         return "they read the same data at different places"
     if not depends and len(pairing.pairs) != len(loop.axes) + len(loop.reduce_axes):
         return "they share data but not their axes"
@@ -564,6 +565,24 @@ class _Pairing:
         self.theirs = set(group.outer)
         for inner in group.phases:
             self.theirs.update(inner)
+        self.loop = loop
+        self.tables: list[tuple[Size, Size]] = []  # where both read what is small
+
+    def of_equal_sums(self) -> bool:
+        """Pair all axes of sums that have equal ones and read the same small row: a launch less.
+
+        So have two layers of one row whose results are multiplied.
+        """
+        loop, group = self.loop, self.group
+        inner = [phase for phase in group.phases if phase]
+        if loop.acc is None or loop.scan or self.pairs or len(inner) != 1:
+            return False
+        ours, theirs = (*loop.axes, *loop.reduce_axes), (*group.outer, *inner[0])
+        alike = len(loop.axes) == len(group.outer) and len(ours) == len(theirs)
+        if not alike or any(x.hi != y.hi for x, y in zip(ours, theirs, strict=True)):
+            return False
+        self.pairs = dict(zip(ours, theirs, strict=True))
+        return any(self.match(*places) for places in self.tables)
 
     def match(self, theirs: Size, ours: Size) -> bool:
         """Pair axes so that both indices are equal; False (and nothing changed) if impossible."""

@@ -224,7 +224,7 @@ class _Mapping:
             while any(not divides(self.vec, axis.hi) for axis in last if axis.hi is not None):
                 self.vec //= 2
             chunks = max(max(counts) // self.vec, 1)
-            few = max(KEPT // self.vec // 2, 1)
+            few = max(KEPT // self.vec, 1)
             threads = min(_power(chunks), WARP)
             if chunks > few * WARP:
                 threads = min(max(_power(-(-chunks // few)), 2 * WARP), LARGEST)

@@ -76,6 +76,7 @@ PROFILE = Profile(
     strip=1 << 7,
     rows=32,
     shares=True,
+    pairs=True,
     raises=False,
 )
 

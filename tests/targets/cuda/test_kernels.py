@@ -178,6 +178,21 @@ def test_long_rows_are_read_twice(gpu: Simulated) -> None:
     assert loops == [2, 2], loops
 
 
+def test_sums_of_equal_axes_that_read_one_row_are_one_kernel(gpu: Simulated) -> None:
+    """As of two layers whose results are multiplied; of matrices of other sizes they are not."""
+    row, gate, up, other = numbers(96), numbers(600, 96), numbers(600, 96), numbers(200, 96)
+
+    def both(row: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu((gate * row).sum(1)) * (up * row).sum(1)
+
+    agree(both, row, gate, up)
+    assert len(gpu.codes) == 1
+    agree(lambda row, x, y: ((x * row).sum(1), (y * row).sum(1)), row, gate, other)
+    assert len(gpu.codes) == 3
+    agree(lambda x, y: (x.sum(1), y.sum(1)), gate, up)
+    assert len(gpu.codes) == 5
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int16], ids=str)
 def test_rows_that_begin_anywhere(gpu: Simulated, dtype: torch.dtype) -> None:
     """Of 16 bits: eight elements are loaded and stored at once, and shifted in between."""
@@ -202,7 +217,7 @@ def test_many_long_rows_run_beside_each_other(
         x = torch.empty(rows, width, dtype=dtype)
         fusee.compile(lambda x: torch.softmax(x, -1), options={"cache": False})(x)
     few_rows = 256, 128  # which blocks share, and then points
-    assert [code.units for code in gpu.codes] == [512, *few_rows, 1024, 64]
+    assert [code.units for code in gpu.codes] == [512, *few_rows, 1024, 128]
     divides = ["div.full" in code.text for code in gpu.codes]
     assert divides == [True, False, True, True, False]
 
