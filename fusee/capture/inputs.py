@@ -162,6 +162,7 @@ class World:
         # subclass and attributes, by id of the fake
         self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
         self.put_on: dict[int, Mirror] = {}
+        self.put_grads: dict[int, Any] = {}  # by id of such a tensor
         self._origins: dict[int, Origin] = {}
         self._passing: dict[int, Origin] = {}  # modules that nothing was asked of yet, likewise
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one

@@ -80,6 +80,8 @@ class Interpreter(Capturing):
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
         self.world.recorder.is_heard = functools.partial(is_heard, self.frames, True)
         self.world.recorder.expects = self.expects
+        if not self.policy.is_exporting:  # then Python runs nothing that the graph refuses
+            self.world.symbols.env.data.expects = self._expects
         self.world.recorder.is_told = lambda: any(getattr(x, "said", 0) for _, x in self.regions)
 
     # ---------------------------------------------------------------------- names
@@ -395,13 +397,15 @@ class Interpreter(Capturing):
 
     def expects(self, x: Any) -> bool:
         """Let the graph check what only data knows; False: it may not, or nobody needs it."""
-        node = x.node
+        return all(self._expects(part) for part in x.node.parts)
+
+    def _expects(self, node: Any) -> bool:
         if node.env.data.are_marked(node.a, node.b):
             return bool(node.env.data.require(node.a, node.op, node.b))
         if self.checks is None or is_heard(self.frames):
             return False
-        self.checks.append(x)
-        self.world.recorder.check(x)
+        self.checks.append(node)
+        self.world.recorder.check(node)
         if node.is_pending():
             node.env.note(node.a, node.op, node.b)
         return True

@@ -6,12 +6,15 @@ source   https://github.com/pytorch/pytorch, test/dynamo: test_misc.py and its l
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import sym_and
 
 import fusee
 from fusee.errors import FuseeWarning
@@ -117,3 +120,138 @@ def test_sparse_results_with_aot_eager(fn: Callable[[Tensor], Tensor], trains: b
     expected = fn(x)
     assert got.layout is expected.layout and got.requires_grad is expected.requires_grad
     torch.testing.assert_close(got.to_dense(), expected.to_dense())
+
+
+def divided_in_turn(x: Tensor, t: Tensor) -> Tensor:
+    for k in t.tolist():
+        x = x + 12 // k
+    return x
+
+
+def made(fn: Callable[..., Any], *given: Tensor) -> Any:
+    """What a call gives, or what it raises."""
+    try:
+        return fn(*given)
+    except Exception as error:  # noqa: BLE001  # whatever eager raises
+        return type(error), str(error)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, t: x * (10 // t.sum().item()),
+        lambda x, t: x * (10 % t[0].item()),
+        lambda x, t: (x + 1, divmod(-7, t[1].item())),
+        divided_in_turn,
+    ],
+)
+def test_divisors_that_only_data_knows(fn: Callable[..., Any], backend: str) -> None:
+    """The graph checks that one is positive. Where it is not, Python runs the call, and raises."""
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    for numbers in ([3, 4], [1, 7], [-3, 5], [2, -9], [0, 1], [1, 0]):
+        given = torch.ones(2), torch.tensor(numbers)
+        assert str(made(compiled, *given)) == str(made(fn, *given))
+
+
+@BACKENDS
+@pytest.mark.parametrize("joined", [sym_and, lambda *all: functools.reduce(operator.and_, all)])
+def test_relations_that_hold_together(joined: Callable[..., Any], backend: str) -> None:
+    def checked(x: Tensor, t: Tensor) -> Tensor:
+        a, b = t.tolist()
+        torch._check(joined(a >= 2, a <= 6, b >= 1))
+        return torch.zeros(a, b) + x.sum() + (3 if a > 1 and b > 0 else 4)
+
+    def asserted(x: Tensor, t: Tensor) -> Any:
+        a, b = t.tolist()
+        if not joined(a >= 2, b >= 1, x.shape[0] > 1):
+            raise ValueError("too small")
+        return x + a, b
+
+    def given_back(x: Tensor, t: Tensor) -> Any:
+        a, b = t.tolist()
+        return x + 1, joined(a >= 2, b >= 1), joined(a >= 2, x.shape[0] > 1)
+
+    for fn in (checked, asserted, given_back):
+        compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+        for rows, numbers in ((1, [2, 3]), (1, [7, 1]), (1, [3, 0]), (3, [3, 1]), (4, [1, 1])):
+            given = torch.ones(rows, 1), torch.tensor(numbers)
+            expected = made(fn, *given)
+            got = made(compiled, *given) if rows > 1 or fn is not asserted else expected
+            assert str(got) == str(expected)
+
+
+@BACKENDS
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_are_tensors_of_one_element(dynamic: bool | None, backend: str) -> None:
+    def fn(t: Tensor, n: int) -> Tensor:
+        x = torch.ones(t).repeat(n)  # type: ignore[call-overload]
+        return torch.cat([x, x]) + t.item()
+
+    compiled = fusee.compile(fn, dynamic=dynamic, fullgraph=True, backend=backend)
+    for t, n in ((5, 5), (3, 5), (1, 7)):
+        for given in (torch.tensor([t]), torch.tensor(t)):
+            assert torch.equal(compiled(given, n), fn(given, n))
+
+
+def in_turn(x: Tensor) -> list[Tensor]:
+    made: list[Tensor] = []
+    for k in range(3):
+        made.append(x + k)
+        made[-1].grad = made[-2] if k else x.sin()
+    return made
+
+
+def with_more(x: Tensor) -> Any:
+    y: Any = x + 1
+    y.grad, y.label = x * 2, "y"
+    y.grad += 1
+    print(end="")  # the next graph gets it
+    z = y * y.grad
+    z.grad = y
+    y.grad = None
+    return y, z, y.label
+
+
+@BACKENDS
+@pytest.mark.parametrize("fn", [in_turn, with_more])
+def test_grads_of_what_the_graph_computes(fn: Callable[[Tensor], Any], backend: str) -> None:
+    def shown(x: Any) -> Any:
+        return (x.tolist(), shown(x.grad)) if isinstance(x, Tensor) else x
+
+    x = torch.arange(3.0)
+    compiled = fusee.compile(fn, backend=backend, fullgraph=fn is in_turn)
+    assert list(map(shown, compiled(x))) == list(map(shown, fn(x)))
+
+
+class Scaled(torch.autograd.Function):
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.scale + 1, None
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.apply(x, self.scale)
+
+
+@BACKENDS
+def test_instances_of_autograd_functions(backend: str) -> None:
+    """`Function().apply(x)`, as older programs have it."""
+
+    def fn(x: Tensor) -> Tensor:
+        for k in range(2):
+            x = Scaled(k + 0.5).run(x)
+        return x.sin()
+
+    (got, grad), (expected, other) = (
+        (y := call(x := torch.ones(2, requires_grad=True)), torch.autograd.grad(y.sum(), x)[0])
+        for call in (fusee.compile(fn, backend=backend, fullgraph=True), fn)
+    )
+    assert torch.equal(got, expected) and torch.equal(grad, other)
