@@ -157,7 +157,7 @@ class World:
         self.symbols = Symbols(where, self.mode)
         self.recorder.symbols = self.symbols
         self._open: dict[Origin, Any] = {}  # integers that vary
-        self.arrays: dict[int, tuple[Any, Origin, Origin]] = {}  # by id of the real one
+        self.arrays: dict[int, tuple[Any, Origin, Origin, Any]] = {}  # by id of the real one
         self.machine: Any = None  # whose world this is
         # subclass and attributes, by id of the fake
         self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen

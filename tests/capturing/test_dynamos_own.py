@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -143,6 +144,7 @@ def made(fn: Callable[..., Any], *given: Tensor) -> Any:
         lambda x, t: x * (10 // t.sum().item()),
         lambda x, t: x * (10 % t[0].item()),
         lambda x, t: (x + 1, divmod(-7, t[1].item())),
+        lambda x, t: x + 1 if (n := t[0].item() + 9) * n % n == 0 else x,
         divided_in_turn,
     ],
 )
@@ -255,3 +257,32 @@ def test_instances_of_autograd_functions(backend: str) -> None:
         for call in (fusee.compile(fn, backend=backend, fullgraph=True), fn)
     )
     assert torch.equal(got, expected) and torch.equal(grad, other)
+
+
+@BACKENDS
+@pytest.mark.parametrize("op", [torch.add, torch.gt, torch.true_divide, torch.floor_divide])
+def test_out_of_another_dtype(op: Callable[..., Tensor], backend: str) -> None:
+    """Operators that go element by element cast to it, or refuse; ATen is asked."""
+    x, y = torch.tensor([1, 5, -7]), torch.tensor([2, 5, 2])
+
+    def fn(out: Tensor, *given: Tensor) -> Tensor:
+        return op(*given, out=out) + 1
+
+    for given in ((x, y), (x * 0.3, y), (x, y * 0.5)):
+        for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.bool, torch.complex64):
+            expected = made(fn, torch.zeros(3, dtype=dtype), *given)
+            whole = isinstance(expected, Tensor)
+            compiled = fusee.compile(fn, backend=backend, fullgraph=whole)
+            assert str(made(compiled, torch.zeros(3, dtype=dtype), *given)) == str(expected)
+
+
+def test_integers_of_numpy_divide() -> None:
+    """Those that vary are tensors in a graph, in which nothing divides by 0: divisors are facts."""
+
+    def fn(x: Tensor, a: Any, b: Any) -> Any:
+        return x * (a // b), a % b, a**b
+
+    compiled, x = fusee.compile(fn, fullgraph=True), torch.ones(2)
+    for a, b in ((9, 2), (7, 3), (-7, 2)):
+        for given in ((x, a, np.int64(b)), (x, np.int64(a), np.int64(b))):
+            assert str(compiled(*given)) == str(fn(*given))
