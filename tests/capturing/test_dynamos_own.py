@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import sym_and
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fusee
 from fusee.errors import FuseeWarning
@@ -286,3 +288,57 @@ def test_integers_of_numpy_divide() -> None:
     for a, b in ((9, 2), (7, 3), (-7, 2)):
         for given in ((x, a, np.int64(b)), (x, np.int64(a), np.int64(b))):
             assert str(compiled(*given)) == str(fn(*given))
+
+
+def in_autocast(x: Tensor) -> Any:
+    with torch.autocast("cpu"):
+        y = x @ x
+    return x + y, y.dtype
+
+
+def by_plain_attention(x: Tensor) -> Tensor:
+    with sdpa_kernel([SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+
+
+@pytest.mark.parametrize("fn", [in_autocast, by_plain_attention])
+@pytest.mark.parametrize("trains", [False, True])
+def test_switches_outlast_a_backends_passes(fn: Callable[..., Any], trains: bool) -> None:
+    """fx takes calls away that nobody uses, but for what it knows to have effects."""
+    lengths = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        lengths.append(len(gm.graph.nodes))
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+        lengths.append(len(gm.graph.nodes))
+        return gm.forward
+
+    x = torch.randn(4, 4, requires_grad=trains)
+    assert str(fusee.compile(fn, backend=backend)(x)) == str(fn(x))
+    assert lengths[0] == lengths[1] > 4
+
+
+@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a, b: a[b.size(0) - 1] + 1,
+        lambda a, b: a[:, b.size(0) // 2] * a[..., a.size(1) - 2].sum(),
+        lambda a, b: a[a.size(0) - 1, None, 1:, b.size(0) - 1, ...],
+        lambda a, b: a[0, -b.size(0)] + b[-1],
+    ],
+)
+def test_places_that_vary_for_other_backends(fn: Callable[..., Tensor], inner: str) -> None:
+    """torch's own symbols became constants where C++ asks for the number of an index."""
+    made, compile_inner = [], torch._dynamo.lookup_backend(inner)
+
+    def backend(gm: torch.fx.GraphModule, given: Any) -> Any:
+        made.append(gm)
+        return compile_inner(gm, given)
+
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    for n in range(3, 9):
+        a, b = torch.randn(n, n + 1, n, requires_grad=True), torch.randn(n)
+        torch.testing.assert_close(compiled(a, b), fn(a, b))
+    assert len(made) == 2
