@@ -376,6 +376,10 @@ class Interpreter(Capturing):
         self.look((x,))
         return bool(x)
 
+    def negated(self, x: Any) -> Any:
+        is_pending = type(x) is torch.SymBool and x.node.is_pending()
+        return symbols.operated(operator.not_, x) if is_pending else not self.truth(x)
+
     def decides(self, f: Frame, at: int, x: Any) -> bool:
         if type(x) is torch.SymBool and x.node.is_pending():
             raising = raising_truth(f.program, at)

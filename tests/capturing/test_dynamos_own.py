@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.experimental import control_flow  # type: ignore[import-untyped]
 from torch import Tensor
+from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx.experimental.symbolic_shapes import sym_and
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -174,7 +176,7 @@ def test_relations_that_hold_together(joined: Callable[..., Any], backend: str) 
 
     def given_back(x: Tensor, t: Tensor) -> Any:
         a, b = t.tolist()
-        return x + 1, joined(a >= 2, b >= 1), joined(a >= 2, x.shape[0] > 1)
+        return x + 1, joined(a >= 2, b >= 1), joined(a >= 2, x.shape[0] > 1), not b >= 1
 
     for fn in (checked, asserted, given_back):
         compiled = fusee.compile(fn, backend=backend, fullgraph=True)
@@ -342,3 +344,25 @@ def test_places_that_vary_for_other_backends(fn: Callable[..., Tensor], inner: s
         a, b = torch.randn(n, n + 1, n, requires_grad=True), torch.randn(n)
         torch.testing.assert_close(compiled(a, b), fn(a, b))
     assert len(made) == 2
+
+
+@BACKENDS
+@pytest.mark.parametrize("trains", [False, True])
+def test_numbers_among_the_operands_of_map_and_loops(trains: bool, backend: str) -> None:
+    def mapped(x: Tensor, y: Tensor) -> Any:
+        return control_flow.map(lambda x, n, y: torch.sin(x * n + y), x, x.size(0), y)
+
+    def looped(x: Tensor, y: Tensor) -> Any:
+        given: Any = torch.tensor(0), x.detach()
+        return while_loop_op(
+            lambda i, x, n: i < n, lambda i, x, n: (i + 1, x * n + y), given, (3,)
+        )[1]
+
+    for fn in (mapped, looped):
+        compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+        x, y = torch.randn(4, 2, requires_grad=trains), torch.randn(2)
+        got, expected = compiled(x, y), fn(x, y)
+        torch.testing.assert_close(got, expected)
+        if trains and fn is mapped:
+            for one in (grads := [torch.autograd.grad(z.sum(), x)[0] for z in (got, expected)]):
+                torch.testing.assert_close(one, grads[0])
