@@ -366,3 +366,24 @@ def test_numbers_among_the_operands_of_map_and_loops(trains: bool, backend: str)
         if trains and fn is mapped:
             for one in (grads := [torch.autograd.grad(z.sum(), x)[0] for z in (got, expected)]):
                 torch.testing.assert_close(one, grads[0])
+
+
+def test_what_a_program_disables_is_no_news() -> None:
+    """disable() notes its backend, which the first call's version saw as a change."""
+
+    def fn(x: Tensor) -> Tensor:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def inner(x: Tensor) -> Tensor:
+            return x + 10
+
+        return inner(x.sin()) + 1
+
+    noted: Any = torch._dynamo.eval_frame.cached_backends
+    before = dict(noted)
+    noted.clear()
+    compiled, x = fusee.compile(fn, backend="eager"), torch.ones(2)
+    torch.testing.assert_close(compiled(x), fn(x))
+    with fusee.compiler.set_stance("fail_on_recompile"):
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), fn(x))
+    noted.update(before)
