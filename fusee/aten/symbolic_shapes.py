@@ -29,6 +29,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from fusee.aten.torch_api import autocast_restored, storage_id
 from fusee.errors import TraceError
 from fusee.fake import fake_of
+from fusee.fake.open_composites import is_place_open, places_of
 from fusee.source import define
 from fusee.sym import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS, Predicate
@@ -161,6 +162,8 @@ class _Handed:
                 node._rename(str(x))
             elif type(x) is int:  # it has become one
                 _put(x, node)
+        for node in graph.find_nodes(op="call_function", target=operator.getitem):
+            _select(node)
         self._tell()
         grad = torch.set_grad_enabled(torch.is_grad_enabled())
         with (
@@ -270,6 +273,29 @@ class _Values(fx.Interpreter):
         if n.op != "output":
             n.meta["example_value"] = found
         return found
+
+
+def _select(node: fx.Node) -> None:
+    """Write `x[i]` of integers that vary as select(): C++ would ask for their numbers."""
+    x, key = node.args
+    if not is_place_open(fx.node.map_arg(key, lambda n: n.meta.get("example_value"))):
+        return
+    assert isinstance(x, fx.Node)
+
+    def is_open(part: Any) -> bool:
+        number = part.meta["example_value"] if isinstance(part, fx.Node) else None
+        return type(number) is torch.SymInt and not number.node.env.data.of(known_size(number))
+
+    whole, places = places_of(key, x.meta["example_value"].dim(), is_open)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [(torch.select, place) for place in places]
+    if whole and calls:
+        calls.insert(0, (operator.getitem, (whole,)))
+    for function, given in calls[:-1]:
+        with node.graph.inserting_before(node):
+            x = node.graph.call_function(function, (x, *given))
+        x.meta = {**node.meta}
+    if calls:
+        node.target, node.args = calls[-1][0], (x, *calls[-1][1])
 
 
 def _put(number: int, node: fx.Node) -> None:

@@ -39,8 +39,8 @@ from fusee.aten.trace import trace
 from fusee.autodiff import Joint, Split
 from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.partition import differentiate, partition
-from fusee.backends.report import Report, first_line
-from fusee.errors import BackendError, FuseeWarning, OptionError, TraceError, warn
+from fusee.backends.report import CompiledGraph, Report, first_line, remember
+from fusee.errors import BackendError, FuseeWarning, MissingFake, OptionError, TraceError, warn
 from fusee.fake.layouts import extent
 from fusee.source import HostSource, listed
 
@@ -131,9 +131,23 @@ def run_aten(
 ) -> Callable[..., Any]:
     """The functional ATen graph on eager kernels, and its backward if anything requires grad.
 
-    raises   TraceError if the graph has no functional ATen form
+    Without such a form the graph runs as it was captured, with a warning.
     """
-    return _by_aten("aot_eager", gm, example_inputs, _run, _run)
+    try:
+        return _by_aten("aot_eager", gm, example_inputs, _run, _run)
+    except MissingFake:
+        raise
+    except TraceError as error:
+        return left_to_eager(gm, Report("aot_eager"), error)
+
+
+def left_to_eager(gm: fx.GraphModule, report: Report, error: TraceError) -> CompiledGraph:
+    """The captured graph itself, for what has no functional ATen form; the user is told."""
+    report.where, report.eager = error.where or first_line(gm), error.what
+    remember(report)
+    what = f"{report.name} runs eagerly: {error.what}"
+    warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
+    return CompiledGraph(gm.forward, report)
 
 
 def _run(graph: AtenGraph) -> Run:

@@ -37,7 +37,13 @@ from fusee.autodiff import Split
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.bill import bill
 from fusee.autodiff.partition import describe, differentiate, partition
-from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated
+from fusee.backends.aot_autograd import (
+    Staged,
+    bind,
+    bind_split,
+    is_differentiated,
+    left_to_eager,
+)
 from fusee.backends.report import (
     CompiledGraph,
     ExternRow,
@@ -49,7 +55,7 @@ from fusee.backends.report import (
 )
 from fusee.codegen import HostArguments
 from fusee.config import Options
-from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
+from fusee.errors import InputError, MissingFake, TraceError
 from fusee.loops import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.checker import (
     check_graph,
@@ -290,12 +296,7 @@ def compile_native(
         except MissingFake:
             raise
         except TraceError as error:
-            report.where = error.where or first_line(gm)
-            report.eager = error.what
-            remember(report)
-            what = f"{report.name} runs eagerly: {error.what}"
-            warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
-            return CompiledGraph(gm.forward, report)
+            return left_to_eager(gm, report, error)
 
 
 # Sizes that are open count as these times the first call's: a graph runs as it was captured where

@@ -116,7 +116,7 @@ class Capturing(Semantics):
         self.modes: list[Any] = []
         self.is_compiling, self.asks_compiling = True, False
         self.within: tuple[str, ...] = ()  # functional transforms; "grad" if it has a backward
-        self.checks: list[torch.Tensor] | None = []
+        self.checks: list[Any] | None = []
         self.failed: tuple[int, str] = 0, ""  # the last error, by id, and its line
         self._said: tuple[Callable[[], Frame | None], int, str] = lambda: None, 0, ""
 

@@ -747,7 +747,8 @@ def run_with_numbers(recorder: Any, func: Any, args: Args, kwargs: Kwargs, name:
 
 
 def _is_count(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.dtype in _INTEGERS and not x.dim()
+    is_integer = isinstance(x, torch.Tensor) and x.dtype in _INTEGERS
+    return is_integer and all(type(n) is int and n == 1 for n in x.shape)
 
 
 def _wants_number(stop: GraphBreak) -> bool:

@@ -592,6 +592,7 @@ class Semantics:
     identical = staticmethod(operator.is_)
     contains = staticmethod(operator.contains)
     truth = staticmethod(operator.truth)
+    negated = staticmethod(operator.not_)
 
     def decides(self, f: Any, at: int, x: Any) -> bool:
         """The truth of what the jump at an index of a frame depends on."""

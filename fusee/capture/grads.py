@@ -29,6 +29,8 @@ def read(m: Any, fake: torch.Tensor) -> Any:
         return written[2]
     real, origin = world.inputs.get(id(fake), (None, None))
     if real is None or origin is None:
+        if id(fake) in world.put_grads:
+            return world.put_grads[id(fake)]
         if fake.requires_grad:
             raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
         return None
@@ -42,7 +44,8 @@ def write(m: Any, fake: torch.Tensor, value: Any) -> None:
     """`tensor.grad = value`."""
     if m.modes:
         raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
-    if id(fake) not in m.world.inputs or id(fake) in m.world.seen:
+    is_input = id(fake) in m.world.inputs
+    if id(fake) in m.world.seen or not (is_input or (_is_plain(fake) and m.world.recorder.is_main)):
         raise GraphBreak("setting the grad of a tensor that the graph computes")
     if isinstance(value, FakeTensor):
         same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
@@ -50,7 +53,16 @@ def write(m: Any, fake: torch.Tensor, value: Any) -> None:
             raise GraphBreak("a grad unlike its tensor", "give it the tensor's size and dtype")
     elif value is not None:
         raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
-    m.world.set_slot(fake, "grad", value)
+    if is_input:
+        m.world.set_slot(fake, "grad", value)
+    else:
+        m.world.put_grads[id(fake)] = value
+
+
+def _is_plain(fake: torch.Tensor) -> bool:
+    """Whether autograd knows nothing of a tensor."""
+    with torch._C.DisableTorchFunction():
+        return not (fake.requires_grad or fake.is_inference())
 
 
 def put_on(m: Any, fake: torch.Tensor) -> Mirror:

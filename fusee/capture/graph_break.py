@@ -25,7 +25,7 @@ from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
 from fusee.errors import FuseeError, RegionError
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense, known, meet
-from fusee.fake.torch_python import NotDeterministic, is_pointwise, overloads_of
+from fusee.fake.torch_python import NotDeterministic, is_pointwise, on_ones, overloads_of
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- breaks
@@ -378,7 +378,7 @@ def refuse_new_geometry(
         if outs and not is_operator:
             made = run(func, args, {key: x for key, x in kwargs.items() if key not in into})
             kinds = [x.dtype for x in pytree.tree_leaves(made) if isinstance(x, Tensor)]
-            if kinds != [x.dtype for x in outs]:
+            if kinds != [x.dtype for x in outs] and not _casts(func, name, args, kwargs):
                 raise GraphBreak(
                     "out= has another dtype than the result, which some operators refuse",
                     "give it a tensor of the result's dtype",
@@ -403,6 +403,20 @@ def refuse_new_geometry(
                 )
             if like.requires_grad != x.requires_grad:  # a factory's result begins without
                 raise GraphBreak(f"{name}(out=) ends that a tensor requires gradients")
+
+
+def _casts(func: Any, name: str, args: Args, kwargs: Kwargs) -> bool:
+    """Whether ATen casts what an element-wise function gives to the dtypes of its `out=`."""
+    packet = getattr(torch.ops.aten, name, None)
+    if not isinstance(func, types.BuiltinFunctionType) or packet is None:
+        return False
+    if not any(is_pointwise(x) for x in overloads_of(packet)):
+        return False
+    try:
+        on_ones(func, args, kwargs)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def storages(nodes: Iterable[fx.Node]) -> set[int]:

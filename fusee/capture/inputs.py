@@ -157,11 +157,12 @@ class World:
         self.symbols = Symbols(where, self.mode)
         self.recorder.symbols = self.symbols
         self._open: dict[Origin, Any] = {}  # integers that vary
-        self.arrays: dict[int, tuple[Any, Origin, Origin]] = {}  # by id of the real one
+        self.arrays: dict[int, tuple[Any, Origin, Origin, Any]] = {}  # by id of the real one
         self.machine: Any = None  # whose world this is
         # subclass and attributes, by id of the fake
         self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
         self.put_on: dict[int, Mirror] = {}
+        self.put_grads: dict[int, Any] = {}  # by id of such a tensor
         self._origins: dict[int, Origin] = {}
         self._passing: dict[int, Origin] = {}  # modules that nothing was asked of yet, likewise
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one

@@ -60,7 +60,7 @@ from fusee.capture.mirrors import (
     read_order,
 )
 from fusee.capture.sources import IN_C, is_trusted
-from fusee.capture.torch_api import FakeTensor
+from fusee.capture.torch_api import DYNAMO, FakeTensor
 
 _IN_PLACE = len(BINARY) // 2
 _MANY = 2_000
@@ -80,6 +80,8 @@ class Interpreter(Capturing):
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
         self.world.recorder.is_heard = functools.partial(is_heard, self.frames, True)
         self.world.recorder.expects = self.expects
+        if not self.policy.is_exporting:  # then Python runs nothing that the graph refuses
+            self.world.symbols.env.data.expects = self._expects
         self.world.recorder.is_told = lambda: any(getattr(x, "said", 0) for _, x in self.regions)
 
     # ---------------------------------------------------------------------- names
@@ -87,6 +89,8 @@ class Interpreter(Capturing):
     def load_global(self, f: Frame, name: str) -> Any:
         module = f.globals.get("__name__", "")
         if is_trusted(module):
+            if (module, name) == (DYNAMO, "cached_backends"):
+                return {}  # disable() puts None there
             mirror = self.world.mirrors.get(id(f.globals))
             if mirror is not None and mirror.writes.get(name, DELETED) is not DELETED:
                 return mirror.writes[name]
@@ -374,6 +378,10 @@ class Interpreter(Capturing):
         self.look((x,))
         return bool(x)
 
+    def negated(self, x: Any) -> Any:
+        is_pending = type(x) is torch.SymBool and x.node.is_pending()
+        return symbols.operated(operator.not_, x) if is_pending else not self.truth(x)
+
     def decides(self, f: Frame, at: int, x: Any) -> bool:
         if type(x) is torch.SymBool and x.node.is_pending():
             raising = raising_truth(f.program, at)
@@ -395,13 +403,15 @@ class Interpreter(Capturing):
 
     def expects(self, x: Any) -> bool:
         """Let the graph check what only data knows; False: it may not, or nobody needs it."""
-        node = x.node
+        return all(self._expects(part) for part in x.node.parts)
+
+    def _expects(self, node: Any) -> bool:
         if node.env.data.are_marked(node.a, node.b):
             return bool(node.env.data.require(node.a, node.op, node.b))
         if self.checks is None or is_heard(self.frames):
             return False
-        self.checks.append(x)
-        self.world.recorder.check(x)
+        self.checks.append(node)
+        self.world.recorder.check(node)
         if node.is_pending():
             node.env.note(node.a, node.op, node.b)
         return True

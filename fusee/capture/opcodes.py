@@ -550,7 +550,7 @@ _STEPS: dict[str, Opcode] = {
     "LOAD_CONST": lambda f, i: f.push(i.value),
     # operators
     "BINARY_OP": lambda f, i: f.push(f.machine.binary(i.arg, *f.take(2))),
-    "UNARY_NOT": lambda f, i: f.push(not f.machine.truth(f.pop())),
+    "UNARY_NOT": lambda f, i: f.push(f.machine.negated(f.pop())),
     "TO_BOOL": lambda f, i: f.push(f.machine.decides(f, f.at + 1, f.pop())),
     "UNARY_NEGATIVE": lambda f, i: f.push(f.machine.unary("neg", f.pop())),
     "UNARY_POSITIVE": lambda f, i: f.push(f.machine.unary("pos", f.pop())),

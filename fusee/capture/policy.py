@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import functools
 import inspect
 import sys
@@ -31,6 +32,7 @@ from fusee.capture.torch_api import (
     is_allowed_by_torch,
     is_parallel,
     is_traced,
+    pytree,
     run_for_real,
 )
 from fusee.errors import OptionError
@@ -158,7 +160,7 @@ class Policy:
         if not issubclass(type(function), _FUNCTIONS):
             return None  # an instance may have a hash of its own, in Python
         if self.is_in_graph(function):
-            return lambda m, /, *args, **kw: m.world.recorder.call_whole(function, *args, **kw)
+            return functools.partial(_whole, function)
         if is_allowed_by_torch(function) is False:
             raise GraphBreak(
                 f"{function.__qualname__}() ends graphs, since torch._dynamo is told so",
@@ -358,6 +360,51 @@ def calling(target: Callable[..., Any]) -> types.FunctionType:
     call.__name__ = getattr(target, "__name__", type(target).__name__)
     call.__qualname__ = getattr(target, "__qualname__", call.__name__)
     return as_function(call)
+
+
+def _whole(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A call as one node, which gets the fields of frozen dataclasses and makes instances again."""
+    given: list[Any] = []
+    holds_instances = False
+
+    def taken_apart(x: Any) -> Callable[[Any], Any]:
+        nonlocal holds_instances
+        leaves, spec = pytree.tree_flatten(m.deep(x))
+        parts: list[Callable[[Any], Any]] = [next] * len(leaves)
+        for k, leaf in enumerate(leaves):
+            if not _is_frozen(type(leaf)):
+                given.append(leaf)
+                continue
+            holds_instances = True
+            names = [one.name for one in dataclasses.fields(leaf)]
+            if {*getattr(leaf, "__dict__", {})} - {*names}:
+                raise GraphBreak(f"a {type(leaf).__qualname__} holds more than its fields")
+            fields = taken_apart({name: m.attribute(leaf, name) for name in names})
+            parts[k] = functools.partial(_instance, type(leaf), fields)
+        return lambda found: pytree.tree_unflatten([part(found) for part in parts], spec)
+
+    make = taken_apart((args, kwargs))
+    if not holds_instances:
+        return m.world.recorder.call_whole(function, *args, **kwargs)
+
+    @functools.wraps(function)
+    def call(*found: Any) -> Any:
+        positional, named = make(iter(found))
+        return function(*positional, **named)
+
+    return m.world.recorder.call_whole(call, *given)
+
+
+def _is_frozen(cls: type) -> bool:
+    params = getattr(cls, "__dataclass_params__", None)
+    return params is not None and bool(params.frozen)
+
+
+def _instance(cls: type, fields: Callable[[Any], dict[str, Any]], found: Any) -> Any:
+    made: Any = object.__new__(cls)
+    for name, value in fields(found).items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def as_function(x: Any) -> types.FunctionType:

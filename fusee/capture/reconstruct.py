@@ -228,6 +228,9 @@ class Rebuild:
         elif id(x) in self.world.of_arrays:
             text = self._named(self.call(_of_array, text))
         kind, mirror = self.world.seen.get(id(x), (None, self.world.put_on.get(id(x))))
+        if (grad := self.world.put_grads.get(id(x))) is not None:
+            text = self._memo[id(x)] = self._named(text)
+            self.lines.append(f"{text}.grad = {yield grad}")
         if mirror is None:
             return text
         if kind is not None:

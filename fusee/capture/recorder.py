@@ -625,9 +625,9 @@ class Recorder(TorchFunctionMode):
 
     def check(self, holds: Any) -> None:
         """Let the graph raise where a relation of sizes that only data knows does not hold."""
-        node = self.symbols.comparison(holds.node, self.graph, self._symbol)
+        node = self.symbols.comparison(holds, self.graph, self._symbol)
         op = torch.ops.aten._assert_scalar.default
-        made = self.graph.call_function(op, (node, f"not {holds.node}"))
+        made = self.graph.call_function(op, (node, f"not {holds}"))
         self._finish(made, None)
 
     def _symbol(self, symbol: Any, x: Any) -> fx.Node:

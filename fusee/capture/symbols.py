@@ -38,6 +38,7 @@ from fusee.source import Args, Kwargs
 from fusee.sym import Call, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, fits, refuse, steady
 from fusee.sym.shape_env import (
+    AllNode,
     BoolNode,
     FloatNode,
     Node,
@@ -459,10 +460,12 @@ class Symbols:
             node = left.pop()
             if isinstance(node, FloatNode):
                 left += [y for y in node.operands if isinstance(y, Node)]
-            elif hasattr(node, "size"):
-                sizes.append(self.env.simplified(node.size))
-            else:
+            elif isinstance(node, AllNode):
+                left += node.parts
+            elif isinstance(node, BoolNode):
                 sizes += [node.a, node.b] if node.op else []
+            else:
+                sizes.append(self.env.simplified(node.size))
         return sizes
 
     def unbacked(self, x: Any) -> list[Symbol]:
@@ -634,6 +637,9 @@ class Symbols:
 
     def comparison(self, node: Any, graph: fx.Graph, symbol_node: Any) -> fx.Node:
         """What compares two sizes, even if what is known by now answers it."""
+        if isinstance(node, AllNode):
+            parts = (self.comparison(part, graph, symbol_node) for part in node.parts)
+            return functools.reduce(lambda a, b: graph.call_function(operator.and_, (a, b)), parts)
         a, b = (self.size_node(n, graph, symbol_node) for n in (node.a, node.b))
         return graph.call_function(COMPARISONS[node.op], (a, b))
 
@@ -694,6 +700,8 @@ class Symbols:
 
         if node.kind is bool and not node.is_pending():
             return repr(node.guarded())
+        if isinstance(node, AllNode):
+            return " and ".join(self._node_source(x, source, read) for x in node.parts)
         if node.kind is bool:
             return f"{text(node.a)} {node.op} {text(node.b)}"
         if not isinstance(node, FloatNode):

@@ -137,6 +137,8 @@ STATE_SWITCHES: tuple[Any, ...] = (
     torch.autocast_decrement_nesting, torch.clear_autocast_cache,
     set_deterministic, *_ATTENTION.values(), _HOOKS_OFF, _HOOKS_ON,
 )  # fmt: skip
+for _switch in STATE_SWITCHES:
+    torch.fx.has_side_effect(_switch)  # passes of a backend's take calls away that nobody uses
 # What a program may ask for, and what sets it: each is a fact until the program itself has set it.
 SWITCHED_BY: dict[Any, tuple[Any, ...]] = {
     torch._C._get_deterministic_algorithms: (set_deterministic,),

@@ -495,7 +495,7 @@ def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
     a write has some too; and ATen may refuse a write to what it reads, which the program handles.
     """
     inputs = {origin: x for x, origin in world.inputs.values()}
-    alone = [array for _, _, array in world.arrays.values()]
+    alone = [array for _, _, array, _ in world.arrays.values()]
     behind: dict[int, list[Origin]] = {}
     with torch._C.DisableTorchFunction():
         for node in nodes:

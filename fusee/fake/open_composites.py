@@ -700,19 +700,27 @@ def is_place_open(key: Any) -> bool:
     return any(type(x) is torch.SymInt for x in parts) and all(type(x) in plain for x in parts)
 
 
-def _item(x: Tensor, key: Any) -> Tensor:
+def places_of(
+    key: Any, dims: int, is_open: Callable[[Any], bool]
+) -> tuple[tuple[Any, ...], list[tuple[int, Any]]]:
+    """An index of so many dimensions without its open places, () where it takes all; and these,
+    the last one first, each with its axis in what that gives."""
     parts, axis, places = key if type(key) is tuple else (key,), 0, []
-    rest = x.dim() - sum(part is not None and part is not Ellipsis for part in parts)
+    rest = dims - sum(part is not None and part is not Ellipsis for part in parts)
     for part in parts:
-        if type(part) is torch.SymInt:
+        if is_open(part):
             places.append((axis, part))
         axis += rest if part is Ellipsis else type(part) is not int
-    part = x
-    if len(places) < len(parts):
-        whole = (slice(None) if type(part) is torch.SymInt else part for part in parts)
-        part = x[tuple(whole)]
+    whole = tuple(slice(None) if is_open(part) else part for part in parts)
+    is_left = any(part is not Ellipsis and part != slice(None) for part in whole)
+    return whole if is_left else (), places[::-1]
+
+
+def _item(x: Tensor, key: Any) -> Tensor:
+    whole, places = places_of(key, x.dim(), lambda part: type(part) is torch.SymInt)
+    part = x[whole] if whole else x
     with contextlib.suppress(IndexError):  # C++ says it in its own words
-        for place, index in reversed(places):
+        for place, index in places:
             part = torch.select(part, place, index)
         return part
     return x[key]

@@ -245,8 +245,9 @@ def _divide_term(mono: Monomial, coef: int, divisor: Size) -> tuple[Monomial, in
 
 def _split(a: Size, b: Size) -> tuple[Size, Size]:
     """(q, r) with a == q*b + r, where q takes every term that b divides exactly."""
-    if isinstance(b, Expr) and a == b:
-        return 1, 0
+    if isinstance(b, Expr) and len(b.terms) > 1:
+        exact_one = _divided_by_sum(a, b)
+        return (0, a) if exact_one is None else (exact_one, 0)
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for mono, coef in _terms(a):
@@ -259,6 +260,30 @@ def _split(a: Size, b: Size) -> tuple[Size, Size]:
         whole, rest[()] = divmod(rest[()], b)
         quotient[()] = quotient.get((), 0) + whole
     return collect(quotient), collect(rest)
+
+
+def _divided_by_sum(a: Size, b: Expr) -> Size | None:
+    """The `q` with a == q*b, by long division; None if there is none."""
+    quotient: Size = 0
+    lead = _lead(b)
+    for _ in range(_MOST_TERMS):
+        if isinstance(a, int):
+            return quotient if a == 0 else None
+        mono = _lead(a)
+        found = _divide_term(mono, a.terms[mono], Expr({lead: b.terms[lead]}))
+        if found is None:
+            return None
+        part = collect(dict([found]))
+        quotient, a = quotient + part, a - part * b
+    return None
+
+
+def _lead(a: Expr) -> Monomial:
+    """The first of the terms in an order that products keep."""
+    return min(a.terms, key=lambda mono: (-len(mono), [atom.key for atom in mono]))
+
+
+_MOST_TERMS = 64  # of a quotient
 
 
 def _split_low(a: Size, b: int) -> tuple[int, Size, Size] | None:

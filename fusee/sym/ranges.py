@@ -295,6 +295,7 @@ class Unbacked:
               down, and that -1 does not meet, which in a shape is no error
     is_asked  whether the program asks now; False: torch does
     refuse    raises for a question that has no answer
+    expects   lets the graph check a comparison, and Python run where it does not hold
     """
 
     def __init__(self, env: Any) -> None:
@@ -305,6 +306,7 @@ class Unbacked:
         self.as_sizes: list[tuple[Size, str, Size]] = []
         self.is_asked = False
         self.refuse: Callable[[Any], NoReturn] = refuse
+        self.expects: Callable[[Any], Any] = lambda comparison: None
         self._counts: dict[int, tuple[torch.Tensor, int, Expr]] = {}  # of masks, by id
 
     def state(self) -> tuple[Any, ...]:
@@ -576,6 +578,34 @@ def compared(x: Any, op: str, other: Any) -> bool:
         return holds
     size, below = found
     return bool(steady(x.env, size, lambda n: compare(below(n), known)))
+
+
+_LARGEST = 2**20  # denominators, such as that of 2.5, with which products stay exact
+_Quotient = tuple[Size, Size]
+
+
+def as_quotient(x: Any, is_exact: bool = True) -> _Quotient | None:
+    """A float as the quotient that it is; `is_exact`: without having been rounded."""
+    if x.kind is not float:
+        return None
+    found = x.quotient
+    if found is None and not hasattr(x.operands[0], "kind") and math.isfinite(x.value):
+        found = x.value.as_integer_ratio()
+    if found is None or abs(hint(found[0])) > _LARGEST**2:
+        return None
+    under = found[1]
+    is_binary = isinstance(under, int) and 0 < under <= _LARGEST and not under & (under - 1)
+    is_constant = x.quotient is None
+    return found if is_binary or not (is_exact or is_constant) else None
+
+
+EXACT: dict[Any, Callable[..., _Quotient]] = {
+    operator.add: lambda a, b: (a[0] * b[1] + b[0] * a[1], a[1] * b[1]),
+    operator.sub: lambda a, b: (a[0] * b[1] - b[0] * a[1], a[1] * b[1]),
+    operator.mul: lambda a, b: (a[0] * b[0], a[1] * b[1]),
+    operator.truediv: lambda a, b: (a[0] * b[1], a[1] * b[0]),
+    operator.neg: lambda a: (-a[0], a[1]),
+}
 
 
 _INFIX = {

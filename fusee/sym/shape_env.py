@@ -38,6 +38,7 @@ from fusee.sym import (
 )
 from fusee.sym.ranges import (
     COMPARISONS,
+    EXACT,
     FUNCTIONS,
     OPPOSITE,
     STEPS,
@@ -47,6 +48,7 @@ from fusee.sym.ranges import (
     Ranges,
     Unbacked,
     Written,
+    as_quotient,
     as_ratio,
     compared,
     rounded,
@@ -378,7 +380,20 @@ class BoolNode(Node):
             return BoolNode(self.env, not self.a, "", 0)
         return BoolNode(self.env, self.a, OPPOSITE[self.op], self.b)
 
+    @property
+    def parts(self) -> tuple[BoolNode, ...]:
+        """What all must hold for it to hold."""
+        return (self,)
+
     def and_(self, other: BoolNode) -> BoolNode:
+        parts, pending = (*self.parts, *other.parts), list[BoolNode]()
+        for part in parts if any(part.is_pending() for part in parts) else ():
+            if part.is_pending():
+                pending.append(part)
+            elif not part.guarded():
+                return self.wrap_bool(False)
+        if pending:
+            return AllNode(self.env, tuple(pending))
         return BoolNode(self.env, self.guarded() and other.guarded(), "", 0)
 
     def or_(self, other: BoolNode) -> BoolNode:
@@ -400,6 +415,45 @@ class BoolNode(Node):
 
     def __str__(self) -> str:
         return f"{self.a} {self.op} {self.b}" if self.op else str(self.a)
+
+
+class AllNode(BoolNode):
+    """Several comparisons that only data answers, and whether all of them hold."""
+
+    def __init__(self, env: ShapeEnv, parts: tuple[BoolNode, ...]) -> None:
+        super().__init__(env, None, "", 0)
+        self._parts = parts
+
+    @property
+    def parts(self) -> tuple[BoolNode, ...]:
+        return self._parts
+
+    @property
+    def shape_env(self) -> None:  # type: ignore[override]
+        return None
+
+    @property
+    def hint(self) -> bool:
+        return all(part.hint for part in self.parts)
+
+    def guarded(self) -> bool:
+        return all(part.guarded() for part in self.parts)
+
+    def maybe_as_bool(self) -> bool | None:
+        known = [part.maybe_as_bool() for part in self.parts]
+        return False if False in known else None if None in known else True
+
+    def is_pending(self) -> bool:
+        return self.maybe_as_bool() is None
+
+    def expect_true(self, file: str, line: int) -> bool:
+        return all(part.expect_true(file, line) for part in self.parts)
+
+    def sym_not(self) -> BoolNode:
+        return self.wrap_bool(not self.guarded())
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.parts))
 
 
 class FloatNode(Node):
@@ -449,9 +503,9 @@ class FloatNode(Node):
     def _with(self, function: Callable[..., float], *others: Any) -> FloatNode:
         operands = (self, *others)
         value = function(*(x.hint for x in operands))
-        ratios = [ratio for x in operands if (ratio := _exactly(x)) is not None]
-        is_exact = function in _EXACT and len(ratios) == len(operands)
-        quotient = _EXACT[function](*ratios) if is_exact else None
+        ratios = [ratio for x in operands if (ratio := as_quotient(x)) is not None]
+        is_exact = function in EXACT and len(ratios) == len(operands)
+        quotient = EXACT[function](*ratios) if is_exact else None
         return FloatNode(self.env, function, operands, value, quotient)
 
     float_truediv = partialmethod(_with, operator.truediv)
@@ -494,7 +548,7 @@ class FloatNode(Node):
         return self._with(function)
 
     def compared(self, op: str, other: Any) -> BoolNode:
-        left, right = _exactly(self, False), _exactly(other, False)
+        left, right = as_quotient(self, False), as_quotient(other, False)
         if left is not None and right is not None:
             (a, b), (c, d) = left, right
             if self.env.holds(b, ">", 0) and self.env.holds(d, ">", 0):
@@ -557,34 +611,6 @@ class FloatNode(Node):
 
     def __str__(self) -> str:
         return str(self.value)
-
-
-_LARGEST = 2**20  # denominators, such as that of 2.5, with which products stay exact
-_Quotient = tuple[Size, Size]
-
-
-def _exactly(x: Any, is_exact: bool = True) -> _Quotient | None:
-    """A float as the quotient that it is; `is_exact`: without having been rounded."""
-    if not isinstance(x, FloatNode):
-        return None
-    found = x.quotient
-    if found is None and not isinstance(x.operands[0], Node) and math.isfinite(x.value):
-        found = x.value.as_integer_ratio()
-    if found is None or abs(hint(found[0])) > _LARGEST**2:
-        return None
-    under = found[1]
-    is_binary = isinstance(under, int) and 0 < under <= _LARGEST and not under & (under - 1)
-    is_constant = x.quotient is None
-    return found if is_binary or not (is_exact or is_constant) else None
-
-
-_EXACT: dict[Any, Callable[..., _Quotient]] = {
-    operator.add: lambda a, b: (a[0] * b[1] + b[0] * a[1], a[1] * b[1]),
-    operator.sub: lambda a, b: (a[0] * b[1] - b[0] * a[1], a[1] * b[1]),
-    operator.mul: lambda a, b: (a[0] * b[0], a[1] * b[1]),
-    operator.truediv: lambda a, b: (a[0] * b[1], a[1] * b[0]),
-    operator.neg: lambda a: (-a[0], a[1]),
-}
 
 
 class SizeNode(Node):
@@ -664,8 +690,11 @@ class SizeNode(Node):
         if not divisor.hint:
             return 0
         env, size = self.env, divisor.size
-        if env.data.of(size) and env.data.is_asked and env.known(size, ">=", 0):
-            env.data.require(size, ">", 0)
+        if env.data.of(size) and env.data.is_asked:
+            if env.known(size, ">=", 0):
+                env.data.require(size, ">", 0)
+            elif env.known(size, ">", 0) is None and env.known(size, "<", 0) is None:
+                env.data.expects(BoolNode(env, size, ">", 0))  # Python takes what is not
         return 1 if env.holds(size, ">", 0) else -1
 
     def pow_by_natural(self, other: SizeNode) -> SizeNode:

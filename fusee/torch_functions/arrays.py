@@ -161,6 +161,7 @@ _DIFFERS = set(
     svd
 """.split()
 )
+_POWERS = ("pow", "ipow", "power")
 _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod divmod".split())
 _OF_FLOATS = frozenset("around ceil floor rint round trunc".split())
 _EMPTY = "empty", "empty_like"
@@ -213,6 +214,8 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.call(getattr(torch.Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     given = [value(x) for x in given]  # NumPy takes no sizes that vary
+    if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
+        given[1] = _fixed(m, given[1])
     if function in _OF_TENSORS:
         given = [_of_tensor(m, name, x) if isinstance(x, FakeTensor) else x for x in given]
     operands = [x for x in given if isinstance(x, Array)]
@@ -353,7 +356,7 @@ def _differs(function: Any, name: str, given: list[Any], operands: list[Array]) 
     ranges = [np.iinfo(x) for x in whole] if _is_loop(function) or name == "clip" else ()
     if any(type(x) is int and not one.min <= x <= one.max for one in ranges for x in given):
         return True
-    if name.strip("_") in ("pow", "ipow", "power") and isinstance(given[1], Array):
+    if name.strip("_") in _POWERS and isinstance(given[1], Array):
         return given[1].shadow.dtype in whole  # NumPy raises for negative ones
     is_whole = all(x.shadow.dtype.kind in "iub" for x in operands) and float not in map(type, given)
     if name.strip("_") in _DIVIDE and len(given) > 1 and is_whole:
@@ -573,7 +576,7 @@ def _rebuilt(r: Rebuild, x: Array, tensor: str) -> str:
 def _load(world: World, x: Any, origin: Origin) -> Any:
     """The array that stands for one from outside; None if no graph takes it."""
     if id(x) in world.arrays:
-        known, first, _ = world.arrays[id(x)]
+        known, first, *_ = world.arrays[id(x)]
         world.fact(Alias, origin, first)
         return known
     is_scalar = not isinstance(x, np.ndarray)
@@ -592,8 +595,19 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
     if not is_scalar:
         shadow.flags.writeable = x.flags.writeable
     made = world.know(Array(world.machine, shadow, tensor), origin)
-    world.arrays[id(x)] = made, origin, place
+    world.arrays[id(x)] = made, origin, place, x
     return made
+
+
+def _fixed(m: Capturing, x: Any) -> Any:
+    """An integer of NumPy's from outside, from here on the same in all calls: torch divides by no
+    0, and has no powers below 0."""
+    is_integer = isinstance(x, Array) and isinstance(x.shadow, np.integer)
+    for made, origin, _, real in m.world.arrays.values() if is_integer else ():
+        if made is x:
+            m.world.fact(EqualsMatch, origin, real)
+            return real
+    return x
 
 
 def _load_dtype(world: World, x: Any, origin: Origin) -> Any:

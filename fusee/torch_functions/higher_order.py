@@ -575,15 +575,18 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if name == "cond" and not isinstance(given[0], (FakeTensor, Computed)):
         return m.call(given[1 if m.truth(given[0]) else 2], *given[3])
     operands = [x for k, x in enumerate(given) if k not in form.functions]
-    if not all(isinstance(x, FakeTensor) for x in pytree.tree_leaves(operands)):
+    constants = [x for x in pytree.tree_leaves(given[form.lifted]) if is_scalar(x)]
+    leaves = pytree.tree_leaves(operands)
+    if sum(isinstance(x, FakeTensor) for x in leaves) + len(constants) < len(leaves):
         raise GraphBreak(f"{name} of operands that are no tensors")
     with torch._C.DisableTorchFunction(), m.world.mode:
         inner = form.given(given)
     bodies = {k: run_body(m, name, given[k], inner, {}, None) for k in form.functions}
     outside = {id(x): x for body in bodies.values() for x in body.outside}
-    inner = tuple(pytree.tree_leaves(inner))  # as cond, too, has its operands in a graph
-    if name == "cond":
-        given[3] = inner
+    # as cond, too, has its operands in a graph; numbers are in those of the functions
+    inner = tuple(x for x in pytree.tree_leaves(inner) if isinstance(x, FakeTensor))
+    lifted = pytree.tree_leaves(given[form.lifted])
+    given[form.lifted] = tuple(x for x in lifted if isinstance(x, FakeTensor))
     for body in bodies.values():
         _check(name, body, (*inner, *outside.values()))
     first, last = bodies[min(bodies)], bodies[max(bodies)]

@@ -139,6 +139,18 @@ def test_division_by_a_size(made: tuple[Size, str], at: dict[Symbol, Size]) -> N
     assert substitute(mod(expression, S.expr), at) == value % s
 
 
+@given(expressions(2), points(), st.integers(1, 30))
+def test_division_by_a_sum(made: tuple[Size, str], at: dict[Symbol, Size], n: int) -> None:
+    (expression, _), by = made, S.expr + n
+    product = expression * by
+    assert floordiv(product, by) == expression and mod(product, by) == 0
+    for a in (expression, product + 1):
+        value, s = substitute(a, at), substitute(by, at)
+        assert isinstance(value, int) and isinstance(s, int)
+        assert substitute(floordiv(a, by), at) == value // s
+        assert substitute(mod(a, by), at) == value % s
+
+
 i, j, s, k = ROW.expr, J.expr, S.expr, K.expr
 
 

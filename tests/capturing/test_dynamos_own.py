@@ -1,0 +1,389 @@
+"""What TorchDynamo's own tests have shown when each ran compiled, as the smallest function.
+
+source   https://github.com/pytorch/pytorch, test/dynamo: test_misc.py and its like
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from functorch.experimental import control_flow  # type: ignore[import-untyped]
+from torch import Tensor
+from torch._higher_order_ops.while_loop import while_loop_op
+from torch.fx.experimental.symbolic_shapes import sym_and
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fusee
+from fusee.errors import FuseeWarning
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    x: Tensor
+    y: Tensor
+    offsets: list[int] = dataclasses.field(default_factory=lambda: [5])
+    scale: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled:
+    x: Tensor
+    twice: Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "twice", self.x * 2)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Nested:
+    pair: Pair
+    more: tuple[Any, ...]
+
+
+class Derived(Pair):
+    pass
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def of_pair(pair: Pair) -> Tensor:
+    return pair.x + pair.y * pair.scale + pair.offsets[0]
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def of_nested(nested: Nested, *, others: dict[str, Any]) -> Tensor:
+    return of_pair(nested.pair) + nested.more[1].twice * others["a"].y
+
+
+OUTER = Pair(torch.ones(2), torch.full((2,), 3.0), scale=4)
+
+
+def in_a_loop(x: Tensor) -> Tensor:
+    for k in range(3):
+        x = of_pair(Pair(x, x.sin(), scale=k))
+    return x
+
+
+@BACKENDS
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: of_pair(Pair(x, x + 1)) * 2,
+        lambda x: of_pair(Derived(x, x + 1, [3])),
+        lambda x: of_pair(OUTER) + x,
+        lambda x: of_nested(Nested(Pair(x, x), (1, Doubled(x))), others={"a": Pair(x, x.cos())}),
+        in_a_loop,
+    ],
+)
+def test_frozen_instances_in_a_graph(
+    fn: Callable[[Tensor], Tensor], trains: bool, backend: str
+) -> None:
+    """fx has no text for them: nodes get their fields, and make the instances again."""
+    x = torch.randn(2, requires_grad=trains)
+    got, expected = fusee.compile(fn, backend=backend, fullgraph=True)(x), fn(x)
+    torch.testing.assert_close(got, expected)
+    if trains:
+        (mine,), (other,) = (torch.autograd.grad(y.sum(), x) for y in (got, expected))
+        torch.testing.assert_close(mine, other)
+
+
+def test_fields_of_frozen_instances_are_facts() -> None:
+    compiled = fusee.compile(lambda pair, x: of_pair(pair) * x, fullgraph=True)
+    x = torch.randn(2)
+    for pair in (OUTER, Pair(x, x, [1]), Pair(x, x, scale=7), Pair(x.sin(), x, scale=7)):
+        torch.testing.assert_close(compiled(pair, x), of_pair(pair) * x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.to_sparse() * 2,
+        lambda x: (x.to_sparse() * 2).to_dense() + 1,
+        lambda x: x.to_sparse_csr() @ x,
+        lambda x: torch.sparse_coo_tensor(
+            torch.tensor([[0, 1], [1, 0]]), x[0, :2], (2, 2)
+        ).to_dense(),
+    ],
+)
+def test_sparse_results_with_aot_eager(fn: Callable[[Tensor], Tensor], trains: bool) -> None:
+    """They have no functional form: it raised, where the default compiler tells and runs them."""
+    x = torch.randn(3, 3, requires_grad=trains)
+    with pytest.warns(FuseeWarning, match="runs eagerly"):
+        got = fusee.compile(fn, backend="aot_eager")(x)
+    expected = fn(x)
+    assert got.layout is expected.layout and got.requires_grad is expected.requires_grad
+    torch.testing.assert_close(got.to_dense(), expected.to_dense())
+
+
+def divided_in_turn(x: Tensor, t: Tensor) -> Tensor:
+    for k in t.tolist():
+        x = x + 12 // k
+    return x
+
+
+def made(fn: Callable[..., Any], *given: Tensor) -> Any:
+    """What a call gives, or what it raises."""
+    try:
+        return fn(*given)
+    except Exception as error:  # noqa: BLE001  # whatever eager raises
+        return type(error), str(error)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, t: x * (10 // t.sum().item()),
+        lambda x, t: x * (10 % t[0].item()),
+        lambda x, t: (x + 1, divmod(-7, t[1].item())),
+        lambda x, t: x + 1 if (n := t[0].item() + 9) * n % n == 0 else x,
+        divided_in_turn,
+    ],
+)
+def test_divisors_that_only_data_knows(fn: Callable[..., Any], backend: str) -> None:
+    """The graph checks that one is positive. Where it is not, Python runs the call, and raises."""
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    for numbers in ([3, 4], [1, 7], [-3, 5], [2, -9], [0, 1], [1, 0]):
+        given = torch.ones(2), torch.tensor(numbers)
+        assert str(made(compiled, *given)) == str(made(fn, *given))
+
+
+@BACKENDS
+@pytest.mark.parametrize("joined", [sym_and, lambda *all: functools.reduce(operator.and_, all)])
+def test_relations_that_hold_together(joined: Callable[..., Any], backend: str) -> None:
+    def checked(x: Tensor, t: Tensor) -> Tensor:
+        a, b = t.tolist()
+        torch._check(joined(a >= 2, a <= 6, b >= 1))
+        return torch.zeros(a, b) + x.sum() + (3 if a > 1 and b > 0 else 4)
+
+    def asserted(x: Tensor, t: Tensor) -> Any:
+        a, b = t.tolist()
+        if not joined(a >= 2, b >= 1, x.shape[0] > 1):
+            raise ValueError("too small")
+        return x + a, b
+
+    def given_back(x: Tensor, t: Tensor) -> Any:
+        a, b = t.tolist()
+        return x + 1, joined(a >= 2, b >= 1), joined(a >= 2, x.shape[0] > 1), not b >= 1
+
+    for fn in (checked, asserted, given_back):
+        compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+        for rows, numbers in ((1, [2, 3]), (1, [7, 1]), (1, [3, 0]), (3, [3, 1]), (4, [1, 1])):
+            given = torch.ones(rows, 1), torch.tensor(numbers)
+            expected = made(fn, *given)
+            got = made(compiled, *given) if rows > 1 or fn is not asserted else expected
+            assert str(got) == str(expected)
+
+
+@BACKENDS
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_are_tensors_of_one_element(dynamic: bool | None, backend: str) -> None:
+    def fn(t: Tensor, n: int) -> Tensor:
+        x = torch.ones(t).repeat(n)  # type: ignore[call-overload]
+        return torch.cat([x, x]) + t.item()
+
+    compiled = fusee.compile(fn, dynamic=dynamic, fullgraph=True, backend=backend)
+    for t, n in ((5, 5), (3, 5), (1, 7)):
+        for given in (torch.tensor([t]), torch.tensor(t)):
+            assert torch.equal(compiled(given, n), fn(given, n))
+
+
+def in_turn(x: Tensor) -> list[Tensor]:
+    made: list[Tensor] = []
+    for k in range(3):
+        made.append(x + k)
+        made[-1].grad = made[-2] if k else x.sin()
+    return made
+
+
+def with_more(x: Tensor) -> Any:
+    y: Any = x + 1
+    y.grad, y.label = x * 2, "y"
+    y.grad += 1
+    print(end="")  # the next graph gets it
+    z = y * y.grad
+    z.grad = y
+    y.grad = None
+    return y, z, y.label
+
+
+@BACKENDS
+@pytest.mark.parametrize("fn", [in_turn, with_more])
+def test_grads_of_what_the_graph_computes(fn: Callable[[Tensor], Any], backend: str) -> None:
+    def shown(x: Any) -> Any:
+        return (x.tolist(), shown(x.grad)) if isinstance(x, Tensor) else x
+
+    x = torch.arange(3.0)
+    compiled = fusee.compile(fn, backend=backend, fullgraph=fn is in_turn)
+    assert list(map(shown, compiled(x))) == list(map(shown, fn(x)))
+
+
+class Scaled(torch.autograd.Function):
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.scale + 1, None
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.apply(x, self.scale)
+
+
+@BACKENDS
+def test_instances_of_autograd_functions(backend: str) -> None:
+    """`Function().apply(x)`, as older programs have it."""
+
+    def fn(x: Tensor) -> Tensor:
+        for k in range(2):
+            x = Scaled(k + 0.5).run(x)
+        return x.sin()
+
+    (got, grad), (expected, other) = (
+        (y := call(x := torch.ones(2, requires_grad=True)), torch.autograd.grad(y.sum(), x)[0])
+        for call in (fusee.compile(fn, backend=backend, fullgraph=True), fn)
+    )
+    assert torch.equal(got, expected) and torch.equal(grad, other)
+
+
+@BACKENDS
+@pytest.mark.parametrize("op", [torch.add, torch.gt, torch.true_divide, torch.floor_divide])
+def test_out_of_another_dtype(op: Callable[..., Tensor], backend: str) -> None:
+    """Operators that go element by element cast to it, or refuse; ATen is asked."""
+    x, y = torch.tensor([1, 5, -7]), torch.tensor([2, 5, 2])
+
+    def fn(out: Tensor, *given: Tensor) -> Tensor:
+        return op(*given, out=out) + 1
+
+    for given in ((x, y), (x * 0.3, y), (x, y * 0.5)):
+        for dtype in (torch.float64, torch.bfloat16, torch.int32, torch.bool, torch.complex64):
+            expected = made(fn, torch.zeros(3, dtype=dtype), *given)
+            whole = isinstance(expected, Tensor)
+            compiled = fusee.compile(fn, backend=backend, fullgraph=whole)
+            assert str(made(compiled, torch.zeros(3, dtype=dtype), *given)) == str(expected)
+
+
+def test_integers_of_numpy_divide() -> None:
+    """Those that vary are tensors in a graph, in which nothing divides by 0: divisors are facts."""
+
+    def fn(x: Tensor, a: Any, b: Any) -> Any:
+        return x * (a // b), a % b, a**b
+
+    compiled, x = fusee.compile(fn, fullgraph=True), torch.ones(2)
+    for a, b in ((9, 2), (7, 3), (-7, 2)):
+        for given in ((x, a, np.int64(b)), (x, np.int64(a), np.int64(b))):
+            assert str(compiled(*given)) == str(fn(*given))
+
+
+def in_autocast(x: Tensor) -> Any:
+    with torch.autocast("cpu"):
+        y = x @ x
+    return x + y, y.dtype
+
+
+def by_plain_attention(x: Tensor) -> Tensor:
+    with sdpa_kernel([SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+
+
+@pytest.mark.parametrize("fn", [in_autocast, by_plain_attention])
+@pytest.mark.parametrize("trains", [False, True])
+def test_switches_outlast_a_backends_passes(fn: Callable[..., Any], trains: bool) -> None:
+    """fx takes calls away that nobody uses, but for what it knows to have effects."""
+    lengths = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        lengths.append(len(gm.graph.nodes))
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+        lengths.append(len(gm.graph.nodes))
+        return gm.forward
+
+    x = torch.randn(4, 4, requires_grad=trains)
+    assert str(fusee.compile(fn, backend=backend)(x)) == str(fn(x))
+    assert lengths[0] == lengths[1] > 4
+
+
+@pytest.mark.parametrize("inner", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a, b: a[b.size(0) - 1] + 1,
+        lambda a, b: a[:, b.size(0) // 2] * a[..., a.size(1) - 2].sum(),
+        lambda a, b: a[a.size(0) - 1, None, 1:, b.size(0) - 1, ...],
+        lambda a, b: a[0, -b.size(0)] + b[-1],
+    ],
+)
+def test_places_that_vary_for_other_backends(fn: Callable[..., Tensor], inner: str) -> None:
+    """torch's own symbols became constants where C++ asks for the number of an index."""
+    made, compile_inner = [], torch._dynamo.lookup_backend(inner)
+
+    def backend(gm: torch.fx.GraphModule, given: Any) -> Any:
+        made.append(gm)
+        return compile_inner(gm, given)
+
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    for n in range(3, 9):
+        a, b = torch.randn(n, n + 1, n, requires_grad=True), torch.randn(n)
+        torch.testing.assert_close(compiled(a, b), fn(a, b))
+    assert len(made) == 2
+
+
+@BACKENDS
+@pytest.mark.parametrize("trains", [False, True])
+def test_numbers_among_the_operands_of_map_and_loops(trains: bool, backend: str) -> None:
+    def mapped(x: Tensor, y: Tensor) -> Any:
+        return control_flow.map(lambda x, n, y: torch.sin(x * n + y), x, x.size(0), y)
+
+    def looped(x: Tensor, y: Tensor) -> Any:
+        given: Any = torch.tensor(0), x.detach()
+        return while_loop_op(
+            lambda i, x, n: i < n, lambda i, x, n: (i + 1, x * n + y), given, (3,)
+        )[1]
+
+    for fn in (mapped, looped):
+        compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+        x, y = torch.randn(4, 2, requires_grad=trains), torch.randn(2)
+        got, expected = compiled(x, y), fn(x, y)
+        torch.testing.assert_close(got, expected)
+        if trains and fn is mapped:
+            for one in (grads := [torch.autograd.grad(z.sum(), x)[0] for z in (got, expected)]):
+                torch.testing.assert_close(one, grads[0])
+
+
+def test_what_a_program_disables_is_no_news() -> None:
+    """disable() notes its backend, which the first call's version saw as a change."""
+
+    def fn(x: Tensor) -> Tensor:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def inner(x: Tensor) -> Tensor:
+            return x + 10
+
+        return inner(x.sin()) + 1
+
+    noted: Any = torch._dynamo.eval_frame.cached_backends
+    before = dict(noted)
+    noted.clear()
+    compiled, x = fusee.compile(fn, backend="eager"), torch.ones(2)
+    torch.testing.assert_close(compiled(x), fn(x))
+    with fusee.compiler.set_stance("fail_on_recompile"):
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), fn(x))
+    noted.update(before)
