@@ -47,6 +47,7 @@ from fusee.capture.guards import (
     Values,
     overlap,
 )
+from fusee.capture.histories import asks_for_gradients, cuts, is_asked
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.mirrors import Later
@@ -232,7 +233,7 @@ class _Attempt:
                     raise
                 (frame.stack, frame.keywords, _), self.stop = begun, self.told(found)
                 return False
-            except Exception as error:  # noqa: BLE001  # whatever the program raises
+            except (Exception, GeneratorExit) as error:  # noqa: BLE001  # whatever it raises
                 raises = self._raises(error)
             if raises is not None:  # not above: the break would keep the error as its context
                 raise raises
@@ -264,7 +265,7 @@ class _Attempt:
             len(world.passing), len(world.symbols.env.data.made),
         )  # fmt: skip
 
-    def _raises(self, error: Exception) -> GraphBreak:
+    def _raises(self, error: BaseException) -> GraphBreak:
         """An error that leaves the function: Python runs the instruction that raised it first."""
         failed, where = self.machine.failed
         self.where = where if failed == id(error) else self.frame.where
@@ -377,7 +378,7 @@ class _Attempt:
         inputs = self._inputs(graph, source)
         lines = list(source.lines)
         if self.world.recorder.is_needed(graph):
-            found.graph = graph
+            found.graph = self._cut(graph, returned)
             before, call, failed = self._guarded(graph, inputs, source)
             if found.grad != ambient:
                 switch = source.constant(set_grad_enabled)
@@ -403,6 +404,19 @@ class _Attempt:
         passing = ", ".join(dict.fromkeys(self.world.passing))
         found.passing, found.symbols = passing, self.world.symbols.closed()
         return found
+
+    def _cut(self, graph: fx.GraphModule, returned: bool) -> fx.GraphModule:
+        """Note where it is cut, if code behind it may ask for gradients of its results."""
+        if not self.captured.grad:
+            return graph
+        varies, within = self.world.varies, self.stop.within if self.stop is not None else ()
+        if not returned and varies.asks_gradients is None:
+            functions = self.place.function, *(code for code, _ in within)
+            varies.asks_gradients = asks_for_gradients(functions, self.values.values())
+        # nobody knows who else gets what a function returns
+        if (varies.asks_gradients and not returned) or is_asked(varies.callers):
+            graph.meta.update(cuts(graph.graph))
+        return graph
 
     def _write_effects(self, rebuild: Rebuild) -> None:
         rebuild.effects()

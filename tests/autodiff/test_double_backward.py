@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -268,3 +269,22 @@ def test_inputs_are_kept_no_longer_than_the_graph(backward: bool) -> None:
     del x
     gc.collect()
     assert storage() is None or backward
+
+
+@pytest.mark.parametrize("is_compiled_first", [False, True])
+def test_anomaly_detection_looks_at_no_trace(is_compiled_first: bool) -> None:
+    """It would ask stand-ins for values, and tell of errors that the program never sees."""
+
+    def loss(x: Tensor) -> Tensor:
+        return (x.sqrt() * x).sum()
+
+    compiled = fusee.compile(loss, options={"prices": False})
+    if is_compiled_first:
+        compiled(torch.ones(3, requires_grad=True)).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.autograd.set_detect_anomaly(True):
+            x = torch.ones(3, requires_grad=True)
+            compiled(x).backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 1.5))
+    assert not any(report.eager for report in fusee.report(compiled))
