@@ -683,6 +683,7 @@ class _Place(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)  # no gradient is none, not zeros
         with below_autograd():
             return x.detach()
 

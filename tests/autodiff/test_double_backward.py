@@ -327,3 +327,14 @@ def test_gradients_of_gradients_for_what_they_came_from(name: str, of: tuple[int
         assert (one is None) is (other is None)
         if one is not None:
             torch.testing.assert_close(one, other)
+
+
+def test_what_no_gradient_reaches_has_none() -> None:
+    """The picked places depend on `y`, and no gradient does."""
+    layer, x = torch.nn.Linear(4, 3), leaf(2, 4)
+    pick = fusee.compile(
+        lambda y: y.gather(1, y.argmax(1)[:, None]).sum(), options={"prices": False}
+    )
+    (grad,) = torch.autograd.grad(pick(layer(x.tanh())), x, create_graph=True)
+    grad.square().sum().backward()
+    assert layer.weight.grad is not None and layer.bias.grad is None
