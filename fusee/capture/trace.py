@@ -65,6 +65,7 @@ from fusee.capture.sources import (
 )
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
+    STATE_SWITCHES,
     FakeTensor,
     State,
     is_transforming,
@@ -388,7 +389,7 @@ class _Attempt:
                 call = [f"with {mode}({found.inference}):", *(f"    {line}" for line in call)]
             lines += [*rebuild.released(), *before, *call]
         else:
-            failed = f"{source.constant(Failing(None, self.state))}(_error)"
+            failed = f"{source.constant(Failing(None, self._switched(graph)))}(_error)"
         later = rebuild.later()
         found.effects = [line for line in (*later, *rebuild.lines) if line not in rebuild.values]
         for text in later:
@@ -451,7 +452,7 @@ class _Attempt:
             more = ", _before"
         given = "".join(f"{name}, " for name in inputs)
         failed, after = (
-            source.constant(Failing(eagerly, self.state, changes, draws))
+            source.constant(Failing(eagerly, self._switched(graph), changes, draws))
             for eagerly in (graph, None)
         )
         call = [
@@ -459,6 +460,13 @@ class _Attempt:
             f"except Exception as _error: {failed}(_error, ({given}){more})",
         ]
         return before, call, f"{after}(_error, (){more})"
+
+    def _switched(self, graph: fx.GraphModule) -> State | None:
+        """The state before, if this piece changes it; a later call may begin in another one."""
+        is_switched = self.captured.grad != self.state.grad or any(
+            node.target in STATE_SWITCHES for node in graph.graph.nodes
+        )
+        return self.state if is_switched or any(self.state.switches(State.now())) else None
 
     def _inputs(self, graph: fx.GraphModule, source: Source) -> list[str]:
         """Sources of the graph's inputs."""

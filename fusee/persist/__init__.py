@@ -315,7 +315,7 @@ def _reduced(x: Any) -> Any:
     if type(x) is State:
         return State, tuple(x)
     if type(x) is Failing:
-        return Failing, (x.eagerly, x.state, x.changes)
+        return Failing, (x.eagerly, x.state, x.changes, x.draws)
     if type(x) is Relation:
         return Relation, (x.a, x.op, x.b, dict(x.origins))
     if type(x) is Comparison:
