@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, overload
@@ -485,10 +486,16 @@ def _forward_of(cls: type[nn.Module]) -> Callable[..., Any]:
     return made
 
 
-def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
-    """A compiled module that shares all with `module`."""
-    cls = type(module)
+# By class, its forward and its call: modules of one class stay of one class when they are compiled.
+_classes: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+
+def _class_of(cls: type[nn.Module]) -> Any:
+    """The class of what compiling a module of this class gives."""
     forward = plain_forward(cls)
+    key = cls, forward, cls.__call__
+    if (known := _classes.get(key)) is not None:
+        return known
     is_plain = forward is not None and not is_suspending(forward)
     namespace = {
         "__call__": _call_of(cls),
@@ -498,10 +505,16 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
-    made_class: Any = types.new_class(
+    made = _classes[key] = types.new_class(
         cls.__name__, (CompiledModule, cls), exec_body=lambda space: space.update(namespace)
     )
-    made: nn.Module = object.__new__(made_class)
+    return made
+
+
+def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
+    """A compiled module that shares all with `module`."""
+    cls = type(module)
+    made: nn.Module = object.__new__(_class_of(cls))
     made.__dict__ = module.__dict__
 
     def eagerly(owner: Any, *args: Any, **kwargs: Any) -> Any:
