@@ -129,10 +129,11 @@ def _cuts(graph: fx.Graph) -> dict[str, Any]:
     *nodes, output = graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     results = {x for x in output.all_input_nodes if x in {*calls} and _has_history(x)}
-    leads = set(results)  # to one of these
+    leads, memory = set(results), storages(results)  # to one of these, also by a write
     for node in reversed(calls):
-        if not leads.isdisjoint(node.users):
+        if not leads.isdisjoint(node.users) or memory & storages(written_by(node)):
             leads.add(node)
+            memory |= storages([node])
     found, given = list[int](), set[int]()  # where the elements of results since the last cut lie
     for k, node in enumerate(calls):
         if node in leads and given and not given.isdisjoint(storages(node.all_input_nodes)):

@@ -139,6 +139,15 @@ def after_a_write(x: Tensor) -> Any:
     return torch.autograd.grad(loss, [y, z])
 
 
+def written_into_another(x: Tensor) -> Any:
+    y = LINEAR(x).sin()
+    z = LINEAR(x) * 2
+    z[0] = y[1]
+    loss = z.square().sum()
+    said()
+    return torch.autograd.grad(loss, [y, z])
+
+
 def parts_of_one(x: Tensor) -> Any:
     y = LINEAR(x).sin()
     first, second = y.chunk(2, 1)
@@ -150,7 +159,8 @@ def parts_of_one(x: Tensor) -> Any:
 CASES = [
     listed, by_a_view_of_a_dict, by_a_generator, by_a_filter, by_an_edge, behind_a_break,
     by_another_function, of_a_callee_in_pieces, several_in_a_chain, inputs_of_backward, a_hook,
-    a_kept_gradient, an_attention_map, steps_of_an_inner_loop, after_a_write, parts_of_one,
+    a_kept_gradient, an_attention_map, steps_of_an_inner_loop, after_a_write, written_into_another,
+    parts_of_one,
 ]  # fmt: skip
 
 
