@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, overload
@@ -396,6 +397,7 @@ class _ModuleCalls:
     """What runs when a module is called: its `forward`, compiled, as long as a call is no more.
 
     eagerly     calls the module, or what is given first, as if nothing had been compiled
+    around      by class: the whole call with its hooks
     functions   what was compiled: of `forward`, and of the whole call with its hooks
     """
 
@@ -404,7 +406,7 @@ class _ModuleCalls:
         module: nn.Module,
         compiler: Compiler,
         eagerly: Callable[..., Any],
-        with_hooks: types.FunctionType,
+        around: Callable[[type[nn.Module]], types.FunctionType],
     ) -> None:
         cls: Any = type(module)
         forward = self.forward = plain_forward(cls)
@@ -417,14 +419,17 @@ class _ModuleCalls:
             and "_torchdynamo_disable" not in forward.__dict__
         )
         self.module, self.cls, self.state = module, cls, module.__dict__
-        self.compiler, self.eagerly, self.with_hooks = compiler, eagerly, with_hooks
-        self.plain_call = nn.Module.__call__
-        called = forward if forward is not None and self.is_plain else with_hooks
+        self.compiler, self.eagerly, self.around = compiler, eagerly, around
+        self.plain_call, self.with_hooks = nn.Module.__call__, around(cls)
+        called = forward if forward is not None and self.is_plain else self.with_hooks
         self.functions = [compiler.function(called)]
         self.run = self.functions[0].call
 
     def seldom(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        """A call that has hooks, or that a tracer of modules waits for."""
+        """A call that has hooks, that a tracer of modules waits for, or of another class by now."""
+        if type(self.module) is not self.cls:
+            owner._run = _ModuleCalls(self.module, self.compiler, self.eagerly, self.around)
+            return _called(owner, *args, **kwargs)
         if nn.Module.__call__ is self.plain_call and not has_global_hooks():
             if len(self.functions) == 1:
                 self.functions.append(self.compiler.function(self.with_hooks))
@@ -435,32 +440,35 @@ class _ModuleCalls:
         return self.eagerly(owner, *args, **kwargs)
 
 
+def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
+    calls: _ModuleCalls = self._run
+    state = calls.state
+    if (
+        type(calls.module) is not calls.cls
+        or nn.Module.__call__ is not calls.plain_call
+        or has_global_hooks()
+        or (
+            calls.is_plain
+            and (
+                calls.cls.forward is not calls.forward
+                or "forward" in state
+                or state["_forward_hooks"]
+                or state["_forward_pre_hooks"]
+                or state["_backward_hooks"]
+                or state["_backward_pre_hooks"]
+            )
+        )
+    ):
+        return calls.seldom(self, *args, **kwargs)
+    return calls.run(calls.module, *args, **kwargs)
+
+
 def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
     """`__call__` of a compiled module. TorchDynamo inlines the original's in its place."""
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls: _ModuleCalls = self._run
-        state = calls.state
-        if (
-            nn.Module.__call__ is not calls.plain_call
-            or has_global_hooks()
-            or (
-                calls.is_plain
-                and (
-                    calls.cls.forward is not calls.forward
-                    or "forward" in state
-                    or state["_forward_hooks"]
-                    or state["_forward_pre_hooks"]
-                    or state["_backward_hooks"]
-                    or state["_backward_pre_hooks"]
-                )
-            )
-        ):
-            return calls.seldom(self, *args, **kwargs)
-        return calls.run(calls.module, *args, **kwargs)
-
-    __call__.__dict__["_torchdynamo_inline"] = cls.__call__
-    return __call__
+    code = _called.__code__.replace(co_name="__call__")
+    made = types.FunctionType(code, _called.__globals__)
+    made.__dict__["_torchdynamo_inline"] = cls.__call__
+    return made
 
 
 def _forward_of(cls: type[nn.Module]) -> Callable[..., Any]:
@@ -478,10 +486,16 @@ def _forward_of(cls: type[nn.Module]) -> Callable[..., Any]:
     return made
 
 
-def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
-    """A compiled module that shares all with `module`."""
-    cls = type(module)
+# By class, its forward and its call: modules of one class stay of one class when they are compiled.
+_classes: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+
+def _class_of(cls: type[nn.Module]) -> Any:
+    """The class of what compiling a module of this class gives."""
     forward = plain_forward(cls)
+    key = cls, forward, cls.__call__
+    if (known := _classes.get(key)) is not None:
+        return known
     is_plain = forward is not None and not is_suspending(forward)
     namespace = {
         "__call__": _call_of(cls),
@@ -491,16 +505,24 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
-    made_class: Any = types.new_class(
+    made = _classes[key] = types.new_class(
         cls.__name__, (CompiledModule, cls), exec_body=lambda space: space.update(namespace)
     )
-    made: nn.Module = object.__new__(made_class)
+    return made
+
+
+def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
+    """A compiled module that shares all with `module`."""
+    cls = type(module)
+    made: nn.Module = object.__new__(_class_of(cls))
     made.__dict__ = module.__dict__
 
     def eagerly(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(module) is not cls:
+            return module(*args, **kwargs)
         return cls.__call__(owner, *args, **kwargs)  # which a tracer may have replaced by now
 
-    calls = _ModuleCalls(module, compiler, eagerly, whole_call(cls))
+    calls = _ModuleCalls(module, compiler, eagerly, whole_call)
     for_torch = (module, id(made), compiler, compiler.arguments())
     own = {"_compiler": compiler, "_orig_mod": module, "_run": calls}
     for name, value in (*own.items(), *zip(_FOR_TORCH, for_torch)):
@@ -512,7 +534,7 @@ def compile_in_place(module: nn.Module, **arguments: Any) -> None:
     """Compile what calling a module does, as nn.Module.compile. Takes compile()'s arguments."""
     compiler = compile(**arguments)
     if isinstance(compiler, Compiler):
-        around = whole_call(type(module), "_call_impl")
+        around = functools.partial(whole_call, method="_call_impl")
         original = types.MethodType(call_impl, module)
         calls = _ModuleCalls(
             module, compiler, lambda _, *args, **kwargs: original(*args, **kwargs), around

@@ -227,3 +227,21 @@ def test_a_graphs_code_is_made_when_it_is_asked_for() -> None:
     gm.graph.find_nodes(op="call_method")[0].target = "cos"
     gm.recompile()
     assert torch.equal(gm.forward(x)[0], x.cos() + 1)
+
+
+@pytest.mark.parametrize("call", ["vmap(f)(torch.ones(2, 3))", "grad(f)(torch.ones(3))"])
+def test_the_first_call_of_a_process_within_a_transform(call: str) -> None:
+    """Where things lie in torch's objects is tried out then, on tensors that are none of it."""
+    text = (
+        "import torch, fusee; from torch.func import grad, vmap; f = fusee.compile(lambda x:"
+        f" x.sin().sum()); {call}; print(f(torch.ones(3, requires_grad=True)).requires_grad)"
+    )
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True)
+    assert found.stdout == b"True\n", found.stderr.decode()
+
+
+def test_modules_of_one_class_stay_of_one_class() -> None:
+    models = [api.compile(torch.nn.Linear(2, 2)) for _ in range(2)]
+    params, _ = torch.func.stack_module_state(models)
+    assert params["weight"].shape == (2, 2, 2)
+    assert len({type(model) for model in (*models, api.compile(torch.nn.ReLU()))}) == 2

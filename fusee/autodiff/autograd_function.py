@@ -683,6 +683,7 @@ class _Place(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)  # no gradient is none, not zeros
         with below_autograd():
             return x.detach()
 
@@ -714,6 +715,13 @@ class _Twice(torch.autograd.Function):
                 (lambda x: x.view_as(x) if x.requires_grad else x)(next(tensors)) if there else x
                 for there, x in zip(ctx.are_tensors, ctx.others, strict=True)
             ]
+            wanted = {
+                k: x for k, x in enumerate(operands) if isinstance(x, Tensor) and x.requires_grad
+            }
+            # no gradient depends on the others, but what is differentiated are gradients of some
+            for k, second in enumerate(seconds):
+                if second is not None and k not in wanted:
+                    operands[k] = operands[k].detach().requires_grad_()
             inputs, tangents = operands[: again.count], operands[again.count :]
             firsts = again.gradients(ctx.held, inputs, tangents, create_graph=True)
         pairs = [
@@ -721,7 +729,6 @@ class _Twice(torch.autograd.Function):
             for first, second in zip(firsts, seconds, strict=True)
             if first is not None and second is not None and first.requires_grad
         ]
-        wanted = {k: x for k, x in enumerate(operands) if isinstance(x, Tensor) and x.requires_grad}
         found: Sequence[Any] = ()
         if pairs:
             found = torch.autograd.grad(

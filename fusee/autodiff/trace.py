@@ -386,7 +386,9 @@ def trace_joint(
     )
     ambient = torch.is_autocast_enabled(inputs.device.type)
     symbolic = python_dispatcher() if tracer.b.to_size is not None else contextlib.nullcontext()
-    with autocast_restored(), torch.enable_grad(), symbolic, unseen_by_hooks():
+    # which would look at the values of gradients
+    unchecked = torch.autograd.set_detect_anomaly(False)
+    with autocast_restored(), torch.enable_grad(), symbolic, unseen_by_hooks(), unchecked:
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         finish = _Finish(tracer, inputs, leaves, Results(inputs, returned))
         with without_autocast():

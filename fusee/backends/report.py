@@ -31,7 +31,7 @@ from fusee.backends.dynamo import suppresses_errors
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
 from fusee.runtime import gc_paused
-from fusee.runtime.cache import GraphCompiler, Sidecar
+from fusee.runtime.cache import CUTS, GraphCompiler, Sidecar
 
 
 @dataclass(frozen=True)
@@ -442,16 +442,21 @@ def in_buckets(
     if is_open or not all("example_value" in node.meta for node in calls):
         return None
     starts = _starts(calls, output.all_input_nodes, inputs, limits)
-    if not starts:
-        return None
-    places = {node: k for k, node in enumerate(inputs)}
+    return in_parts(gm, [*reversed(starts)], compile_graph) if starts else None
+
+
+def in_parts(gm: fx.GraphModule, starts: Sequence[int], compile_graph: CompiledFn) -> Bucketed:
+    """The graph in parts that begin at these calls, each compiled by itself."""
+    *nodes, output = gm.graph.nodes
+    calls = [node for node in nodes if node.op.startswith("call_")]
+    places = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     parts: list[BucketGraph] = []
-    for begin, end in itertools.pairwise((0, *reversed(starts), len(calls))):
+    for begin, end in itertools.pairwise((0, *starts, len(calls))):
         part, given, results = _part(gm, calls[begin:end])
         rest = {output, *calls[end:]}
         dead = [places[node] for node in given if rest.isdisjoint(node.users)]
         parts.append(BucketGraph(part, [places[node] for node in given], dead))
-        places.update((node, len(places) + k) for k, node in enumerate(results))
+        places.update(zip(results, itertools.count(len(places))))
     return Bucketed(_in_turn, compile_graph, parts, fx.map_arg(output.args[0], places.__getitem__))
 
 
@@ -553,6 +558,8 @@ class GuardedBackend:
         self.made = weakref.WeakValueDictionary()
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        if (starts := gm.meta.get(CUTS, ())) != ():
+            return in_parts(gm, starts, self._compiled) if starts else gm.forward
         key = form(gm, example_inputs)
         known = None if key is None else self.made.get(key)
         if known is not None:

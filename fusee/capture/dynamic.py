@@ -149,9 +149,13 @@ class Varying:
     fixed         words of those that a relation made a constant of in one version
     begun         states of optimizers, and parameters that are in them since they were captured
     asks_compiling  whether code of the program's asks if it is compiled
+    asks_gradients  whether its code may ask for those of what a graph gave; None: not looked at yet
+    callers       the functions that call it between their graphs, each with its own Varying
     """
 
     asks_compiling = False
+    asks_gradients: bool | None = None
+    callers: tuple[tuple[types.FunctionType, Varying], ...] = ()
 
     def __init__(
         self,

@@ -742,9 +742,9 @@ class CompiledFunction:
         elif not others.are_met(self.turn):
             return function
         made = replace(self, function=bare(function) if of_code else function, of_code=of_code)
-        made.is_told, made.made_at = True, self.turn
+        made.is_told, made.made_at, made.family = True, self.turn, self.family
         others.modules.add(made)
-        made.family = self.family
+        made.varies.callers = *self.varies.callers, (self.function, self.varies)
         self.family.setdefault(code, weakref.WeakSet()).add(made)
         if (key := id(owner)) not in self._nested:
             self._nested[key] = weakref.ref(owner, lambda _: self._nested.pop(key, None)), {}

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history
+from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history, is_of_hooks
 from fusee.errors import FuseeError, RegionError
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense, known, meet
@@ -220,7 +220,7 @@ class Failing:
 
     eagerly   the graph, which torch can run; where it does not raise, the error is the backend's
               own. None for what follows the graph
-    state     that of torch when the piece begins
+    state     that of torch when the piece begins, if it changes that
     changes   the names of its nodes that change its inputs: then its own error is raised, with a
               note, unless it shows that it has changed nothing yet
     draws     whether it draws random numbers; its inputs are unchanged, or the generators' states
@@ -228,7 +228,7 @@ class Failing:
     """
 
     eagerly: fx.GraphModule | None
-    state: State
+    state: State | None
     changes: tuple[str, ...] = ()
     draws: bool = False
 
@@ -236,7 +236,7 @@ class Failing:
         self, error: Exception, inputs: Sequence[Any] = (), generators: States = ()
     ) -> None:
         self._restore(generators)
-        if isinstance(error, FuseeError):
+        if isinstance(error, FuseeError) or is_of_hooks(error):
             raise error
         if self.changes and (generators or not self.draws) and self._has_changed_nothing(error):
             raise GraphFailed from None
@@ -271,7 +271,7 @@ class Failing:
         return False
 
     def _restore(self, generators: States) -> None:
-        for function, args, kwargs in State.now().switches(self.state):
+        for function, args, kwargs in State.now().switches(self.state) if self.state else ():
             function(*args, **kwargs)
         for generator, before in generators:
             generator.set_state(before)

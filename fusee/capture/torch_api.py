@@ -20,6 +20,7 @@ import importlib
 import linecache
 import operator
 import sys
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -401,6 +402,17 @@ def is_transforming() -> bool:
     functionalization in C++."""
     is_in = torch._C._functorch.peek_interpreter_stack() is not None
     return is_in or is_forward_mode() or _is_functionalizing()
+
+
+def is_of_hooks(error: Exception) -> bool:
+    """Whether a hook on saved tensors raised it, as a checkpoint ends its own second run."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack = hooks and hooks[0]
+    while isinstance(pack, functools.partial):
+        pack = pack.func
+    called = pack if hasattr(pack, "__code__") else getattr(pack, "__call__", None)  # noqa: B004
+    code = getattr(called, "__code__", error)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def is_forward_mode() -> bool:

@@ -47,6 +47,7 @@ from fusee.capture.guards import (
     Values,
     overlap,
 )
+from fusee.capture.histories import asks_for_gradients, cuts, is_asked
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.mirrors import Later
@@ -64,6 +65,7 @@ from fusee.capture.sources import (
 )
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
+    STATE_SWITCHES,
     FakeTensor,
     State,
     is_transforming,
@@ -232,7 +234,7 @@ class _Attempt:
                     raise
                 (frame.stack, frame.keywords, _), self.stop = begun, self.told(found)
                 return False
-            except Exception as error:  # noqa: BLE001  # whatever the program raises
+            except (Exception, GeneratorExit) as error:  # noqa: BLE001  # whatever it raises
                 raises = self._raises(error)
             if raises is not None:  # not above: the break would keep the error as its context
                 raise raises
@@ -264,7 +266,7 @@ class _Attempt:
             len(world.passing), len(world.symbols.env.data.made),
         )  # fmt: skip
 
-    def _raises(self, error: Exception) -> GraphBreak:
+    def _raises(self, error: BaseException) -> GraphBreak:
         """An error that leaves the function: Python runs the instruction that raised it first."""
         failed, where = self.machine.failed
         self.where = where if failed == id(error) else self.frame.where
@@ -377,7 +379,7 @@ class _Attempt:
         inputs = self._inputs(graph, source)
         lines = list(source.lines)
         if self.world.recorder.is_needed(graph):
-            found.graph = graph
+            found.graph = self._cut(graph, returned)
             before, call, failed = self._guarded(graph, inputs, source)
             if found.grad != ambient:
                 switch = source.constant(set_grad_enabled)
@@ -387,7 +389,7 @@ class _Attempt:
                 call = [f"with {mode}({found.inference}):", *(f"    {line}" for line in call)]
             lines += [*rebuild.released(), *before, *call]
         else:
-            failed = f"{source.constant(Failing(None, self.state))}(_error)"
+            failed = f"{source.constant(Failing(None, self._switched(graph)))}(_error)"
         later = rebuild.later()
         found.effects = [line for line in (*later, *rebuild.lines) if line not in rebuild.values]
         for text in later:
@@ -403,6 +405,19 @@ class _Attempt:
         passing = ", ".join(dict.fromkeys(self.world.passing))
         found.passing, found.symbols = passing, self.world.symbols.closed()
         return found
+
+    def _cut(self, graph: fx.GraphModule, returned: bool) -> fx.GraphModule:
+        """Note where it is cut, if code behind it may ask for gradients of its results."""
+        if not self.captured.grad:
+            return graph
+        varies, within = self.world.varies, self.stop.within if self.stop is not None else ()
+        if not returned and varies.asks_gradients is None:
+            functions = self.place.function, *(code for code, _ in within)
+            varies.asks_gradients = asks_for_gradients(functions, self.values.values())
+        # nobody knows who else gets what a function returns
+        if (varies.asks_gradients and not returned) or is_asked(varies.callers):
+            graph.meta.update(cuts(graph.graph))
+        return graph
 
     def _write_effects(self, rebuild: Rebuild) -> None:
         rebuild.effects()
@@ -437,7 +452,7 @@ class _Attempt:
             more = ", _before"
         given = "".join(f"{name}, " for name in inputs)
         failed, after = (
-            source.constant(Failing(eagerly, self.state, changes, draws))
+            source.constant(Failing(eagerly, self._switched(graph), changes, draws))
             for eagerly in (graph, None)
         )
         call = [
@@ -445,6 +460,13 @@ class _Attempt:
             f"except Exception as _error: {failed}(_error, ({given}){more})",
         ]
         return before, call, f"{after}(_error, (){more})"
+
+    def _switched(self, graph: fx.GraphModule) -> State | None:
+        """The state before, if this piece changes it; a later call may begin in another one."""
+        is_switched = self.captured.grad != self.state.grad or any(
+            node.target in STATE_SWITCHES for node in graph.graph.nodes
+        )
+        return self.state if is_switched or any(self.state.switches(State.now())) else None
 
     def _inputs(self, graph: fx.GraphModule, source: Source) -> list[str]:
         """Sources of the graph's inputs."""

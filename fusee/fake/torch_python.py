@@ -584,7 +584,12 @@ def takes_no_tensor(op: Any) -> bool:
 
 
 def runs_itself(op: Any) -> bool:
-    """Whether such an operator has no fake kernel: what it does would be done by the capture."""
+    """Whether an operator has no fake kernel: what it does would be done by the capture.
+
+    That of torch for quantized tensors gives floats.
+    """
+    if packet_name(op) in ("quantize_per_tensor", "quantize_per_tensor_dynamic"):
+        return True
     known = simple_registry.singleton.find
     return takes_no_tensor(op) and known(op._name).fake_impl.kernel is None
 

@@ -28,6 +28,7 @@ from fusee.capture.effects import EFFECTS
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
+from fusee.capture.histories import is_asked
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, looking
 from fusee.capture.symbols import Symbols, is_open
@@ -46,6 +47,7 @@ from fusee.persist.references import (
 )
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import (
+    CUTS,
     GraphCompiler,
     KeptGraph,
     ObjectCache,
@@ -243,7 +245,8 @@ class Keeper:
         said = [sorted(map(repr, map(known_by, table))) for table in tables]
         known = known_by(place.function)
         sketch = repr(_sketch(dict(values), varies.is_any()))
-        parts = conditions, dtypes, said, allowed_by_torch(), known, sketch, varies.settings()
+        settings = *varies.settings(), is_asked(varies.callers)
+        parts = conditions, dtypes, said, allowed_by_torch(), known, sketch, settings
         text = repr(parts)
         count = _VERSIONS if "'open'" in sketch or varies.is_any() else 1
         return [content_key(code_salt(), text, str(k)) for k in range(count)]
@@ -285,6 +288,8 @@ def _written(captured: Captured) -> bytes:
     why = captured.passing
     if captured.eager or captured.stop is not None or captured.place.at >= 0:
         why = "the function is not one graph"
+    elif captured.graph is not None and CUTS in captured.graph.meta:
+        why = "gradients of its results may be asked for"
     if why:
         raise NotKept(why)
     graph = captured.graph
@@ -310,7 +315,7 @@ def _reduced(x: Any) -> Any:
     if type(x) is State:
         return State, tuple(x)
     if type(x) is Failing:
-        return Failing, (x.eagerly, x.state, x.changes)
+        return Failing, (x.eagerly, x.state, x.changes, x.draws)
     if type(x) is Relation:
         return Relation, (x.a, x.op, x.b, dict(x.origins))
     if type(x) is Comparison:

@@ -315,6 +315,11 @@ class Sidecar:
         self.cache.put(content_key(self.key, name), data)
 
 
+# In the meta of a graph that runs in parts: how many calls stand before each but the first. None:
+# it runs as it was captured.
+CUTS = "fusee_cuts"
+
+
 @runtime_checkable
 class GraphCompiler(Protocol):
     """What compiles captured graphs, and can use what an earlier process made of them.

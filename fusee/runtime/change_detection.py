@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from fusee.errors import FuseeWarning, warn
 from fusee.log import publish
@@ -451,7 +452,11 @@ def _places() -> _Places | None:
     known = layout()
     if known is None:
         return None
-    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+    with (  # a first call may come within torch.vmap
+        temporarily_clear_interpreter_stack(),
+        torch.inference_mode(False),
+        torch._C.DisableTorchFunction(),
+    ):
         plain, parameter = torch.zeros(3), torch.zeros(3).requires_grad_()
         pairs = [
             (word(plain._cdata + 8 * k), word(parameter._cdata + 8 * k))

@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusee.runtime import jit
@@ -539,7 +540,8 @@ class Layout(NamedTuple):
 @functools.cache
 def layout() -> Layout | None:
     """The layout of this process's torch, or None if it cannot be told for sure."""
-    with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+    outside = temporarily_clear_interpreter_stack()  # a first call may come within torch.vmap
+    with outside, torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
         found = _find()
         is_right = found is not None and all(found_right(found, x) for x in _samples())
         return found if is_right else None

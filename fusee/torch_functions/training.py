@@ -4,7 +4,7 @@ A pass that begins and ends in a graph is one call of it, `leaf_gradients`: it b
 that the graph computes and ends at leaves from outside. What it gives is written to their grads,
 and what follows, an optimizer's step, is a part of the same graph. Any other pass is autograd's
 own and runs between two graphs, which take and give gradients as a whole. Where the program wants
-the gradient of what its own graph computes, the function is eager's from the start.
+the gradient of what its own graph computes, that is cut there (histories.py).
 
 Of torch.optim, `step` and the update formulas are captured like any Python. These are not:
 
@@ -68,9 +68,13 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
     @stands_for(function)
     def run(m: Capturing, /, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments
-        inputs = pytree.tree_leaves(given.get("inputs"))
+        inputs: Any = given.get("inputs")
+        if isinstance(inputs, _VIEWS):
+            inputs = [*inputs]
+        inputs = pytree.tree_leaves(inputs)
         if any(isinstance(x, FakeTensor) and id(x) not in m.world.inputs for x in inputs):
-            raise Lost(f"{name} asks for the gradient of a tensor that its own graph computes")
+            m.world.varies.asks_gradients = True
+            raise GraphBreak(f"{name} asks for the gradient of what its own graph computes")
         losses, seeds = (pytree.tree_leaves(given.pop(key, None)) for key in (first, seed))
         # neither `inputs`, nor a graph that stays
         is_usual = len(losses) == 1 and not any(given.values()) and first != "outputs"
@@ -92,6 +96,7 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         m.call(torch._C._set_grad_enabled, ambient)
 
 
+_VIEWS: tuple[Any, ...] = type({}.keys()), type({}.values())
 # a view may have no gradient of its own, but require one since its base does
 _HOOKS = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "_base")
 _NONE = None, None, None

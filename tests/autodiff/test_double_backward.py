@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -268,3 +269,72 @@ def test_inputs_are_kept_no_longer_than_the_graph(backward: bool) -> None:
     del x
     gc.collect()
     assert storage() is None or backward
+
+
+@pytest.mark.parametrize("is_compiled_first", [False, True])
+def test_anomaly_detection_looks_at_no_trace(is_compiled_first: bool) -> None:
+    """It would ask stand-ins for values, and tell of errors that the program never sees."""
+
+    def loss(x: Tensor) -> Tensor:
+        return (x.sqrt() * x).sum()
+
+    compiled = fusee.compile(loss, options={"prices": False})
+    if is_compiled_first:
+        compiled(torch.ones(3, requires_grad=True)).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.autograd.set_detect_anomaly(True):
+            x = torch.ones(3, requires_grad=True)
+            compiled(x).backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 1.5))
+    assert not any(report.eager for report in fusee.report(compiled))
+
+
+_OF_TWO: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "linear": lambda x, w, b: F.linear(x, w, b),
+    "conv": lambda x, w, b: F.conv1d(x[None], w[:, :, None], b)[0].T,
+    "norm": lambda x, w, b: F.layer_norm(x, (4,), b, b) @ w,
+    "softmax": lambda x, w, b: (x @ w + b).softmax(-1),
+    "tanh": lambda x, w, b: torch.tanh(x @ w) * b,
+    "picked": lambda x, w, b: x[:, :2] @ w[:2] + b,
+    "summed": lambda x, w, b: (x + b).sum(0) * w,
+    "loss": lambda x, w, b: F.cross_entropy(x @ w, b.argmax().expand(4), reduction="none") + b,
+}
+
+
+@pytest.mark.parametrize("name", _OF_TWO)
+@pytest.mark.parametrize("of", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+def test_gradients_of_gradients_for_what_they_came_from(name: str, of: tuple[int, ...]) -> None:
+    """Of a product the gradient of a weight depends on the tangent, and on no weight."""
+    fn = _OF_TWO[name]
+
+    def derived(call: Callable[..., Tensor]) -> list[Any]:
+        generator = torch.Generator().manual_seed(0)
+        sizes = (4, 4), (4, 4), (4,)
+        inputs = [torch.randn(*n, generator=generator, dtype=torch.float64) for n in sizes]
+        y = call(*[x.requires_grad_() for x in inputs])
+        tangent = torch.randn(y.shape, generator=generator, dtype=y.dtype).requires_grad_()
+        firsts = torch.autograd.grad(y, [inputs[k] for k in of], tangent, create_graph=True)
+        ends = [tangent, *inputs]
+        loss = sum((x.square() * (k + 1)).sum() for k, x in enumerate(firsts))
+        seconds = torch.autograd.grad(loss, ends, create_graph=True, allow_unused=True)  # type: ignore[arg-type]
+        again = [x.square().sum() for x in seconds if x is not None and x.requires_grad]
+        thirds = torch.autograd.grad(sum(again), ends, allow_unused=True)  # type: ignore[arg-type]
+        return [*firsts, *seconds, *thirds]
+
+    got = derived(fusee.compile(fn, options={"prices": False}))
+    for one, other in zip(got, derived(fn), strict=True):
+        assert (one is None) is (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+
+
+def test_what_no_gradient_reaches_has_none() -> None:
+    """The picked places depend on `y`, and no gradient does."""
+    layer, x = torch.nn.Linear(4, 3), leaf(2, 4)
+    pick = fusee.compile(
+        lambda y: y.gather(1, y.argmax(1)[:, None]).sum(), options={"prices": False}
+    )
+    (grad,) = torch.autograd.grad(pick(layer(x.tanh())), x, create_graph=True)
+    grad.square().sum().backward()
+    assert layer.weight.grad is not None and layer.bias.grad is None

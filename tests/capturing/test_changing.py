@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import torch
 
+import fusee
+from fusee.api import compile_in_place
 from tests.capturing.same import Traced, shape_of
 
 LIMIT = 2
@@ -195,3 +197,38 @@ def test_what_fails_only_while_it_compiles_is_captured_as_eager_runs_it() -> Non
     assert not traced.stops and len(traced.graphs) == 1
     told = Traced(lambda x: x * (2 if torch.compiler.is_compiling() else 1))
     assert told(torch.ones(2)).tolist() == [2, 2]
+
+
+class _Doubling(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class _LessOne(_Doubling):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) - 1
+
+
+class _Around(_Doubling):
+    def __call__(self, x: torch.Tensor) -> Any:
+        return super().__call__(x) + 5
+
+
+@pytest.mark.parametrize("kind", [_LessOne, _Around])
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_module_that_gets_another_class(kind: Any, hook: bool, in_place: bool) -> None:
+    module, x = _Doubling(), torch.ones(2)
+    if hook:
+        module.register_forward_hook(lambda module, args, out: out + 100)
+    compiled = module
+    if in_place:
+        compile_in_place(module)
+    else:
+        compiled = fusee.compile(module)
+    eager = _Doubling()
+    eager.__dict__["_forward_hooks"] = module._forward_hooks
+    for cls in (_Doubling, kind, _Doubling, kind):
+        module.__class__ = eager.__class__ = cls
+        if not (in_place and cls is _Around):  # torch's own __call__ is what is compiled
+            assert compiled(x).equal(eager(x))

@@ -667,3 +667,15 @@ def test_an_interrupt_while_a_mode_is_entered(
             compiled(x)
     assert type(torch.ones(2)) is torch.Tensor
     assert torch.equal(compiled(x), x.sin() * 2)
+
+
+def test_an_error_leaves_what_is_around_a_later_call() -> None:
+    """Autocast that is off counts how deep it is, and no version asks for that."""
+    compiled = fusee.compile(lambda x, i: x[i] * 2)
+    compiled(torch.ones(3), torch.tensor(1))
+    with torch.autocast("cpu", enabled=False), torch.autocast("cpu", enabled=False):
+        with pytest.raises(IndexError):
+            compiled(torch.ones(3), torch.tensor(7))
+        depth = torch.autocast_increment_nesting()
+        torch.autocast_decrement_nesting()
+    assert depth == 3

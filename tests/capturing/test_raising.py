@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -522,3 +522,38 @@ def test_a_scalar_tensor_has_the_default_dtype(number: Any) -> None:
 
     x = torch.arange(3)
     assert torch.equal(fusee.compile(fn)(x), fn(x)) and fusee.compile(fn)(x).dtype == fn(x).dtype
+
+
+def test_a_generator_exit_that_no_generator_takes() -> None:
+    """What a `finally` on its way did was lost."""
+
+    def inner(x: Tensor) -> None:
+        x.mul_(2)
+        raise GeneratorExit("done")
+
+    def steps(x: Tensor) -> Generator[Tensor, None, None]:
+        try:
+            yield x * 2
+        finally:
+            x.sub_(3)
+
+    def raised(x: Tensor) -> None:
+        try:
+            inner(x)
+        finally:
+            x.add_(1)
+
+    def thrown(x: Tensor) -> None:
+        running = steps(x)
+        next(running)
+        running.throw(GeneratorExit("done"))
+
+    for fn in (raised, thrown):
+        compiled = fusee.compile(fn)
+        x, y = torch.ones(2), torch.ones(2)
+        for _ in range(3):
+            with pytest.raises(GeneratorExit, match="done" if fn is raised else None):
+                fn(x)
+            with pytest.raises(GeneratorExit):
+                compiled(y)
+            assert x.equal(y)

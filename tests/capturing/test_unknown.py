@@ -174,3 +174,16 @@ def test_nested_tensors(fn: Callable[[Tensor], Any]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert str(compiled(x)) == str(fn(x))
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: (torch.quantize_per_tensor(x, 0.1, 10, torch.quint8).dequantize(), x + 1),
+    lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).int_repr() + 1,
+    lambda x: torch.quantize_per_tensor_dynamic(x, torch.qint8, False).dequantize() * 2,
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_what_is_quantized_is_no_tensor_of_floats(fn: Callable[[Tensor], Any]) -> None:
+    """torch's fake kernels say so, and `dequantize()` of one would be the tensor itself."""
+    compiled = fusee.compile(fn)
+    for _ in range(2):
+        assert_same(compiled(X), fn(X))
