@@ -398,8 +398,7 @@ _is_functionalizing = functools.partial(
 
 
 def is_transforming() -> bool:
-    """Whether torch.vmap, a transform of torch.func or forward-mode autograd is under way, or
-    functionalization in C++."""
+    """Whether torch.vmap, torch.func, forward-mode autograd or C++'s functionalization runs."""
     is_in = torch._C._functorch.peek_interpreter_stack() is not None
     return is_in or is_forward_mode() or _is_functionalizing()
 
@@ -410,8 +409,8 @@ def is_of_hooks(error: Exception) -> bool:
     pack = hooks and hooks[0]
     while isinstance(pack, functools.partial):
         pack = pack.func
-    called = pack if hasattr(pack, "__code__") else getattr(pack, "__call__", None)  # noqa: B004
-    code = getattr(called, "__code__", error)
+    own = getattr(getattr(pack, "__call__", None), "__code__", error)  # noqa: B004
+    code = getattr(pack, "__code__", own)
     return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
