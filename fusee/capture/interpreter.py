@@ -197,7 +197,8 @@ class Interpreter(Capturing):
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             if type(right) is not tuple or type(left) is tuple:  # else `%` shows what it holds
                 return function(left, right)
-        if type(left) is Number or type(right) is Number:
+        has_array = _is_array(left) or _is_array(right)  # which makes elements of numbers
+        if not has_array and (type(left) is Number or type(right) is Number):
             if may_be_open(made_by, right) or self._divides(made_by, right):
                 left, right = self._number(left), self._number(right)
             left, right = symbols.value(left), symbols.value(right)
@@ -208,6 +209,8 @@ class Interpreter(Capturing):
             return symbols.operated(function, left, right)
         name = function.__name__.strip("_")
         plain = name[1:] if in_place else name
+        if has_array and type(left) is Number:
+            return getattr(right, f"__r{plain}__")(left)
         tries = [(left, name, right)] if in_place else []
         tries += self._in_turn((left, plain, right), (right, f"r{plain}", left))
         custom = self._by_method(*(tries[:-1] if type(left) is type(right) else tries))
@@ -227,7 +230,7 @@ class Interpreter(Capturing):
             if (found := self.call(getattr(set, f"__{name}__"), left, right)) is not NotImplemented:
                 return found
         plain_left, plain_right = self.in_order(left), self.in_order(right)
-        if symbols.is_open(left) or symbols.is_open(right):
+        if not has_array and (symbols.is_open(left) or symbols.is_open(right)):
             plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
         result = asked_by_c(self.world.recorder, function, plain_left, plain_right)
         return left if result is plain_left and in_place else result
@@ -626,6 +629,10 @@ def _is_of_tensors(left: Any, right: Any) -> bool:
     is_in_c = bool(kind.__flags__ & IN_C) or hasattr(kind, "__torch_function__")
     is_number = kind is Number or symbols.is_open(left)
     return issubclass(type(right), FakeTensor) and (is_in_c or is_number)
+
+
+def _is_array(x: Any) -> bool:
+    return issubclass(type(x), Computed) and type(x) is not Number
 
 
 def _are_numbers(left: Any, right: Any) -> bool:

@@ -399,8 +399,8 @@ _is_functionalizing = functools.partial(
 
 def is_transforming() -> bool:
     """Whether torch.vmap, torch.func, forward-mode autograd or C++'s functionalization runs."""
-    is_in = torch._C._functorch.peek_interpreter_stack() is not None
-    return is_in or is_forward_mode() or _is_functionalizing()
+    stack: Any = torch._C._functorch.peek_interpreter_stack()
+    return stack is not None or is_forward_mode() or _is_functionalizing()
 
 
 def is_of_hooks(error: Exception) -> bool:
@@ -409,9 +409,8 @@ def is_of_hooks(error: Exception) -> bool:
     pack = hooks and hooks[0]
     while isinstance(pack, functools.partial):
         pack = pack.func
-    own = getattr(getattr(pack, "__call__", None), "__code__", error)  # noqa: B004
-    code = getattr(pack, "__code__", own)
-    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+    codes = [getattr(x, "__code__", error) for x in (pack, getattr(pack, "__call__", None))]  # noqa: B004
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def is_forward_mode() -> bool:

@@ -41,6 +41,7 @@ from fusee.capture.torch_api import (
     tensor_of,
 )
 from fusee.source import Args, Kwargs
+from fusee.torch_functions import array_numbers
 
 # ---------------------------------------------------------------------------- arrays
 
@@ -161,6 +162,7 @@ _DIFFERS = set(
     svd
 """.split()
 )
+_ROWS = (list, tuple, np.ndarray)
 _POWERS = ("pow", "ipow", "power")
 _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod divmod".split())
 _OF_FLOATS = frozenset("around ceil floor rint round trunc".split())
@@ -213,9 +215,11 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if name in ("item", "tolist") and len(args) == 1 and not args[0].known:
         return m.call(getattr(torch.Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
+    if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
+        given = array_numbers.as_elements(m, given, _element)  # powers look at their exponents
     given = [value(x) for x in given]  # NumPy takes no sizes that vary
     if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
-        given[1] = _fixed(m, given[1])
+        given[1] = array_numbers.fixed(m, given[1])
     if function in _OF_TENSORS:
         given = [_of_tensor(m, name, x) if isinstance(x, FakeTensor) else x for x in given]
     operands = [x for x in given if isinstance(x, Array)]
@@ -226,8 +230,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if made is not _IN_MEMORY:
             return made
     # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
-    values = [getattr(x, "shadow", x) for x in args[1:]] if name == "fill" else ()
-    is_row = any(isinstance(x, (list, tuple, np.ndarray)) for x in values)
+    is_row = name == "fill" and any(isinstance(getattr(x, "shadow", x), _ROWS) for x in args[1:])
     is_unlike = is_row or _differs(function, name, given, operands)
     if by_name is None or (operands and is_unlike):
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
@@ -266,6 +269,15 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         for x in found if isinstance(found, tuple) else (found,):
             _expect_no_warning(m, tensor_of(x), [x for x in operands if x not in written])
     return _joined(m, name, operands, shadow, found)
+
+
+def _element(m: Capturing, number: Any, dtype: Any) -> Array:
+    """A number as an element of arrays of a dtype."""
+    one = m.call(torch.ones, (), dtype=torch.float64)
+    tensor = m.call(torch.Tensor.to, m.call(torch.mul, one, number), _torch_dtype(dtype))
+    if dtype.itemsize < 8:
+        _expect_no_warning(m, tensor, [])  # of an overflow
+    return Array(m, _meaningless(dtype.type(1)), tensor)
 
 
 def _set_by(manager: Any, kind: str, before: str) -> str:
@@ -597,17 +609,6 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
     made = world.know(Array(world.machine, shadow, tensor), origin)
     world.arrays[id(x)] = made, origin, place, x
     return made
-
-
-def _fixed(m: Capturing, x: Any) -> Any:
-    """An integer of NumPy's from outside, from here on the same in all calls: torch divides by no
-    0, and has no powers below 0."""
-    is_integer = isinstance(x, Array) and isinstance(x.shadow, np.integer)
-    for made, origin, _, real in m.world.arrays.values() if is_integer else ():
-        if made is x:
-            m.world.fact(EqualsMatch, origin, real)
-            return real
-    return x
 
 
 def _load_dtype(world: World, x: Any, origin: Origin) -> Any:

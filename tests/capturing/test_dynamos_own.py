@@ -387,3 +387,26 @@ def test_what_a_program_disables_is_no_news() -> None:
         for _ in range(3):
             torch.testing.assert_close(compiled(x), fn(x))
     noted.update(before)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, a: (x * a + 1) * (a + 2) - a,
+        lambda x, a: (a - x) / (np.abs(x) + a * a + 1),
+        lambda x, a: np.where(x < a, a, -x),
+        lambda x, a: np.clip(np.maximum(x, a), 0, a) >= a,
+    ],
+)
+def test_numbers_beside_arrays_of_floats(fn: Callable[..., Any], backend: str) -> None:
+    """Each was a constant of its version: of eight, and then all ran eagerly."""
+    for dtype in (np.float64, np.float32):
+        x = np.linspace(-2, 3, 7).astype(dtype)
+        for numbers in ((0.5, 1.5, 2.25, -3.5, 0.125), (2, 3, 4, -5, 7)):
+            compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+            for k, number in enumerate(numbers):
+                with fusee.compiler.set_stance("fail_on_recompile" if k > 1 else "default"):
+                    got, expected = compiled(x, number), fn(x, number)
+                assert got.dtype == expected.dtype
+                np.testing.assert_allclose(got, expected, rtol=1e-6)

@@ -1,0 +1,43 @@
+"""Numbers beside NumPy's arrays in a graph, as inputs of it or as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusee.capture.dynamic import Computed, Number
+from fusee.capture.guards import EqualsMatch
+from fusee.capture.symbols import is_unbacked
+
+
+def fixed(m: Any, x: Any) -> Any:
+    """An integer of NumPy's from outside, from here on the same in all calls: torch divides by no
+    0, and has no powers below 0."""
+    for made, origin, _, real in m.world.arrays.values():
+        if made is x and isinstance(real, np.integer):
+            m.world.fact(EqualsMatch, origin, real)
+            return real
+    return x
+
+
+def as_elements(m: Any, given: list[Any], element: Callable[[Any, Any, Any], Any]) -> list[Any]:
+    """Operands with numbers that vary as elements of the arrays beside them, if these are floats.
+
+    To NumPy a number of Python's has the dtype of such an array.
+
+    element   makes one of a number and a dtype
+    """
+    arrays = [x for x in given if isinstance(x, Computed) and type(x) is not Number]
+    dtypes = {x.shadow.dtype for x in arrays} - {np.dtype(bool)}  # type: ignore[attr-defined]
+    if len(dtypes) != 1 or (dtype := next(iter(dtypes))).kind != "f":
+        return given
+    return [element(m, x, dtype) if _varies(x) else x for x in given]
+
+
+def _varies(x: Any) -> bool:
+    if type(x) is torch.SymInt:
+        return not is_unbacked(x)
+    return type(x) is Number and x.kind is float and not x.is_late
