@@ -103,11 +103,12 @@ def _gradients(
 
     def gradients(ctx: Any, grads: list[Any]) -> tuple[Any, ...]:
         missing, are_real = present, True
-        for g in grads:
+        for k, g in enumerate(grads):
             if g is None:
                 missing = tuple([g is None for g in grads])
             elif not has_storage(g):
-                are_real = False
+                are_real &= g.is_sparse
+                grads[k] = g.to_dense() if g.is_sparse else g
         if missing is not present and False not in missing:  # eager's loss would not lead here
             return (None,) * again.count
         variant = chosen(missing)

@@ -99,3 +99,12 @@ def test_training_steps(make: Any) -> None:
     (ours, x), (theirs, y) = found
     assert ours == pytest.approx(theirs, rel=1e-5)
     torch.testing.assert_close(x, y)
+
+
+def test_a_tangent_that_is_sparse() -> None:
+    linear, x = torch.nn.Linear(4, 2), torch.randn(3, 4, requires_grad=True)
+    run = fusee.compile(linear, options={"prices": False})
+    for _ in range(2):
+        tangent = torch.eye(3, 2).to_sparse()
+        (got,), (want,) = (torch.autograd.grad(f(x), x, tangent) for f in (run, linear))
+        torch.testing.assert_close(got, want)
