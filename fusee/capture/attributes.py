@@ -167,6 +167,10 @@ class Capturing(Semantics):
 
     def tensor_operator(self, function: Callable[..., Any], *operands: Any) -> Any:
         """An operator with a tensor among its operands, in the graph as the operator."""
+        if function is operator.setitem and isinstance(operands[-1], Computed):
+            kind = operands[-1].kind  # torch takes Python's numbers there, and integers of NumPy
+            if not (issubclass(kind, float | complex) or hasattr(kind, "__index__")):
+                raise GraphBreak(f"a {kind.__name__} put into a tensor")
         operands = tuple(x.number() if isinstance(x, Computed) else self.plain(x) for x in operands)
         for x in operands:
             if function is operator.mod and isinstance(x, (str, bytes, bytearray)):

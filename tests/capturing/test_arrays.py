@@ -714,3 +714,24 @@ def test_the_base_of_an_array_that_a_graph_gives() -> None:
 
     for made in fusee.compile(fn)(A):
         assert made.base is None or isinstance(made.base, np.ndarray)
+
+
+ARRAYS = [np.array([1.0, 3.0], dtype=kind) for kind in ("f2", "f4", "f8", "i4", "i8", "?")]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda a: str(a.dtype))
+def test_a_number_of_numpys_that_torch_refuses_to_store(array: np.ndarray) -> None:
+    """Of float64 it is a float of Python's as well, and integers are taken."""
+
+    def puts(x: torch.Tensor, give: Any) -> list[float]:
+        x[:] = give(array)
+        return x.tolist()
+
+    for give in (np.max, lambda a: a[0], lambda a: np.max(a) * 2):
+        told = []
+        for function in (puts, fusee.compile(puts)):
+            try:
+                told.append(str(function(torch.zeros(2), give)))
+            except TypeError as error:
+                told.append(str(error))
+        assert told[0] == told[1]
