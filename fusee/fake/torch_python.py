@@ -583,12 +583,15 @@ def takes_no_tensor(op: Any) -> bool:
     return is_users and not any("Tensor" in str(x.type) for x in op._schema.arguments)
 
 
+_QUANTIZING = ("aten::quantize_per_tensor", "aten::quantize_per_tensor_dynamic")
+
+
 def runs_itself(op: Any) -> bool:
     """Whether an operator has no fake kernel: what it does would be done by the capture.
 
     That of torch for quantized tensors gives floats.
     """
-    if packet_name(op) in ("quantize_per_tensor", "quantize_per_tensor_dynamic"):
+    if op._name.partition(".")[0] in _QUANTIZING:
         return True
     known = simple_registry.singleton.find
     return takes_no_tensor(op) and known(op._name).fake_impl.kernel is None

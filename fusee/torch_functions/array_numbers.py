@@ -1,16 +1,23 @@
-"""Numbers beside NumPy's arrays in a graph, as inputs of it or as facts."""
+"""Numbers beside NumPy's arrays in a graph, as inputs of it or as facts, and what is none."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from fusee.capture.dynamic import Computed, Number
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.symbols import is_unbacked
+
+np: Any = sys.modules.get("numpy")  # torch imports it, where there is one
+
+
+def is_row(x: Any) -> bool:
+    """Whether it is no number, but a sequence or an array."""
+    return isinstance(getattr(x, "shadow", x), (list, tuple, np.ndarray))
 
 
 def fixed(m: Any, x: Any) -> Any:

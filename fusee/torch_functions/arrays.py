@@ -162,7 +162,6 @@ _DIFFERS = set(
     svd
 """.split()
 )
-_ROWS = (list, tuple, np.ndarray)
 _POWERS = ("pow", "ipow", "power")
 _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod divmod".split())
 _OF_FLOATS = frozenset("around ceil floor rint round trunc".split())
@@ -230,7 +229,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if made is not _IN_MEMORY:
             return made
     # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
-    is_row = name == "fill" and any(isinstance(getattr(x, "shadow", x), _ROWS) for x in args[1:])
+    is_row = name == "fill" and any(map(array_numbers.is_row, args[1:]))
     is_unlike = is_row or _differs(function, name, given, operands)
     if by_name is None or (operands and is_unlike):
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
