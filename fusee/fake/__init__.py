@@ -104,6 +104,9 @@ def fake_of(
 
     size, stride   where some of them are open
     """
+    if torch.is_inference_mode_enabled() and not x.is_inference():
+        with torch.inference_mode(False):  # there, too, it is what has gradients, as its views do
+            return fake_of(mode, x, size, stride)
     size, stride = size or x.size(), stride or x.stride()
     meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
     is_view = x.requires_grad and x._is_view()
@@ -113,19 +116,16 @@ def fake_of(
         # to what is computed writing in place is allowed, but not to a view of a leaf
         base = x._base if is_view else None
         is_of_leaf = base is not None and (base.is_leaf or x.is_leaf)
-        # in inference mode, too, it is what has gradients
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.enable_grad():
             meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
             leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
             # a view that is a leaf itself is older than its base's gradients
-            whole = meta.new_empty(extent(size, stride)).requires_grad_(
-                is_of_leaf and not x.is_leaf
-            )
+            is_newer = is_of_leaf and not x.is_leaf
+            whole = meta.new_empty(extent(size, stride)).requires_grad_(is_newer)
             whole = FakeTensor(mode, whole, x.device)
             with mode:
-                made = with_bits(
-                    (whole if is_of_leaf else whole.mul_(leaf)).as_strided(size, stride), x
-                )
+                part = whole if is_of_leaf else whole.mul_(leaf)
+                made = with_bits(part.as_strided(size, stride), x)
                 whole.requires_grad_()
                 return made.requires_grad_() if x.is_leaf else made
     fake = _fake(mode, meta, x.device, x.requires_grad)

@@ -195,3 +195,26 @@ def test_a_refused_write_takes_a_few_attempts_to_capture(monkeypatch: pytest.Mon
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
         Traced(program)(x)
     assert len(attempts) <= 6
+
+
+VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: x[:1], lambda x: x.view(-1), lambda x: x.t(), lambda x: x[0].expand(3, 2),
+    lambda x: x.unbind()[0], lambda x: x.detach(), lambda x: x + 1, lambda x: x[:][0].view(-1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_views_of_what_has_gradients_have_some(view: Any, is_leaf: bool) -> None:
+    """In inference mode, too, unlike in no_grad."""
+    leaf = torch.rand(2, 2, requires_grad=True)
+    x = leaf if is_leaf else leaf * 2
+
+    def told(x: torch.Tensor) -> tuple[bool, ...]:
+        y = view(x)
+        return y.requires_grad, y.is_leaf, y.is_inference()
+
+    compiled = api.compile(told)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            assert compiled(x) == told(x)
