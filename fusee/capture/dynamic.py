@@ -375,6 +375,11 @@ class Number(Computed):
         return self
 
 
+def is_array(x: Any) -> bool:
+    """Whether it is a value of the graph that is one of NumPy's to the program."""
+    return issubclass(type(x), Computed) and type(x) is not Number
+
+
 _NEED = """format repr float int index bool complex round trunc hash eq lt le gt ge add radd sub
     rsub mul rmul truediv rtruediv pow rpow neg abs"""
 for _name in _NEED.split():

@@ -34,6 +34,7 @@ from fusee.capture.dynamic import (
     asked_by_c,
     before_graph,
     compute,
+    is_array,
     may_be_open,
     takes_late,
 )
@@ -197,7 +198,7 @@ class Interpreter(Capturing):
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             if type(right) is not tuple or type(left) is tuple:  # else `%` shows what it holds
                 return function(left, right)
-        has_array = _is_array(left) or _is_array(right)  # which makes elements of numbers
+        has_array = is_array(left) or is_array(right)  # which makes elements of numbers
         if not has_array and (type(left) is Number or type(right) is Number):
             if may_be_open(made_by, right) or self._divides(made_by, right):
                 left, right = self._number(left), self._number(right)
@@ -629,10 +630,6 @@ def _is_of_tensors(left: Any, right: Any) -> bool:
     is_in_c = bool(kind.__flags__ & IN_C) or hasattr(kind, "__torch_function__")
     is_number = kind is Number or symbols.is_open(left)
     return issubclass(type(right), FakeTensor) and (is_in_c or is_number)
-
-
-def _is_array(x: Any) -> bool:
-    return issubclass(type(x), Computed) and type(x) is not Number
 
 
 def _are_numbers(left: Any, right: Any) -> bool:

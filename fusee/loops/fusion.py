@@ -516,7 +516,7 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
         if matched:
             bytes_saved += buffer.dtype.itemsize * elements
             depends |= must
-    if not bytes_saved and not (group.profile.pairs and pairing.of_equal_sums()):
+    if not bytes_saved and not (group.profile.pairs and pairing.of_equal_sums(loop)):
         return "they read the same data at different places"
     if not depends and len(pairing.pairs) != len(loop.axes) + len(loop.reduce_axes):
         return "they share data but not their axes"
@@ -565,15 +565,14 @@ class _Pairing:
         self.theirs = set(group.outer)
         for inner in group.phases:
             self.theirs.update(inner)
-        self.loop = loop
         self.tables: list[tuple[Size, Size]] = []  # where both read what is small
 
-    def of_equal_sums(self) -> bool:
+    def of_equal_sums(self, loop: Loop) -> bool:
         """Pair all axes of sums that have equal ones and read the same small row: a launch less.
 
         So have two layers of one row whose results are multiplied.
         """
-        loop, group = self.loop, self.group
+        group = self.group
         inner = [phase for phase in group.phases if phase]
         if loop.acc is None or loop.scan or self.pairs or len(inner) != 1:
             return False

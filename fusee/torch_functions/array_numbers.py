@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture.dynamic import Computed, Number
+from fusee.capture.dynamic import Number, is_array
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.symbols import is_unbacked
 
@@ -37,8 +37,8 @@ def as_elements(m: Any, given: list[Any], element: Callable[[Any, Any, Any], Any
 
     element   makes one of a number and a dtype
     """
-    arrays = [x for x in given if isinstance(x, Computed) and type(x) is not Number]
-    dtypes = {x.shadow.dtype for x in arrays} - {np.dtype(bool)}  # type: ignore[attr-defined]
+    arrays = [x for x in given if is_array(x)]
+    dtypes = {x.shadow.dtype for x in arrays} - {np.dtype(bool)}
     if len(dtypes) != 1 or (dtype := next(iter(dtypes))).kind != "f":
         return given
     return [element(m, x, dtype) if _varies(x) else x for x in given]

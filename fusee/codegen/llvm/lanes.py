@@ -18,7 +18,7 @@ from fusee.runtime.llvm_text import BITS, HELD, Machine, memory_type
 from fusee.sym import Size, Symbol, coefficient, count_points, symbols
 
 # ---------------------------------------------------------------------------- shape
-# How a kernel is cut into vectors: lanes, copies, the end of an axis; what a point costs.
+# Lanes, copies and the end of an axis; what a point costs.
 
 # An elementary function that a kernel computes more often is called instead of written out: LLVM
 # takes some 2 ms for each time (a vector body and its masked end), a call costs some ns a vector.
@@ -138,8 +138,8 @@ def phase_cost(phase: Phase, order: Sequence[Value]) -> Size:
 # A kernel that loads contiguously along i and stores contiguously along j works on squares of i and
 # j. A load along i yields, turned in registers, the vectors along j of all rows of the square; a
 # store along i turns them back. Where i is shorter than a vector (points of three coordinates), a
-# tile is all of i: its rows lie beside one another. Kernels with masks, indirect indices or inner
-# loops go without.
+# tile is all of i: its rows lie beside one another, or each is a part of a vector. Kernels with
+# masks, indirect indices or inner loops go without.
 
 # Squares beside one another in a strip: two of 8 float32 are one line of the cache.
 SQUARES = 2
