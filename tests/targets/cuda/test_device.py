@@ -515,7 +515,8 @@ def test_memory_of_many_sizes_has_a_bound() -> None:
         for length in lengths:  # eager takes memory of its own
             x = torch.randn(2, length, 256, device="cuda")
             close(compiled(x), net(x))
-    assert max(reserved[4:]) <= max(reserved[2:4])
+    segment = 2 * 2**20  # of small tensors, one more or less as results of two turns overlap
+    assert max(reserved[4:]) <= max(reserved[2:4]) + segment
 
 
 TRITON = f"""
