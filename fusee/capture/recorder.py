@@ -35,6 +35,7 @@ from fusee.capture.dynamic import (
 )
 from fusee.capture.effects import (
     BODY,
+    Repeated,
     computed,
     effects,
     has_effect,
@@ -57,7 +58,6 @@ from fusee.capture.graph_break import (
     storages,
 )
 from fusee.capture.mirrors import Later
-from fusee.capture.repeated import Repeated
 from fusee.capture.sources import StrideOf
 from fusee.capture.symbols import is_open, sizes_in
 from fusee.capture.torch_api import (

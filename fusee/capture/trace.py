@@ -24,8 +24,9 @@ from fusee.capture.builtins import Breaking, left, special
 from fusee.capture.bytecode import Line, overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Number, Specialise, Varying
-from fusee.capture.effects import BODY, effects, is_check, written_by
+from fusee.capture.effects import BODY, Repeated, effects, is_check, written_by
 from fusee.capture.frame import FIXED, OPCODES, Frame, is_scalar
+from fusee.capture.grads import asks_for_gradients, cuts, is_asked
 from fusee.capture.graph_break import (
     Anew,
     Failing,
@@ -47,13 +48,11 @@ from fusee.capture.guards import (
     Values,
     overlap,
 )
-from fusee.capture.histories import asks_for_gradients, cuts, is_asked
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.mirrors import Later
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error, require_normal
-from fusee.capture.repeated import Repeated
 from fusee.capture.sources import (
     Held,
     Local,

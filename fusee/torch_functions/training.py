@@ -4,7 +4,7 @@ A pass that begins and ends in a graph is one call of it, `leaf_gradients`: it b
 that the graph computes and ends at leaves from outside. What it gives is written to their grads,
 and what follows, an optimizer's step, is a part of the same graph. Any other pass is autograd's
 own and runs between two graphs, which take and give gradients as a whole. Where the program wants
-the gradient of what its own graph computes, that is cut there (histories.py).
+the gradient of what its own graph computes, that is cut there (grads.py).
 
 Of torch.optim, `step` and the update formulas are captured like any Python. These are not:
 
