@@ -31,14 +31,13 @@ from fusee.aten import (
     tensor_input,
 )
 from fusee.aten.mutation import join_parts
-from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
+from fusee.aten.torch_api import TorchSymbols, below_autograd, is_plain, is_state, is_twin
 from fusee.aten.tracer import Builder, Storage, TracedTensor
 from fusee.errors import TraceError
 from fusee.fake import with_bits
 from fusee.fake.layouts import extent, may_repeat
 from fusee.sym import Expr, Size, hint, known_ge, only_symbol, product
 from fusee.sym.shape_env import wrapped
-from fusee.sym.symint import TorchSymbols
 
 # ---------------------------------------------------------------------------- sources
 

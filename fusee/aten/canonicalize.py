@@ -23,11 +23,10 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Rule, Tracer
 from fusee.fake import on_metas
-from fusee.fake.layouts import is_row_major, let_be_filled, suggested_layout
+from fusee.fake.layouts import is_row_major, let_be_filled, same_ints, suggested_layout
 from fusee.fake.open_sizes import narrowed, selected, within
 from fusee.fake.rules import LAYERS
 from fusee.source import Args, Kwargs, OpRules, overloads
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- always
 # Operators that give a view or not, depending on what they get: decided while tracing.

@@ -30,11 +30,10 @@ from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library,
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
 from fusee.fake import on_metas
-from fusee.fake.layouts import extent, is_row_major, meet
+from fusee.fake.layouts import extent, is_row_major, meet, same_ints
 from fusee.fake.torch_python import mode_of
 from fusee.source import Args, Kwargs, OpRules, overloads
 from fusee.sym import Expr
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom
 # Custom operators that write to their arguments, made functional.

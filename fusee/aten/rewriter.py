@@ -28,9 +28,9 @@ from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.subgraph import new_call
 from fusee.config import Options
 from fusee.fake import on_metas
+from fusee.fake.layouts import same_ints
 from fusee.source import Args, Kwargs, overloads
 from fusee.sym import Expr, Size, hint
-from fusee.sym.symint import same_ints
 
 
 class Editor:

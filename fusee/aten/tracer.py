@@ -31,14 +31,13 @@ from fusee.aten.torch_api import (
 )
 from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake import Twins
-from fusee.fake.layouts import is_dense
+from fusee.fake.layouts import is_dense, same_ints
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
 from fusee.source import Args, Kwargs, NodeGraph, OpRules
 from fusee.sym import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import size_of, wrapped
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- functional
 # Functionalisation by storage: a traced program may write to tensors, its graph never does.

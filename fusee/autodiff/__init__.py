@@ -31,8 +31,7 @@ from fusee.aten.subgraph import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
 from fusee.fake import on_metas
-from fusee.fake.layouts import is_row_major, like
-from fusee.sym.symint import same_ints
+from fusee.fake.layouts import is_row_major, like, same_ints
 
 # ---------------------------------------------------------------------------- joint
 

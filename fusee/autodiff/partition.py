@@ -52,8 +52,8 @@ from fusee.autodiff import (
 )
 from fusee.autodiff.chunks import chunk_losses
 from fusee.autodiff.min_cut import Choice, Costs, JointFacts, Kind, Prices, choose, kind
+from fusee.fake.layouts import same_ints
 from fusee.sym import Size, hint, product
-from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 

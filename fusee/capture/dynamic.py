@@ -22,7 +22,6 @@ from torch import fx
 
 from fusee import log
 from fusee.capture.bytecode import first_line
-from fusee.capture.float_ranges import Range, result_range
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, TypeMatch
 from fusee.capture.sources import (
@@ -43,7 +42,7 @@ from fusee.capture.torch_api import Mark, OpOverload, compiler_setting, dynamo_s
 from fusee.config import CaptureOptions
 from fusee.runtime.cache import Job, code_key, job_named
 from fusee.source import Args, Kwargs, Rules
-from fusee.sym.ranges import COMPARISONS, FUNCTIONS
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS, result_range
 
 # ---------------------------------------------------------------------------- names
 
@@ -351,7 +350,7 @@ class Number(Computed):
         self.origins = origins
         self.kind, self.is_late = kind, is_late
         self.now: float | None = None
-        self.range: Range | None = result_range(made[0], made[1:]) if is_late else None
+        self.range = result_range(made[0], made[1:]) if is_late else None
         self._node: fx.Node | None = None
 
     @property

@@ -33,13 +33,13 @@ from fusee.fake.layouts import (
     let_be_equal,
     like,
     rows,
+    same_ints,
     strides,
     suggested_layout,
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
 from fusee.loops.operators import ROWS, Row, is_pointwise
 from fusee.source import Args, Kwargs, OpRules, overloads
-from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 

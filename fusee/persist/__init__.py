@@ -58,8 +58,7 @@ from fusee.runtime.cache import (
 )
 from fusee.sym import Call, Expr, Size, Symbol
 from fusee.sym.ranges import Comparison
-from fusee.sym.shape_env import ShapeEnv, size_of, wrapped
-from fusee.sym.symint import TorchSymbols
+from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
 
 # ---------------------------------------------------------------------------- graphs
 
@@ -126,8 +125,7 @@ def _open(x: Any) -> _Open | Size | None:
         return size_of(x)
     if not isinstance(x, torch.Tensor) or not any(map(is_open, (*x.shape, *x.stride()))):
         return None
-    to_size = TorchSymbols()
-    size, stride = (tuple(map(to_size, row)) for row in (x.shape, x.stride()))
+    size, stride = (tuple(map(known_size, row)) for row in (x.shape, x.stride()))
     return _Open(size, stride, x.dtype, str(x.device))
 
 
