@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from fusee.aten import inverse, is_view, remove_dead
 from fusee.aten.canonicalize import bound, convert
-from fusee.aten.subgraph import new_call
+from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake

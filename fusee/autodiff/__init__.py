@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import AtenGraph, arguments, dependents
-from fusee.aten.subgraph import new_call
+from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
 from fusee.fake import on_metas

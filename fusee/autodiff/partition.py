@@ -37,7 +37,7 @@ from fusee.aten import (
     tensor_input,
     used_symbols,
 )
-from fusee.aten.subgraph import Copier
+from fusee.aten.rewriter import Copier
 from fusee.aten.torch_api import is_opaque
 from fusee.autodiff import (
     REDRAWN,

@@ -28,9 +28,9 @@ from fusee.aten import (
     inverse,
     memory_root,
 )
+from fusee.aten.attention import as_causal
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
-from fusee.aten.masks import as_causal
 from fusee.aten.torch_api import (
     CASTS,
     OpOverload,

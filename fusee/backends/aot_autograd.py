@@ -33,7 +33,7 @@ from fusee.aten import (
     returning,
     used_symbols,
 )
-from fusee.aten.subgraph import GraphPart, body_lines, computing_sizes, cut
+from fusee.aten.rewriter import GraphPart, body_lines, computing_sizes, cut
 from fusee.aten.torch_api import begins_gradients, laid_out
 from fusee.aten.trace import trace
 from fusee.autodiff import Joint, Split

@@ -25,7 +25,7 @@ from torch.export.graph_signature import (
 )
 
 from fusee.aten import is_view
-from fusee.aten.subgraph import explicit
+from fusee.aten.rewriter import explicit
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.regions import CompiledRegion, Engine, Region
 from fusee.backends.registry import EngineOptions

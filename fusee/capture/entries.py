@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fusee import log
-from fusee.capture.between import Between, around
+from fusee.capture.between import Between, around, begin_trial, is_left
 from fusee.capture.bytecode import (
     at_caller,
     codes,
@@ -64,7 +64,6 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
-from fusee.capture.trial import begin_trial, is_left
 from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
 from fusee.fake import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
@@ -271,7 +270,7 @@ class CompiledFunction:
     notice          takes what the user should know
     keeper          where captures outlive the process; None: nowhere
     of_code         whether for all functions of its code: `call` gives what to call for one
-    is_tried        whether Python runs what it takes less time for, as trial.py measures
+    is_tried        whether Python runs what it takes less time for, as between.py measures
     """
 
     function: types.FunctionType

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
-from fusee.aten.subgraph import Copier
+from fusee.aten.rewriter import Copier
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Place
 from fusee.capture.dynamic import Varying

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import AtenGraph, is_pure
-from fusee.aten.subgraph import Sized
+from fusee.aten.rewriter import Sized
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import bindings, element_of, last_line, wrap
 from fusee.backends.regions import HEAD, fits, interval, lasting
