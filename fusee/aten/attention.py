@@ -263,8 +263,7 @@ _rule_of_elements(["logical_not", "bitwise_not"], _not)
 
 def _where(condition: Element, yes: Element, no: Element) -> Element:
     if isinstance(condition, Either):
-        sides = (yes if side else no for side in condition[1:])
-        return _chosen(condition.rest, *sides)
+        return _chosen(condition.rest, *(yes if side else no for side in condition[1:]))
     return yes if condition else no
 
 

@@ -172,8 +172,7 @@ class Inputs:
             return value
         if module is self.gm:
             self._known().setdefault(id(value), target)
-        found = self.b.values.get(id(value))
-        return (found or self.lift(value)).tensor
+        return (self.b.values.get(id(value)) or self.lift(value)).tensor
 
     def lift(self, x: torch.Tensor) -> TracedTensor:
         """The TracedTensor of a tensor that the program did not compute."""

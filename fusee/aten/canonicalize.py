@@ -309,13 +309,11 @@ def _within(
 
 @ALWAYS.rule("to.dtype to.dtype_layout to.device to.other type_as")
 def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    names = [argument.name for argument in op._schema.arguments]
-    given = {**dict(zip(names, args)), **kwargs}
+    given = {**dict(zip([argument.name for argument in op._schema.arguments], args)), **kwargs}
     if "other" in given:
         other = t.value(given["other"])
         given["dtype"], given["device"] = other.tensor.dtype, other.store.device
-    asked = map(given.get, ("dtype", "device", "memory_format", "copy"))
-    return convert(t, args[0], *asked)
+    return convert(t, args[0], *map(given.get, ("dtype", "device", "memory_format", "copy")))
 
 
 @ALWAYS.rule("_to_copy")

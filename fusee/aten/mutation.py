@@ -305,8 +305,7 @@ def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0])
     fill = args[1] if len(args) > 1 else 0
     given = {"dtype": x.tensor.dtype, "device": x.store.device}
-    full = t.call(aten.full.default, list(x.tensor.shape), fill, **given)
-    store(t, args[0], full)
+    store(t, args[0], t.call(aten.full.default, list(x.tensor.shape), fill, **given))
     return args[0]
 
 
@@ -404,8 +403,7 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 @_WRITES.rule("set_.source_Tensor")
 def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    value = _own(t, op, args[0])
-    _become(t, value, args[1])
+    _become(t, _own(t, op, args[0]), args[1])
     return args[0]
 
 

@@ -164,8 +164,7 @@ class Builder:
         val = self.twins.run(op, (value.tensor,), {})
         if same_ints(val.stride(), value.tensor.stride()):
             return self.emit(op, (node,), {}, value.tensor, value.store.device)
-        args = (node, node)
-        return self.emit(aten.copy.default, args, {}, value.tensor, value.store.device)
+        return self.emit(aten.copy.default, (node, node), {}, value.tensor, value.store.device)
 
     def apply(self, op: OpOverload, node: fx.Node, *args: Any) -> fx.Node:
         """Append `op` of one node, its val computed from that node's. No mode may be active."""

@@ -158,8 +158,7 @@ def _kept(aten: AtenGraph, derived: Sequence[Derived], loops: LoopGraph) -> Kept
     )
     if not any(one.sources for one in derived):
         return Fixed((*(x for one in derived for x in one.compute(())), *constants))
-    places = [place for one in derived for place in one.targets]
-    order = inverse(places)
+    order = inverse([place for one in derived for place in one.targets])
     computed = [change_detection.Derivation(one.sources, one.compute) for one in derived]
     return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
 

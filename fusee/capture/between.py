@@ -162,8 +162,7 @@ class Between(Semantics):
         if cls in type(obj).__mro__:  # whatever its class says it is
             result = self.call(type(obj).__init__, obj, *args, **kwargs)
             if result is not None:
-                kind = type(result).__name__
-                raise TypeError(f"__init__() should return None, not {kind!r}")
+                raise TypeError(f"__init__() should return None, not {type(result).__name__!r}")
         return obj
 
     def _called_back(self, function: Any, args: Any, kwargs: Any) -> Any:

@@ -106,8 +106,7 @@ class Named:
 
     def __call__(self, origin: Origin, value: Any) -> bool:
         """Whether they name the number, or size, at an origin."""
-        is_value = value in self.values and type(value) is int
-        return is_value or self._among(self.names, origin)
+        return (value in self.values and type(value) is int) or self._among(self.names, origin)
 
     def as_unbacked(self, origin: Origin) -> bool:
         """Whether the program may not ask for it."""
@@ -614,8 +613,7 @@ def _computation(function: Any, operands: Args) -> tuple[Computation, list[Numbe
                 return None
             places[id(x)] = Operand(len(given) + len(steps))
             steps.append((by, tuple(places[id(y)] if type(y) is Number else y for y in taken)))
-    is_known = all(x.now is not None for x in given)
-    return (Computation(tuple(steps)), given) if is_known else None
+    return (Computation(tuple(steps)), given) if all(x.now is not None for x in given) else None
 
 
 def as_tensor(value: float) -> torch.Tensor:
@@ -778,8 +776,7 @@ def _number(recorder: Any, values: Any, k: int, made: Args) -> Any:
         return Number(None, frozenset(), bool, made, is_late=True)
 
     def write() -> Any:
-        one = recorder.call(operator.getitem, values, k)
-        return recorder.item(one).node
+        return recorder.item(recorder.call(operator.getitem, values, k)).node
 
     return Number(write, frozenset(), float, made, is_late=True)
 

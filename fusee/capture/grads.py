@@ -53,7 +53,9 @@ def write(m: Any, fake: torch.Tensor, value: Any) -> None:
     if m.modes:
         raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
     is_input = id(fake) in m.world.inputs
-    if id(fake) in m.world.seen or not (is_input or (_is_plain(fake) and m.world.recorder.is_main)):
+    with torch._C.DisableTorchFunction():  # autograd knows nothing of a plain one
+        is_plain = not (fake.requires_grad or fake.is_inference())
+    if id(fake) in m.world.seen or not (is_input or (is_plain and m.world.recorder.is_main)):
         raise GraphBreak("setting the grad of a tensor that the graph computes")
     if isinstance(value, FakeTensor):
         same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
@@ -65,12 +67,6 @@ def write(m: Any, fake: torch.Tensor, value: Any) -> None:
         m.world.set_slot(fake, "grad", value)
     else:
         m.world.put_grads[id(fake)] = value
-
-
-def _is_plain(fake: torch.Tensor) -> bool:
-    """Whether autograd knows nothing of a tensor."""
-    with torch._C.DisableTorchFunction():
-        return not (fake.requires_grad or fake.is_inference())
 
 
 def put_on(m: Any, fake: torch.Tensor) -> Mirror:
@@ -133,8 +129,7 @@ def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
 def spent(x: torch.Tensor) -> torch.Tensor:
     """What a graph gives in the place of a tensor whose history a backward pass has used up."""
     with torch.inference_mode(False):  # gradients are on, whatever is on where the piece began
-        begin = torch.empty(0, requires_grad=True)
-        return _Spent.apply(begin, [x])  # type: ignore[no-untyped-call, no-any-return]
+        return _Spent.apply(torch.empty(0, requires_grad=True), [x])  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Spent(torch.autograd.Function):
@@ -197,7 +192,15 @@ def asks_for_gradients(functions: Iterable[Any], values: Iterable[Any]) -> bool:
         names = {name for one in codes(code) for name in one.co_names}
         space: dict[str, Any] = {} if is_code else function.__globals__
         known = [space[name] for name in names if name in space]
-        if len(seen) > _MOST or _asks(code, names, known):
+        is_near = any(x is torch.autograd for x in known) or any("autograd" in x for x in names)
+        keywords = {x for one in codes(code) for c in one.co_consts if type(c) is tuple for x in c}
+        if (
+            len(seen) > _MOST
+            or not _ASKING.isdisjoint(names)
+            or (is_near and "grad" in names)
+            or any(x is torch.autograd.grad for x in known)
+            or ("backward" in names and "inputs" in keywords)
+        ):
             return True
         if not is_code:
             known += _cells(function)
@@ -213,17 +216,6 @@ def is_asked(callers: Iterable[tuple[types.FunctionType, Any]]) -> bool:
         if varies.asks_gradients is None:
             varies.asks_gradients = asks_for_gradients((function,), ())
     return any(varies.asks_gradients for _, varies in callers)
-
-
-def _asks(code: types.CodeType, names: set[str], known: list[Any]) -> bool:
-    is_near = any("autograd" in name for name in names) or any(x is torch.autograd for x in known)
-    keywords = {x for one in codes(code) for c in one.co_consts if type(c) is tuple for x in c}
-    return (
-        not _ASKING.isdisjoint(names)
-        or (is_near and "grad" in names)
-        or any(x is torch.autograd.grad for x in known)
-        or ("backward" in names and "inputs" in keywords)
-    )
 
 
 def _cells(function: types.FunctionType) -> list[Any]:
@@ -273,14 +265,10 @@ def _called(x: Any, names: Iterable[str]) -> Iterator[types.FunctionType]:
 def cuts(graph: fx.Graph) -> dict[str, Any]:
     """What is noted at a graph: how many calls stand before each cut between results, if there are
     any; None if it cannot be cut there."""
-    with torch._C.DisableTorchFunction():
-        return _cuts(graph)
-
-
-def _cuts(graph: fx.Graph) -> dict[str, Any]:
     *nodes, output = graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
-    results = {x for x in output.all_input_nodes if x in {*calls} and _has_history(x)}
+    asked = {x for x in output.all_input_nodes if x in {*calls}}
+    results = {x for x in asked if getattr(x.meta.get("example_value"), "requires_grad", False)}
     leads, memory = set(results), storages(results)  # to one of these, also by a write
     for node in reversed(calls):
         if not leads.isdisjoint(node.users) or memory & storages(written_by(node)):
@@ -295,11 +283,6 @@ def _cuts(graph: fx.Graph) -> dict[str, Any]:
             given |= storages([node])
     is_free = all(_is_free(nodes, calls, k) for k in found)
     return {CUTS: found if is_free else None} if found else {}
-
-
-def _has_history(node: fx.Node) -> bool:
-    x = node.meta.get("example_value")
-    return isinstance(x, torch.Tensor) and x.requires_grad
 
 
 def _is_free(nodes: list[fx.Node], calls: list[fx.Node], k: int) -> bool:

@@ -162,8 +162,7 @@ def show_address(world: Any, x: Any) -> None:
 
 def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
     """The class in C that keeps the items of a dict."""
-    ordered = isinstance(obj, collections.OrderedDict)
-    return collections.OrderedDict if ordered else dict
+    return collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
 
 
 def is_alone(x: Any) -> bool:

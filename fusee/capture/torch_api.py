@@ -429,8 +429,7 @@ def is_traced() -> bool:
 
     Or another torch dispatch mode.
     """
-    is_dispatching = torch._C._len_torch_dispatch_stack() > 0
-    return is_dispatching or torch._C._is_tracing() or _is_fx_tracing()
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing() or _is_fx_tracing()
 
 
 def run_for_real(function: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -415,7 +415,8 @@ class _Attempt:
             varies.asks_gradients = asks_for_gradients(functions, self.values.values())
         # nobody knows who else gets what a function returns
         if (varies.asks_gradients and not returned) or is_asked(varies.callers):
-            graph.meta.update(cuts(graph.graph))
+            with torch._C.DisableTorchFunction():
+                graph.meta.update(cuts(graph.graph))
         return graph
 
     def _write_effects(self, rebuild: Rebuild) -> None:
@@ -446,8 +447,7 @@ class _Attempt:
         if draws and (runs_again or not changes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)
-            states = generator_states(is_on_gpu)
-            before = [f"_before = {source.constant(states)}()"]
+            before = [f"_before = {source.constant(generator_states(is_on_gpu))}()"]
             more = ", _before"
         given = "".join(f"{name}, " for name in inputs)
         failed, after = (

@@ -336,8 +336,7 @@ def _walk(name: str, x: Any, shapes: Any, found: Declared) -> None:
     if shapes is None:
         return
     if isinstance(x, Tensor):
-        axes = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
-        given = dict(axes)
+        given = dict(shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes))
         if any(type(k) is not int or not 0 <= k < x.dim() for k in given) or (
             not isinstance(shapes, Mapping) and len(given) != x.dim()
         ):

@@ -244,8 +244,7 @@ class Keeper:
         known = known_by(place.function)
         sketch = repr(_sketch(dict(values), varies.is_any()))
         settings = *varies.settings(), is_asked(varies.callers)
-        parts = conditions, dtypes, said, allowed_by_torch(), known, sketch, settings
-        text = repr(parts)
+        text = repr((conditions, dtypes, said, allowed_by_torch(), known, sketch, settings))
         count = _VERSIONS if "'open'" in sketch or varies.is_any() else 1
         return [content_key(code_salt(), text, str(k)) for k in range(count)]
 

@@ -350,8 +350,7 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
             return _hexadecimal(*struct.unpack("<f", struct.pack("<f", float(value))))
         except OverflowError:
             return _hexadecimal(math.copysign(math.inf, value))
-    wide = int(value)
-    return str(wide)
+    return str(int(value))
 
 
 def _hexadecimal(value: float) -> str:

@@ -284,8 +284,7 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
 
 def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:
     """The tensor of numbers some of which vary; None of other things."""
-    leaves = pytree.tree_leaves(x)
-    kinds = {*map(m.kind_of, leaves)}
+    kinds = {*map(m.kind_of, pytree.tree_leaves(x))}
     if not kinds <= {int, float}:
         return None
     usual = torch.get_default_dtype() if float in kinds else torch.int64

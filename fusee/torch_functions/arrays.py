@@ -612,8 +612,7 @@ def _rebuilt(r: Rebuild, x: Array, tensor: str) -> str:
     # a view must lie where it does
     is_own = not is_scalar and (_root(x.shadow) is x.shadow or not x.shadow.size)
     strides = x.shadow.strides if is_own else None
-    about = f"{is_scalar}, {x.shadow.flags.writeable}, {strides}"
-    return r.call(as_numpy, tensor, about)
+    return r.call(as_numpy, tensor, f"{is_scalar}, {x.shadow.flags.writeable}, {strides}")
 
 
 def _load(world: World, x: Any, origin: Origin) -> Any:

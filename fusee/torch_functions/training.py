@@ -397,8 +397,7 @@ def _default_form(
     m: Capturing, params: Any, differentiable: bool, use_fused: bool = False
 ) -> tuple[bool, bool]:
     # the list form of Nesterov's momentum writes to the gradients
-    writes = m.frames[-1].locals.get("nesterov") is True
-    return False, not (differentiable or writes)
+    return False, not (differentiable or m.frames[-1].locals.get("nesterov") is True)
 
 
 @stands_for(_foreach_utils._group_tensors_by_device_and_dtype)

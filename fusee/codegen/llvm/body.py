@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short
+from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short, width_of
 from fusee.codegen.llvm.math import rough_quotient, rough_tanh
 from fusee.codegen.llvm.memory import (
     groups,
@@ -658,7 +658,9 @@ class Along(_Nest):
 
     def __init__(self, body: Body, phase: Phase) -> None:
         self.lane = phase.inner[-1]
-        self.stages = choose_stages([phase], [body.order(phase)], self.lane, body.ctx.machine)
+        of = [phase], [body.order(phase)]
+        lanes = width_of(*of, body.ctx.machine)
+        self.stages = choose_stages(*of, self.lane, lanes, body.ctx.machine)
         super().__init__(body, phase, self.stages[0].lanes)
 
     def emit(self) -> None:

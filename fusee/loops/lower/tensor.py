@@ -487,8 +487,7 @@ class Lowering:
         part = tensor
         while part.storage is None and part.pieces is not None:
             part = part.pieces.tensors[0]
-        value = part.at(self.axes(part.shape))
-        return self.like_loads(value, part.shape, eager, shape)
+        return self.like_loads(part.at(self.axes(part.shape)), part.shape, eager, shape)
 
     def like_loads(
         self, value: Value, shape: Shape, eager: tuple[Size, ...], whole: Shape | None = None

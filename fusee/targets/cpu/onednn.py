@@ -199,8 +199,7 @@ def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
     if not packs_linear(val(node).dtype):
         return False
     with edit.before(node):
-        turned = edit.call(aten.permute.default, factor, [1, 0], like=node)
-        weight = edit.contiguous(turned, node)
+        weight = edit.contiguous(edit.call(aten.permute.default, factor, [1, 0], like=node), node)
     _packed_linear(edit, ops, node, x, weight, bias)  # type: ignore[arg-type]
     return True
 
@@ -230,8 +229,7 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
         return ""
     with edit.before(node):
         # the weight in the order that oneDNN wants for this image size; see `for_any_size`
-        order = edit.hints(x)
-        given = weight, padding, stride, dilation, groups, order
+        given = weight, padding, stride, dilation, groups, edit.hints(x)
         opaque = edit.call(ops.reorder_conv, *given, like=node, val=val(weight))
     opaque.meta["packed"] = True
     edit.become(node, ops.conv, x, opaque, bias, padding, stride, dilation, groups, "none", [], "")
