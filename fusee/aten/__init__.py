@@ -711,9 +711,7 @@ _IMPURE_TAGS = (
 @functools.cache
 def is_deterministic(op: Any) -> bool:
     """Whether equal arguments give an equal result of a known shape, and nothing else happens."""
-    if not isinstance(op, OpOverload):
-        return False
-    if op._schema.is_mutable or not op._schema.returns:
+    if not isinstance(op, OpOverload) or op._schema.is_mutable or not op._schema.returns:
         return False
     return not any(tag in op.tags for tag in _IMPURE_TAGS)
 

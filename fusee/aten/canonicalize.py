@@ -172,9 +172,7 @@ def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axes = [axis % x.dim() for axis in args[1]]
-    if axes == list(range(x.dim())):
-        return t.same(x)
-    return t.view(aten.permute.default, x, axes)
+    return t.same(x) if axes == list(range(x.dim())) else t.view(aten.permute.default, x, axes)
 
 
 @ALWAYS.rule("transpose.int t")

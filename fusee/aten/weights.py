@@ -20,15 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import (
-    AtenGraph,
-    arguments,
-    closure,
-    is_creation,
-    is_view,
-    last_reads,
-    tensor_input,
-)
+from fusee.aten import AtenGraph, arguments, closure, is_creation, is_view, last_reads, tensor_input
 from fusee.aten.attention import known_masks
 from fusee.aten.rewriter import DERIVATIONS, Editor, Pass, only_user, val
 from fusee.aten.torch_api import laid_out

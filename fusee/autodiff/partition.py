@@ -226,9 +226,7 @@ class _Splitter:
                 rows.append(SparseRows(self._at(gradient), self._at(indices), tuple(options)))
             else:
                 rows.append(self._at(node))
-        if len(rows) == 1 and isinstance(rows[0], int):
-            return rows[0]
-        return tuple(rows) or None
+        return rows[0] if len(rows) == 1 and isinstance(rows[0], int) else tuple(rows) or None
 
     def _parts(self, node: Any) -> Iterator[fx.Node]:
         """What a gradient is the sum of: nodes that make sparse tensors, and dense ones."""

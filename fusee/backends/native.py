@@ -37,13 +37,7 @@ from fusee.autodiff import Split
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.bill import bill
 from fusee.autodiff.partition import describe, differentiate, partition
-from fusee.backends.aot_autograd import (
-    Staged,
-    bind,
-    bind_split,
-    is_differentiated,
-    left_to_eager,
-)
+from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated, left_to_eager
 from fusee.backends.report import (
     CompiledGraph,
     ExternRow,

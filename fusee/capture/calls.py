@@ -34,13 +34,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture import attributes, containers, symbols
-from fusee.capture.attributes import (
-    AS_NUMBERS,
-    AS_VALUES,
-    COMPARED,
-    Capturing,
-    flat,
-)
+from fusee.capture.attributes import AS_NUMBERS, AS_VALUES, COMPARED, Capturing, flat
 from fusee.capture.builtins import (
     BY_TYPE,
     on_text,

@@ -782,6 +782,4 @@ def _number(recorder: Any, values: Any, k: int, made: Args) -> Any:
 
 
 def _nested(items: Any, shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return next(items)
-    return [_nested(items, shape[1:]) for _ in range(shape[0])]
+    return next(items) if not shape else [_nested(items, shape[1:]) for _ in range(shape[0])]

@@ -302,6 +302,4 @@ def _add(parts: list[Any], mode: Any, x: Any) -> bool:
 
 
 def _flat(x: Any) -> list[Any]:
-    if isinstance(x, (list, tuple)):
-        return [one for item in x for one in _flat(item)]
-    return [x]
+    return [one for item in x for one in _flat(item)] if isinstance(x, (list, tuple)) else [x]

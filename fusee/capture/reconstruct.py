@@ -54,14 +54,7 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.sources import (
-    IN_C,
-    ResultOf,
-    Source,
-    given_by,
-    own_dict,
-    python_getattribute,
-)
+from fusee.capture.sources import IN_C, ResultOf, Source, given_by, own_dict, python_getattribute
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass
 

@@ -39,29 +39,13 @@ from fusee.capture.graph_break import (
     is_in_place,
     storages,
 )
-from fusee.capture.guards import (
-    GONE,
-    Fact,
-    Facts,
-    IdMatch,
-    NoOverlap,
-    Values,
-    overlap,
-)
+from fusee.capture.guards import GONE, Fact, Facts, IdMatch, NoOverlap, Values, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.mirrors import Later
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error, require_normal
-from fusee.capture.sources import (
-    Held,
-    Local,
-    Origin,
-    Several,
-    Source,
-    is_buffer,
-    looking,
-)
+from fusee.capture.sources import Held, Local, Origin, Several, Source, is_buffer, looking
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
     STATE_SWITCHES,

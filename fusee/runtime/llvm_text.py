@@ -323,9 +323,7 @@ class Machine:
 
     def can_mask(self, bits: int) -> bool:
         """True if masked loads and stores of such elements are single instructions."""
-        if bits >= 32:
-            return "avx2" in self.features
-        return "avx512bw" in self.features
+        return "avx2" in self.features if bits >= 32 else "avx512bw" in self.features
 
 
 def memory_type(dtype: torch.dtype, machine: Machine) -> str:

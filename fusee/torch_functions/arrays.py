@@ -32,14 +32,7 @@ from fusee.capture.mirrors import Indexed
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Held, Origin, ResultOf
 from fusee.capture.symbols import is_unbacked, value
-from fusee.capture.torch_api import (
-    FakeTensor,
-    as_array,
-    by_torch,
-    counterparts,
-    pytree,
-    tensor_of,
-)
+from fusee.capture.torch_api import FakeTensor, as_array, by_torch, counterparts, pytree, tensor_of
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- arrays

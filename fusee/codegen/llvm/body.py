@@ -25,25 +25,9 @@ from fusee.codegen.llvm.memory import (
     vector_sum,
 )
 from fusee.codegen.llvm.ops import Context, compare, emit, emit_bitcast, emit_cast
-from fusee.loops import (
-    REDUCTIONS,
-    Acc,
-    Accumulate,
-    Phase,
-    Store,
-    Value,
-    identity,
-)
+from fusee.loops import REDUCTIONS, Acc, Accumulate, Phase, Store, Value, identity
 from fusee.loops.schedule import is_scan
-from fusee.runtime.llvm_text import (
-    HELD,
-    InsertPoint,
-    Machine,
-    is_float,
-    literal,
-    numbered,
-    vector,
-)
+from fusee.runtime.llvm_text import HELD, InsertPoint, Machine, is_float, literal, numbered, vector
 from fusee.sym import Symbol
 
 # ---------------------------------------------------------------------------- values

@@ -282,9 +282,7 @@ def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) 
     own = set(kernel.outer)
     for index in indices:
         along, across = coefficient(index, lane), coefficient(index, axis)
-        if along is None or across is None:
-            return False
-        if own & {*symbols(along[0]), *symbols(across[0])}:
+        if along is None or across is None or own & {*symbols(along[0]), *symbols(across[0])}:
             return False
         found |= across[0] == 1 and along[0] not in (0, 1)
     return found

@@ -58,9 +58,7 @@ def packed() -> Packed | None:
 
 @functools.cache
 def _built_in() -> Packed | None:
-    if not _available():
-        return None
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not _available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return None
     return Packed()
 
@@ -194,9 +192,7 @@ def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
         if val(bias).shape[0] != val(node).shape[1]:  # type: ignore[arg-type]
             return False
     assert isinstance(x, fx.Node) and isinstance(factor, fx.Node)
-    if edit.is_static(x) or not edit.is_static(factor):
-        return False
-    if not packs_linear(val(node).dtype):
+    if edit.is_static(x) or not edit.is_static(factor) or not packs_linear(val(node).dtype):
         return False
     with edit.before(node):
         weight = edit.contiguous(edit.call(aten.permute.default, factor, [1, 0], like=node), node)
@@ -326,9 +322,7 @@ def postops(edit: Editor) -> None:
 def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | None:
     """Take the only user of `node` into it: the new node, and the name of what it took in."""
     user = only_user(node)
-    if user is None or user.op != "call_function":
-        return None
-    if not isinstance(user.meta["val"], Tensor):
+    if user is None or user.op != "call_function" or not isinstance(user.meta["val"], Tensor):
         return None
     if val(user).dtype is not val(node).dtype or not same_shape(user, node):
         return None

@@ -355,11 +355,7 @@ def _gathered(made: Sequence[int | Result], lent: Sequence[Tensor], count: int) 
 
 
 def _made(
-    x: Any,
-    mine: Sequence[Any],
-    lent: Sequence[Tensor],
-    results: Sequence[Any],
-    left: list[Tensor],
+    x: Any, mine: Sequence[Any], lent: Sequence[Tensor], results: Sequence[Any], left: list[Tensor]
 ) -> int | Result:
     """Where a later call has the result `x` among its inputs, what is lent and what is fresh; or
     how it makes it. What is to be copied for it joins `left`.
