@@ -38,7 +38,14 @@ from fusee.capture.sources import (
     Several,
     SizeOf,
 )
-from fusee.capture.torch_api import Mark, OpOverload, compiler_setting, dynamo_switch, marks
+from fusee.capture.torch_api import (
+    DTYPE_OF,
+    Mark,
+    OpOverload,
+    compiler_setting,
+    dynamo_switch,
+    marks,
+)
 from fusee.config import CaptureOptions
 from fusee.runtime.cache import Job, code_key, job_named
 from fusee.source import Args, Kwargs, Rules
@@ -624,10 +631,6 @@ def as_tensor(value: float) -> torch.Tensor:
 # ---------------------------------------------------------------------------- arguments
 # What a call in a graph may have for an argument: what fx prints as Python that gives it again.
 
-# torch takes these classes for dtypes; fx prints them as `<class 'int'>`.
-_DTYPES = {
-    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
-}  # fmt: skip
 _PRINTED = (
     types.NoneType, types.EllipsisType, bool, bytes, range, enum.Enum, torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, fx.Node,
@@ -653,8 +656,8 @@ def printable(x: Any) -> Any:
             raise GraphBreak(f"the number {x} has no text in Python that gives it again")
     if isinstance(x, (complex, *_PRINTED)):
         return x
-    if isinstance(x, type) and x in _DTYPES:
-        return _DTYPES[x]
+    if isinstance(x, type) and x in DTYPE_OF:  # fx prints them as `<class 'int'>`
+        return DTYPE_OF[x]
     if type(x) is type(torch.FloatTensor):  # x.type(torch.DoubleTensor)
         return f"{x.__module__}.{x.__name__}"
     raise GraphBreak(
