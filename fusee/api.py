@@ -465,8 +465,7 @@ def _called(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
     """`__call__` of a compiled module. TorchDynamo inlines the original's in its place."""
-    code = _called.__code__.replace(co_name="__call__")
-    made = types.FunctionType(code, _called.__globals__)
+    made = types.FunctionType(_called.__code__.replace(co_name="__call__"), _called.__globals__)
     made.__dict__["_torchdynamo_inline"] = cls.__call__
     return made
 

@@ -108,8 +108,7 @@ class Config:
         POLICY.recompile_limit = value
 
     def __getattr__(self, name: str) -> NoReturn:
-        known = ["recompile_limit", *_INSTEAD]
-        close = nearest(name, known)
+        close = nearest(name, ["recompile_limit", *_INSTEAD])
         hint = f"{close!r}; " if close and close != name else ""
         instead = _INSTEAD.get(name, f"{hint}its settings: recompile_limit; docs/options.md")
         _refuse(f"fusee.compiler.config has no setting {name!r}", instead, _NoSetting)

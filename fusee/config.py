@@ -153,8 +153,7 @@ def taken(
     for name in given:
         if name not in known:
             raise OptionError(
-                f"the {what} {name!r} does not exist",
-                remedy=choices(name, known, f"known {what}s"),
+                f"the {what} {name!r} does not exist", remedy=choices(name, known, f"known {what}s")
             )
     return {name: known[name].taken(value, what) for name, value in given.items()}
 

@@ -668,8 +668,7 @@ def merge_equal(graph: fx.Graph, apart: Container[fx.Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or not is_pure(node):
             continue
-        key = (node.target, key_of(node.args), key_of(node.kwargs))
-        found = first.setdefault(key, node)
+        found = first.setdefault((node.target, key_of(node.args), key_of(node.kwargs)), node)
         if found is not node and node not in apart:
             node.replace_all_uses_with(found)
             graph.erase_node(node)
@@ -712,9 +711,7 @@ _IMPURE_TAGS = (
 @functools.cache
 def is_deterministic(op: Any) -> bool:
     """Whether equal arguments give an equal result of a known shape, and nothing else happens."""
-    if not isinstance(op, OpOverload):
-        return False
-    if op._schema.is_mutable or not op._schema.returns:
+    if not isinstance(op, OpOverload) or op._schema.is_mutable or not op._schema.returns:
         return False
     return not any(tag in op.tags for tag in _IMPURE_TAGS)
 

@@ -23,11 +23,10 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Rule, Tracer
 from fusee.fake import on_metas
-from fusee.fake.layouts import is_row_major, let_be_filled, suggested_layout
+from fusee.fake.layouts import is_row_major, let_be_filled, same_ints, suggested_layout
 from fusee.fake.open_sizes import narrowed, selected, within
 from fusee.fake.rules import LAYERS
 from fusee.source import Args, Kwargs, OpRules, overloads
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- always
 # Operators that give a view or not, depending on what they get: decided while tracing.
@@ -173,9 +172,7 @@ def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axes = [axis % x.dim() for axis in args[1]]
-    if axes == list(range(x.dim())):
-        return t.same(x)
-    return t.view(aten.permute.default, x, axes)
+    return t.same(x) if axes == list(range(x.dim())) else t.view(aten.permute.default, x, axes)
 
 
 @ALWAYS.rule("transpose.int t")
@@ -310,13 +307,11 @@ def _within(
 
 @ALWAYS.rule("to.dtype to.dtype_layout to.device to.other type_as")
 def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    names = [argument.name for argument in op._schema.arguments]
-    given = {**dict(zip(names, args)), **kwargs}
+    given = {**dict(zip([argument.name for argument in op._schema.arguments], args)), **kwargs}
     if "other" in given:
         other = t.value(given["other"])
         given["dtype"], given["device"] = other.tensor.dtype, other.store.device
-    asked = map(given.get, ("dtype", "device", "memory_format", "copy"))
-    return convert(t, args[0], *asked)
+    return convert(t, args[0], *map(given.get, ("dtype", "device", "memory_format", "copy")))
 
 
 @ALWAYS.rule("_to_copy")

@@ -25,16 +25,15 @@ from torch.utils import _pytree as pytree
 
 from fusee.aten import inverse, is_view, remove_dead
 from fusee.aten.canonicalize import bound, convert
-from fusee.aten.subgraph import new_call
+from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
 from fusee.fake import on_metas
-from fusee.fake.layouts import extent, is_row_major, meet
+from fusee.fake.layouts import extent, is_row_major, meet, same_ints
 from fusee.fake.torch_python import mode_of
 from fusee.source import Args, Kwargs, OpRules, overloads
 from fusee.sym import Expr
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom
 # Custom operators that write to their arguments, made functional.
@@ -306,8 +305,7 @@ def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0])
     fill = args[1] if len(args) > 1 else 0
     given = {"dtype": x.tensor.dtype, "device": x.store.device}
-    full = t.call(aten.full.default, list(x.tensor.shape), fill, **given)
-    store(t, args[0], full)
+    store(t, args[0], t.call(aten.full.default, list(x.tensor.shape), fill, **given))
     return args[0]
 
 
@@ -405,8 +403,7 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 @_WRITES.rule("set_.source_Tensor")
 def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    value = _own(t, op, args[0])
-    _become(t, value, args[1])
+    _become(t, _own(t, op, args[0]), args[1])
     return args[0]
 
 

@@ -1,4 +1,10 @@
-"""Rewriting an AtenGraph: new nodes with their metas, sizes as numbers, and what is static.
+"""AtenGraphs made of others: changed in place, copied in parts, and in forms that engines read.
+
+Editor     changes a graph in place, for passes
+Copier     copies nodes, with names and metas, and makes an AtenGraph of the copies
+cut        each level of a split graph as an AtenGraph of its own
+explicit   a graph with sizes and casts written out
+single     one call of it
 
 A node is static if it depends on nothing but parameters, buffers and constants that the graph does
 not write to. Passes compute new weights with ordinary nodes; `constants` moves the static ones out.
@@ -15,22 +21,69 @@ and of static nodes
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 
-from fusee.aten import AtenGraph, is_deterministic
-from fusee.aten.boundary import DERIVATIONS
-from fusee.aten.subgraph import new_call
+from fusee.aten import (
+    AtenGraph,
+    InputSpec,
+    Mutation,
+    Order,
+    OutputSpec,
+    Readings,
+    SymbolSource,
+    call_source,
+    geometry_of,
+    inverse,
+    is_deterministic,
+    last_reads,
+    memory_root,
+    must_run,
+    names_in,
+    shown_symbols,
+    tensor_input,
+    used_symbols,
+)
 from fusee.config import Options
 from fusee.fake import on_metas
-from fusee.source import Args, Kwargs, overloads
+from fusee.fake.layouts import is_contiguous, same_ints
+from fusee.fake.torch_python import is_pointwise
+from fusee.source import Args, Kwargs, listed, overloads
 from fusee.sym import Expr, Size, hint
-from fusee.sym.symint import same_ints
+
+aten = torch.ops.aten
+
+
+def new_call(
+    graph: fx.Graph,
+    target: Callable[..., Any],
+    args: Args,
+    kwargs: Kwargs,
+    meta: Mapping[str, Any],
+    val: Any = None,
+    name: str | None = None,
+) -> fx.Node:
+    """A call of ours, of the value `val`, or else of what `target` gives for its arguments'."""
+    if val is None:
+        values = fx.map_arg((args, kwargs), lambda x: x.meta["val"])
+        val = on_metas(target, *values[0], **values[1])
+    made = graph.create_node("call_function", target, name=name)
+    made.args, made.kwargs, made.meta = args, kwargs, {**meta, "val": val}
+    return made
+
+
+# ---------------------------------------------------------------------------- in place
+
+# Functions that passes compute weights with, which are no operators.
+DERIVATIONS: set[Callable[..., Any]] = set()
 
 
 class Editor:
@@ -224,89 +277,450 @@ def only_user(node: fx.Node) -> fx.Node | None:
     return user
 
 
-# ---------------------------------------------------------------------------- attention
-# Attention written as matmul, softmax, matmul becomes one operator that needs no score matrix.
+# ---------------------------------------------------------------------------- copies
+
+
+class Copier:
+    """A new graph of copies of another's nodes, and of calls on these.
+
+    made   node of the other graph -> what stands for it
+    """
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.made: dict[fx.Node, fx.Node] = {}
+
+    def argument(self, leaf: Any) -> Any:
+        """What stands for a node or literal among arguments."""
+        return self.made[leaf] if isinstance(leaf, fx.Node) else leaf
+
+    def operands(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes that `node` cannot be copied without."""
+        return node.all_input_nodes
+
+    def placeholder(self, node: fx.Node, **meta: Any) -> fx.Node:
+        """An input for the value of `node`, named and described like it but for `meta`."""
+        made = self.graph.create_node("placeholder", node.name, name=node.name)
+        made.meta = {**node.meta, **meta}
+        self.made[node] = made
+        return made
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        """A copy of `node`, whose operands are there."""
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), self.argument)
+        # create_node looks for SymInts among arguments that it is given, which takes long
+        made = self.graph.create_node(node.op, node.target, name=node.name)
+        made.args = args
+        if kwargs:
+            made.kwargs = kwargs
+        made.meta = dict(node.meta)
+        self.made[node] = made
+        return made
+
+    def demand(self, node: fx.Node) -> fx.Node:
+        """The copy of `node`, which comes now with what it needs if it did not come yet."""
+        row = [node]
+        while row:
+            at = row[-1]
+            missing = []
+            if at not in self.made:
+                missing = [x for x in self.operands(at) if x not in self.made]
+            row += missing
+            if not missing:
+                row.pop()
+                if at not in self.made:
+                    self.copy(at)
+        return self.made[node]
+
+    def call(
+        self, target: Any, *args: Any, like: fx.Node, val: Any = None, **kwargs: Any
+    ) -> fx.Node:
+        """A call of ours, described like a node. Its `val` is what the target gives for metas."""
+        return new_call(self.graph, target, args, kwargs, like.meta, val)
+
+    def symbol(self, whole: AtenGraph, name: str) -> InputSpec:
+        """An input for a size of the other graph that no tensor among the inputs shows."""
+        made = self.graph.placeholder(f"size_{name}")
+        source = whole.symbols[name]
+        if source.unbacked is not None:
+            made.meta = {"val": source.unbacked}
+            known = whole.to_size(source.unbacked)
+            return InputSpec(0, made.name, None, (), (), 0, None, symbol=known)
+        given, spec = whole.placeholders[source.index].meta["val"], whole.inputs[source.index]
+        made.meta = {"val": given if source.axis is None else given.shape[source.axis]}
+        size = spec.symbol if source.axis is None else spec.size[source.axis]
+        return InputSpec(0, made.name, None, (), (), 0, None, symbol=size)
+
+    def finish(
+        self,
+        whole: AtenGraph,
+        results: Iterable[fx.Node],
+        inputs: Iterable[InputSpec],
+        outputs: Iterable[OutputSpec],
+        symbols: Mapping[str, SymbolSource],
+        mutations: tuple[Mutation, ...] = (),
+        structure: Callable[[list[Any]], Any] = tuple,
+    ) -> AtenGraph:
+        """The AtenGraph of what was copied from `whole`. Inputs are numbered in their order."""
+        self.graph.output(tuple(results))
+        names = dict.fromkeys(str(n.target) for n in self.graph.find_nodes(op="get_attr"))
+        read = {name for name, at in symbols.items() if at.unbacked is not None}
+        # what must hold is looked at where the last of its symbols is read
+        required = [r for r in whole.required if (n := names_in(r)) & read and n <= symbols.keys()]
+        return AtenGraph(
+            graph=self.graph,
+            constants={name: whole.constants[name] for name in names},
+            inputs=tuple(dataclasses.replace(spec, index=k) for k, spec in enumerate(inputs)),
+            outputs=tuple(outputs),
+            mutations=mutations,
+            structure=structure,
+            symbols=symbols,
+            to_size=whole.to_size,
+            no_autocast=whole.no_autocast,
+            required=tuple(required),
+        )
+
+
+# ---------------------------------------------------------------------------- cut
+# A level of a split graph as an AtenGraph of its own, and how its tensors come in and go out.
 #
-#     bmm(softmax(bmm(q, k^T) * scale), v)  =>  scaled_dot_product_attention(q, k, v, scale)
+# What goes from part to part is dense. An engine's parts see row-major tensors only: a permuted
+# tensor is handed over as the row-major tensor that has the same memory, and permuted in the graph.
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPart:
+    """One level, compiled and called as one.
+
+    inputs   what it is given: nodes of the whole graph, or names of symbols
+    outputs  the nodes of the whole graph that it computes for others
+    orders   per input and per output, the permutation that makes it row-major; None: none needed
+    """
+
+    graph: AtenGraph
+    is_claimed: bool
+    inputs: tuple[fx.Node | str, ...]
+    outputs: tuple[fx.Node, ...]
+    input_orders: tuple[Order | None, ...]
+    output_orders: tuple[Order | None, ...]
+
+
+def body_lines(
+    aten: AtenGraph,
+    steps: Sequence[GraphPart | fx.Node],
+    name: dict[fx.Node, str],
+    given: Callable[[str, GraphPart, int], str] = lambda value, part, number: value,
+) -> list[str]:
+    """From a split graph's inputs, which are named, to its results: step k is a call of `part{k}`.
+
+    steps   parts, and calls that run by themselves: how their results lie is ATen's to choose, but
+            what operators of users give may lie otherwise than their fake kernels say
+    given   a tensor, as a part takes it for the input of a number
+    """
+    inputs = [name[node] for node in aten.placeholders]
+    readings, lines = Readings(aten), []
+
+    def lay_out(node: fx.Node) -> None:
+        strides, x = listed(map(aten.to_size, node.meta["val"].stride())), name[node]
+        lines.append(f"if {x}.stride() != {strides}: {x} = laid_out({x}, {strides})")
+
+    rows: list[Any] = [
+        ((x,), x.all_input_nodes) if isinstance(x, fx.Node) else (x.outputs, x.inputs)
+        for x in steps
+    ]
+    last = last_reads(aten.results, rows)
+    for k, (step, (made, _)) in enumerate(zip(steps, rows)):
+        names = {node: f"v{len(name) + n}" for n, node in enumerate(made)}
+        if isinstance(step, fx.Node):
+            lines.append(f"{names[step]} = {call_source(step, f'part{k}', name.__getitem__)}")
+        else:
+            args = [
+                given(name[x], step, n) if isinstance(x, fx.Node) else x
+                for n, x in enumerate(step.inputs)
+            ]
+            results = "".join(f"{x}, " for x in names.values())
+            lines.append(f"{results}{'= ' * bool(results)}part{k}({listed(args)})")
+            for x, order in zip(names.values(), step.output_orders, strict=True):
+                lines += [] if order is None else [f"{x} = {permuted(x, inverse(order))}"]
+        name.update(names)
+        for node in made:
+            lines += readings.lines(node, name[node])
+        if isinstance(step, fx.Node) and isinstance(step.meta.get("val"), Tensor):
+            of: Any = step.args[0] if step.target is operator.getitem else step
+            if of.target.namespace != "aten":
+                lay_out(step)
+        if gone := [name[node] for node in last.get(k, ())]:
+            lines.append(f"del {', '.join(gone)}")
+    for node in dict.fromkeys(aten.results):
+        val = node.meta["val"]
+        if node.op == "call_function" and (aten.is_staged or not is_contiguous(val)):
+            lay_out(node)
+    lines += ["with no_grad():"] if aten.mutations else []
+    for m in aten.mutations:
+        written = f"{inputs[m.index]}{'.data' if m.is_data else ''}"
+        lines.append(f"    {written}.copy_({name[aten.results[m.position]]})")
+    return [*lines, f"return {listed(name[node] for node in aten.results)}"]
+
+
+def permuted(value: str, order: Order) -> str:
+    return f"{value}.permute({', '.join(map(str, order))})"
+
+
+def cut(whole: AtenGraph, levels: Sequence[tuple[bool, tuple[fx.Node, ...]]]) -> list[GraphPart]:
+    """The levels as parts, in their order."""
+    wanted = set(whole.results)
+    parts = []
+    for is_claimed, nodes in levels:
+        inside = {*nodes, *whole.graph.find_nodes(op="output")}
+        outputs = tuple(n for n in nodes if n in wanted or not inside.issuperset(n.users))
+        if outputs or any(map(must_run, nodes)):
+            parts.append(_Cutter(whole, is_claimed).part(nodes, outputs))
+    return parts
+
+
+class _Cutter(Copier):
+    def __init__(self, whole: AtenGraph, is_claimed: bool) -> None:
+        super().__init__()
+        self.whole = whole
+        self.is_claimed = is_claimed
+        self.specs: list[InputSpec] = []
+        self.inputs: list[fx.Node | str] = []
+        self.orders: list[Order | None] = []
+        self.given = dict(zip(whole.placeholders, whole.inputs, strict=True))
+        self.written = {mutation.index for mutation in whole.mutations}
+
+    def part(self, nodes: Sequence[fx.Node], outputs: tuple[fx.Node, ...]) -> GraphPart:
+        inside = set(nodes)
+        outer = list(dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside))
+        for node in outer:
+            if node.op != "get_attr":
+                self._tensor(node)
+        used = used_symbols([*nodes, *outer], self.whole.to_size)
+        symbols = {name: at for name, at in shown_symbols(self.specs).items() if name in used}
+        for name in sorted(used.keys() - symbols.keys()):
+            symbols[name] = SymbolSource(len(self.specs), None)
+            self._add(name, self.symbol(self.whole, name), None)
+        for given, order in zip(self.inputs, self.orders, strict=True):
+            if order is not None and isinstance(given, fx.Node):
+                made = self.made[given]
+                self.made[given] = self.call(_PERMUTE, made, list(inverse(order)), like=made)
+        for node in (*(n for n in outer if n.op == "get_attr"), *nodes):
+            self.copy(node)
+        results, orders = self._results(outputs)
+        graph = self.finish(self.whole, results, self.specs, (), symbols).flat()
+        return GraphPart(
+            graph, self.is_claimed, tuple(self.inputs), outputs, tuple(self.orders), tuple(orders)
+        )
+
+    def _tensor(self, node: fx.Node) -> None:
+        """Append a placeholder for the value of `node`, in row-major order for an engine."""
+        spec = self.given.get(node)
+        val = node.meta["val"]
+        if not isinstance(val, Tensor):
+            raise AssertionError(f"{node} is no tensor, but goes from part to part")
+        is_static = spec is not None and spec.is_static and spec.index not in self.written
+        order = None if is_static or not self.is_claimed else self._order(val)
+        if order is not None:
+            val = on_metas(Tensor.permute, val, order)
+        elif (spec is None or self.is_claimed) and not is_static and not self._is_dense(val):
+            val = on_metas(Tensor.new_empty, val, val.shape)
+        self.placeholder(node, val=val)
+        offset = spec.offset if spec is not None and order is None else 0
+        device, to_size = node.meta.get("device"), self.whole.to_size
+        more = {"offset": offset, "is_static": is_static}
+        self._add(node, tensor_input(0, node.name, val, device, to_size, **more), order)
+
+    def _add(self, given: fx.Node | str, spec: InputSpec, order: Order | None) -> None:
+        self.inputs.append(given)
+        self.specs.append(spec)
+        self.orders.append(order)
+
+    def _results(self, outputs: Sequence[fx.Node]) -> tuple[list[fx.Node], list[Order | None]]:
+        results, orders = [], []
+        roots: set[fx.Node] = set()
+        for node in outputs:
+            made = self.made[node]
+            val = made.meta["val"]
+            root = memory_root(made)
+            order = self._order(val) if self.is_claimed else None
+            if not self._is_dense(val):
+                made = self.call(_CLONE, made, like=made, memory_format=torch.contiguous_format)
+            elif root.op != "call_function" or root in roots:
+                made = self.call(_CLONE, made, like=made, memory_format=torch.preserve_format)
+            roots.add(memory_root(made))
+            if order is not None:
+                made = self.call(_PERMUTE, made, list(order), like=made)
+            results.append(made)
+            orders.append(order)
+        return results, orders
+
+    def _order(self, val: Tensor) -> Order | None:
+        """The permutation that makes a dense tensor row-major; None: it is so, or cannot be."""
+        strides = [hint(size) for size in geometry_of(val, self.whole.to_size)[1]]
+        order = tuple(sorted(range(val.dim()), key=lambda axis: -strides[axis]))
+        if is_contiguous(val) or not is_contiguous(on_metas(Tensor.permute, val, order)):
+            return None
+        return order
+
+    def _is_dense(self, val: Tensor) -> bool:
+        return is_contiguous(val) or self._order(val) is not None
+
+
+_CLONE, _PERMUTE = aten.clone.default, aten.permute.default
+
+
+class Sized(Copier):
+    """Copies whose sizes are computed by calls of their own, from the shapes of inputs."""
+
+    def __init__(
+        self,
+        least: Any = torch.sym_min,
+        greatest: Any = torch.sym_max,
+        numbers: type[fx.proxy.GraphAppendingTracer] = fx.proxy.GraphAppendingTracer,
+    ) -> None:
+        """numbers   makes the proxies that sizes are computed with"""
+        super().__init__()
+        self.symbols: dict[str, Any] = {"min": least, "max": greatest}
+        self.numbers = numbers(self.graph)
+        self.sizes: dict[Expr, fx.Node] = {}
+
+    def name_symbols(self, whole: AtenGraph) -> None:
+        """What sizes are computed from. All placeholders of `whole` have their copies."""
+        for name, source in whole.symbols.items():
+            given = self.made[whole.placeholders[source.index]]
+            if source.axis is not None:
+                size = given.meta["val"].shape[source.axis]
+                size = size if isinstance(size, int) else hint(whole.to_size(size))
+                given = self.call(aten.sym_size.int, given, source.axis, like=given, val=size)
+            self.symbols[name] = self.numbers.proxy(given)
+
+    def argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, Expr):
+            if leaf not in self.sizes:
+                self.sizes[leaf] = self.size(leaf)
+            return self.sizes[leaf]
+        return super().argument(leaf)
+
+    def size(self, size: Expr) -> fx.Node:
+        """The node that computes a size: sizes print as Python, which runs on nodes."""
+        before = len(self.graph.nodes)
+        found: fx.Node = eval(repr(size), {}, self.symbols).node
+        for node in list(self.graph.nodes)[before:]:
+            node.meta["val"] = hint(size)  # a number's value is of no use to importers, its type is
+        return found
+
+
+def computing_sizes(whole: AtenGraph) -> fx.GraphModule:
+    """A graph that computes its own sizes, as a module; the metas of these are SymInts."""
+    write = Sized()
+    for node in whole.placeholders:
+        write.placeholder(node)
+    write.name_symbols(whole)
+    for node in whole.graph.nodes:
+        if node.op in ("get_attr", "call_function"):
+            write.copy(node)
+    write.graph.output(tuple(write.made[node] for node in whole.results))
+    for node in write.graph.nodes:
+        if node.op == "call_function" and isinstance(node.meta["val"], int):
+            node.meta["val"] = node.target(*fx.map_arg(node.args, lambda x: x.meta["val"]))
+    return fx.GraphModule(dict(whole.constants), write.graph, "AtenGraph")
+
+
+# ---------------------------------------------------------------------------- explicit
+# An AtenGraph as an fx graph with nothing implied, as other projects' importers want it.
 #
-# Only for many keys: below, two products with our softmax between them are as fast, because a block
-# of scores stays in the cache (benchmarks.md, Externs). Only where nothing else reads the scores,
-# and without a mask: of a row that is masked whole softmax makes NaN, the operator zeros.
+# Constants are placeholders, like inputs. Sizes are computed from the shapes of inputs by calls of
+# their own. Casts of type promotion are written out, since ONNX promotes nothing.
+
+# Not elementwise, but computed in the dtype of the result.
+_PROMOTED = frozenset(
+    overloads("cat stack cumsum cumprod mean mean.dim prod prod.dim_int sum sum.dim_IntList")
+)
+# Casts on their own, or keeping their operands' dtypes: nothing is promoted.
+_UNPROMOTED = frozenset({aten._to_copy.default, aten.clone.default, aten.fill.Scalar})
+# What chooses between tensors is a tensor of bools, and stays one.
+_MASKS = ("condition", "mask")
 
 
-aten = torch.ops.aten
-
-LEAST_SCORES = 512 * 512  # per head
-
-_RESHAPES = tuple(overloads("view expand clone"))
-
-
-def fuse_attention(edit: Editor) -> None:
-    """Run the pass."""
-    if edit.aten.symbols:
-        return  # whether an expand only reshapes must be known
-    for node in edit.calls(aten.bmm.default):
-        weights, v = node.args
-        assert isinstance(weights, fx.Node) and isinstance(v, fx.Node)
-        softmax = _through(weights, aten._softmax.default)
-        if softmax is None or val(node).dtype is not torch.float32:
-            continue
-        x, axis = softmax.args[:2]  # x = product * scale, with product = bmm(q, k)
-        assert isinstance(x, fx.Node)
-        if val(softmax).dim() != 4 or axis not in (-1, 3):
-            continue
-        scale = 1.0
-        if x.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
-            factor = x.args[1]
-            if not isinstance(factor, (int, float)) or only_user(x) is None or factor == 0:
-                continue
-            is_product = x.target in (aten.mul.Tensor, aten.mul.Scalar)
-            scale = float(factor) if is_product else 1.0 / factor
-            assert isinstance(x.args[0], fx.Node)
-            x = x.args[0]
-        product = _through(x, aten.bmm.default)
-        if product is None:
-            continue
-        batch, heads, queries, keys = edit.hints(softmax)
-        out, is_long = [batch * heads, queries], queries * keys >= LEAST_SCORES
-        if is_long and edit.hints(product) == [*out, keys] and edit.hints(node)[:2] == out:
-            edit.notes.append(f"{node} became attention")
-            _rewrite(edit, node, softmax, product, scale, v)
+def explicit(region: AtenGraph) -> fx.Graph:
+    """The graph of a region. Constants become placeholders of their names, before the inputs."""
+    write = _ExplicitNodes()
+    constants = {name: write.input(name, x) for name, x in region.constants.items()}
+    for node in region.graph.nodes:
+        if node.op == "placeholder":
+            write.made[node] = write.input(node.name, node.meta["val"])
+        elif node.op == "get_attr":
+            write.made[node] = constants[str(node.target)]
+    write.name_symbols(region)
+    for node in region.graph.nodes:
+        if node.op == "call_function":
+            write.copy(node)
+    write.graph.output(tuple(write.made[node] for node in region.results))
+    return write.graph
 
 
-def _through(node: fx.Node, target: Any) -> fx.Node | None:
-    """The call of `target` that `node` is a reshape of, if no other node reads what is between."""
-    while node.op == "call_function" and only_user(node) is not None:
-        if node.target is target:
-            return node
-        if node.target not in _RESHAPES:
-            return None
-        source = node.all_input_nodes[0]
-        if not same_ints((val(node).numel(),), (val(source).numel(),)):
-            return None
-        node = source
-    return None
+def single(node: fx.Node) -> fx.Graph:
+    """One call with its operands as inputs, sizes too. Its results are those that are used."""
+    write = _Single()
+    for source in node.all_input_nodes:
+        write.made[source] = write.input(source.name, source.meta["val"])
+    results = [write.copy(node)]
+    if isinstance(node.meta["val"], (tuple, list)):
+        results = [write.copy(user) for user in node.users if user.target is operator.getitem]
+    write.graph.output(tuple(results))
+    return write.graph
 
 
-def _rewrite(
-    edit: Editor, node: fx.Node, softmax: fx.Node, product: fx.Node, scale: float, v: fx.Node
-) -> None:
-    q, k = product.args
-    assert isinstance(q, fx.Node) and isinstance(k, fx.Node)
-    batch, heads, queries, keys = val(softmax).shape
+class _ExplicitNodes(Sized):
+    def input(self, name: str, val: Any) -> fx.Node:
+        made = self.graph.placeholder(name)
+        made.meta["val"] = val
+        return made
 
-    def images(x: fx.Node, rows: Any) -> fx.Node:
-        size = [batch, heads, rows, val(x).shape[-1]]
-        if not val(x).is_contiguous():
-            x = edit.contiguous(x, node)
-        return edit.call(aten.view.default, x, size, like=node)
+    def copy(self, node: fx.Node) -> fx.Node:
+        if node.target is aten.squeeze.dims:
+            # one axis after the other: what takes them all at once is younger
+            made = self.made[node.all_input_nodes[0]]
+            axes: Any = node.args[1]
+            for axis in sorted((axis % made.meta["val"].dim() for axis in axes), reverse=True):
+                made = self.call(aten.squeeze.dim, made, axis, like=made)
+            self.made[node] = made
+            return made
+        made = super().copy(node)
+        self._promote(made)
+        return made
 
-    with edit.before(node):
-        keys_first = edit.call(aten.permute.default, k, [0, 2, 1], like=node)
-        q, k, v = images(q, queries), images(keys_first, keys), images(v, keys)
-        out = on_metas(Tensor.new_empty, val(q), (batch, heads, queries, val(v).shape[-1]))
-        made = edit.call(
-            aten.scaled_dot_product_attention.default, q, k, v, None, 0.0, False,
-            like=node, val=out, scale=scale,
-        )  # fmt: skip
-    edit.become(node, aten.view.default, made, list(val(node).shape))
+    def _promote(self, node: fx.Node) -> None:
+        op, val = node.target, node.meta["val"]
+        if not isinstance(op, OpOverload) or op in _UNPROMOTED or not isinstance(val, Tensor):
+            return
+        if op not in _PROMOTED and not is_pointwise(op):
+            return
+        dtype = val.dtype
+        if dtype is torch.bool:
+            # the dtype in which a call that gives bools compares its operands
+            vals = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in node.args]
+            operands = [x for x in vals if isinstance(x, (Tensor, bool, int, float))]
+            if len(operands) == 2:
+                dtype = torch.result_type(*operands)  # type: ignore[arg-type]
+            else:
+                dtype = next(x.dtype for x in operands if isinstance(x, Tensor))
+        names = [argument.name for argument in op._schema.arguments]
+        args = [
+            arg if name in _MASKS else fx.map_arg(arg, lambda x: self._cast(node, x, dtype))
+            for name, arg in zip(names, node.args)
+        ]
+        node.args = tuple(args)
+
+    def _cast(self, before: fx.Node, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        val = x.meta["val"]
+        if (val.dtype if isinstance(val, Tensor) else torch.int64) == dtype:
+            return x
+        made = None if isinstance(val, Tensor) else torch.empty((), dtype=dtype, device="meta")
+        with self.graph.inserting_before(before):
+            return self.call(aten._to_copy.default, x, like=x, val=made, dtype=dtype)
+
+
+class _Single(_ExplicitNodes):
+    def size(self, size: Expr) -> fx.Node:
+        return self.input(f"size_{len(self.graph.nodes)}", hint(size))

@@ -26,7 +26,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental import symbolic_shapes
 from torch.utils._sympy.printers import PythonPrinter
 
-from fusee.aten.torch_api import autocast_restored, storage_id
+from fusee.aten.torch_api import TorchSymbols, autocast_restored, open_numbers, storage_id
 from fusee.errors import TraceError
 from fusee.fake import fake_of
 from fusee.fake.open_composites import is_place_open, places_of
@@ -34,7 +34,6 @@ from fusee.source import define
 from fusee.sym import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS, Predicate
 from fusee.sym.shape_env import ShapeEnv, known_size
-from fusee.sym.symint import TorchSymbols, open_numbers
 
 _FUNCTIONS = {"min": torch.sym_min, "max": torch.sym_max}
 _LARGEST = 2**62  # what torch writes for no end at all

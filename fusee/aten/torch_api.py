@@ -15,6 +15,7 @@ Everything here exists from 2.11 to 2.15; the names used are
     torch._C._storage_Use_Count    how many tensors share memory
     torch._C._construct_storage_from_data_pointer   memory that somebody else has
     torch._fused_sdp_choice        which attention kernel eager takes
+    SymInt.node                    sizes as sympy's expressions, and what a ShapeEnv knows of them
     ctx.maybe_clear_saved_tensors  frees what a Function saved, unless retain_graph keeps it
 """
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -36,10 +38,13 @@ from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
+from fusee.errors import TraceError
 from fusee.fake import fake_mode
 from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
 from fusee.fake.torch_python import overloads_of, python_kernels
 from fusee.source import Args, Kwargs
+from fusee.sym import Expr, Size, Symbol, floordiv, maximum, minimum, mod, product, symbols
+from fusee.sym.shape_env import ShapeEnv, size_of
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -573,3 +578,99 @@ def _any_float32(x: Any) -> bool:
     if isinstance(x, torch.Tensor):
         return x.dtype is torch.float32
     return isinstance(x, (list, tuple)) and any(map(_any_float32, x))
+
+
+# ---------------------------------------------------------------------------- symbols
+# torch's symbolic integers (sympy expressions in a SymInt) as sizes of ours.
+#
+# sympy is never imported here: a SymInt exists only where torch has imported it already.
+
+
+def open_numbers(nodes: Iterable[fx.Node]) -> Iterator[torch.SymInt]:
+    """The open integers that nodes of a captured graph give, and the open sizes of tensors."""
+    for node in nodes:
+        value = node.meta.get("example_value")
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            numbers: Iterable[Any] = x.shape if isinstance(x, torch.Tensor) else (x,)
+            yield from (n for n in numbers if type(n) is torch.SymInt)
+
+
+class TorchSymbols:
+    """The symbols of one graph. Call it with an int, SymInt or Size to get the Size.
+
+    env      ours, if the symbols are: it may find out more about a size
+    raises   TraceError for an expression that has no Size: unbacked symbols, non-integers
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Symbol] = {}
+        self._sizes: dict[Any, Size] = {}
+        self.env: ShapeEnv | None = None
+
+    def __call__(self, x: Any) -> Size:
+        if isinstance(x, int):
+            return int(x)
+        if isinstance(x, Expr):
+            return x if self.env is None else self.env.simplified(x)
+        if not isinstance(x, torch.SymInt):
+            raise TraceError(f"{x} is a {type(x).__name__}: only integers are computed from sizes")
+        constant = x.node.maybe_as_int()
+        if constant is not None:
+            return int(constant)
+        if (size := size_of(x)) is not None:
+            self.env = x.node.env
+            self.by_name.update({s.name: s for s in symbols(size)})
+            return size
+        expr = x.node.expr
+        found = self._sizes.get(expr)
+        if found is None:
+            found = self._sizes[expr] = self.convert(expr, x.node.shape_env)
+        return found
+
+    def convert(self, expr: Any, env: Any) -> Size:
+        """A size of sympy's, of symbols of this ShapeEnv of torch's."""
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            return self._symbol(expr, env).expr
+        operands = [self.convert(item, env) for item in expr.args]
+        if expr.is_Pow:
+            base, exponent = operands
+            if not isinstance(exponent, int) or exponent < 0:
+                raise TraceError(f"the size ({base})**({exponent}) has no form")
+            return product([base] * exponent)
+        combine = _OPERATORS.get(type(expr).__name__)
+        if combine is None:
+            raise TraceError(f"the size {expr} has no form: {type(expr).__name__} is not supported")
+        total = operands[0]
+        for item in operands[1:]:
+            total = combine(total, item)
+        return total
+
+    def _symbol(self, expr: Any, env: Any) -> Symbol:
+        name = str(expr)
+        found = self.by_name.get(name)
+        if found is None:
+            hint = (
+                env.backed_var_to_val.get(expr)
+                if hasattr(env, "backed_var_to_val")
+                else (env.var_to_val.get(expr))
+            )
+            if hint is None:
+                raise TraceError(f"the size {name} depends on the values of tensors")
+            bounds = env.var_to_range.get(expr)
+            low = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
+            found = self.by_name[name] = Symbol(name, max(low, 0), hint=int(hint))
+        return found
+
+
+_OPERATORS: dict[str, Callable[[Size, Size], Size]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "FloorDiv": floordiv,
+    "CleanDiv": floordiv,
+    "Mod": mod,
+    "PythonMod": mod,
+    "Min": minimum,
+    "Max": maximum,
+}

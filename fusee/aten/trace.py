@@ -38,6 +38,7 @@ from fusee.aten.scalars import Scalar, holds_scalar, is_read, of_sizes, on_tenso
 from fusee.aten.torch_api import (
     HigherOrderOperator,
     OpOverload,
+    TorchSymbols,
     active,
     autocast_restored,
     below_autograd,
@@ -48,6 +49,7 @@ from fusee.aten.torch_api import (
     library,
     lists_are_tuples,
     op_name,
+    open_numbers,
     storage_id,
     symbolic_mode,
     takes_gradients,
@@ -62,7 +64,6 @@ from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
 from fusee.source import Args, Kwargs, Rules
 from fusee.sym.shape_env import ShapeEnv, SizeNode
-from fusee.sym.symint import TorchSymbols, open_numbers
 
 # ---------------------------------------------------------------------------- nodes
 # Runs the fx graph of torch calls, node by node, on meta tensors.

@@ -31,14 +31,13 @@ from fusee.aten.torch_api import (
 )
 from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake import Twins
-from fusee.fake.layouts import is_dense
+from fusee.fake.layouts import is_dense, same_ints
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
 from fusee.source import Args, Kwargs, NodeGraph, OpRules
 from fusee.sym import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import size_of, wrapped
-from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- functional
 # Functionalisation by storage: a traced program may write to tensors, its graph never does.
@@ -165,8 +164,7 @@ class Builder:
         val = self.twins.run(op, (value.tensor,), {})
         if same_ints(val.stride(), value.tensor.stride()):
             return self.emit(op, (node,), {}, value.tensor, value.store.device)
-        args = (node, node)
-        return self.emit(aten.copy.default, args, {}, value.tensor, value.store.device)
+        return self.emit(aten.copy.default, (node, node), {}, value.tensor, value.store.device)
 
     def apply(self, op: OpOverload, node: fx.Node, *args: Any) -> fx.Node:
         """Append `op` of one node, its val computed from that node's. No mode may be active."""

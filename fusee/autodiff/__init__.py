@@ -27,12 +27,11 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import AtenGraph, arguments, dependents
-from fusee.aten.subgraph import new_call
+from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
 from fusee.fake import on_metas
-from fusee.fake.layouts import is_row_major, like
-from fusee.sym.symint import same_ints
+from fusee.fake.layouts import is_row_major, like, same_ints
 
 # ---------------------------------------------------------------------------- joint
 
@@ -418,8 +417,7 @@ def _narrow(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
     users = [user for user in node.users if user.op != "output"]
     if not users:
         return
-    meta = {key: x for key, x in node.meta.items() if key != "recompute"}
-    write = _After(graph, node, meta)
+    write = _After(graph, node, {key: x for key, x in node.meta.items() if key != "recompute"})
     small = write(aten._to_copy.default, node, dtype=dtype, val=_like(val, dtype))
     wide = write(aten._to_copy.default, small, dtype=val.dtype, val=_like(val, val.dtype))
     for user in users:

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten import arguments, closure, dependents, is_pure, must_run
-from fusee.aten.subgraph import new_call
+from fusee.aten.rewriter import new_call
 from fusee.autodiff import HALVES, Joint
 from fusee.autodiff.min_cut import name_of
 from fusee.loops.operators import is_pointwise

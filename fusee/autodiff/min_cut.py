@@ -29,15 +29,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.aten import (
-    AtenGraph,
-    closure,
-    is_creation,
-    is_pure,
-    is_view,
-    memory_root,
-    must_run,
-)
+from fusee.aten import AtenGraph, closure, is_creation, is_pure, is_view, memory_root, must_run
 from fusee.autodiff import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS, is_pointwise
@@ -450,9 +442,7 @@ class _Chooser:
         read = size * prices.move + 1
         if sort is Kind.INPUT and node not in facts.written:
             return read
-        if node in facts.shared:
-            return read
-        if node.meta.get("recompute") == "save":
+        if node in facts.shared or node.meta.get("recompute") == "save":
             return read
         held = prices.hold
         if self.scarcity is not None:

@@ -37,7 +37,7 @@ from fusee.aten import (
     tensor_input,
     used_symbols,
 )
-from fusee.aten.subgraph import Copier
+from fusee.aten.rewriter import Copier
 from fusee.aten.torch_api import is_opaque
 from fusee.autodiff import (
     REDRAWN,
@@ -52,8 +52,8 @@ from fusee.autodiff import (
 )
 from fusee.autodiff.chunks import chunk_losses
 from fusee.autodiff.min_cut import Choice, Costs, JointFacts, Kind, Prices, choose, kind
+from fusee.fake.layouts import same_ints
 from fusee.sym import Size, hint, product
-from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 
@@ -226,9 +226,7 @@ class _Splitter:
                 rows.append(SparseRows(self._at(gradient), self._at(indices), tuple(options)))
             else:
                 rows.append(self._at(node))
-        if len(rows) == 1 and isinstance(rows[0], int):
-            return rows[0]
-        return tuple(rows) or None
+        return rows[0] if len(rows) == 1 and isinstance(rows[0], int) else tuple(rows) or None
 
     def _parts(self, node: Any) -> Iterator[fx.Node]:
         """What a gradient is the sum of: nodes that make sparse tensors, and dense ones."""

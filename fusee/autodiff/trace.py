@@ -28,9 +28,9 @@ from fusee.aten import (
     inverse,
     memory_root,
 )
+from fusee.aten.attention import as_causal
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
-from fusee.aten.masks import as_causal
 from fusee.aten.torch_api import (
     CASTS,
     OpOverload,
@@ -103,8 +103,7 @@ def _attention(
             known = as_causal(t.node(unwrapped(attn_mask)), t.b.sizes)
             if known is not None:  # torch chooses among more kernels then
                 attn_mask, is_causal = None, known
-        given = query, key, value, attn_mask, dropout_p, is_causal
-        return _ATTENTION(*given, **options)
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **options)
     mask, scale, gqa = attn_mask, options.get("scale"), options.get("enable_gqa", False)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)

@@ -33,7 +33,7 @@ from fusee.aten import (
     returning,
     used_symbols,
 )
-from fusee.aten.subgraph import GraphPart, body_lines, computing_sizes, cut
+from fusee.aten.rewriter import GraphPart, body_lines, computing_sizes, cut
 from fusee.aten.torch_api import begins_gradients, laid_out
 from fusee.aten.trace import trace
 from fusee.autodiff import Joint, Split
@@ -98,8 +98,7 @@ def _by_aten(
 def _by(compiler: GraphCompiler, graph: AtenGraph) -> Run:
     """A graph compiled by a compiler of graph modules; open sizes are calls in it."""
     module = computing_sizes(graph) if graph.symbols else graph.module
-    examples = [node.meta["val"] for node in graph.placeholders]
-    compiled = compiler(module, examples)
+    compiled = compiler(module, [node.meta["val"] for node in graph.placeholders])
     if not callable(compiled):
         raise BackendError(
             f"a compiler of graphs returned {type(compiled).__name__}, which cannot be called",

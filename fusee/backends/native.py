@@ -37,13 +37,7 @@ from fusee.autodiff import Split
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.bill import bill
 from fusee.autodiff.partition import describe, differentiate, partition
-from fusee.backends.aot_autograd import (
-    Staged,
-    bind,
-    bind_split,
-    is_differentiated,
-    left_to_eager,
-)
+from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated, left_to_eager
 from fusee.backends.report import (
     CompiledGraph,
     ExternRow,
@@ -158,8 +152,7 @@ def _kept(aten: AtenGraph, derived: Sequence[Derived], loops: LoopGraph) -> Kept
     )
     if not any(one.sources for one in derived):
         return Fixed((*(x for one in derived for x in one.compute(())), *constants))
-    places = [place for one in derived for place in one.targets]
-    order = inverse(places)
+    order = inverse([place for one in derived for place in one.targets])
     computed = [change_detection.Derivation(one.sources, one.compute) for one in derived]
     return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
 

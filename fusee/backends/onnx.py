@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 from fusee.aten import WHOLE, AtenGraph, Fresh, arguments, is_view, refuses
 from fusee.aten.canonicalize import keep_core
-from fusee.aten.subgraph import explicit, single
+from fusee.aten.rewriter import explicit, single
 from fusee.aten.torch_api import OpOverload, op_name
 from fusee.backends.regions import (
     CompiledRegion,

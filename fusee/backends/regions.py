@@ -3,7 +3,7 @@
     claims    engine.claim says for each call: yes, or why not
     levels    what can run together, claimed or not, one level after the other
     worth     regions that cost more to enter than they save go back to the rest, and say so
-    parts     each level as an AtenGraph of its own: fusee.aten.subgraph
+    parts     each level as an AtenGraph of its own: fusee.aten.rewriter
 
 `split` only decides; `split_run.py` compiles the parts and calls them one after another.
 """

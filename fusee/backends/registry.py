@@ -21,7 +21,7 @@ from typing import Any, Union
 import torch
 from torch import fx
 
-from fusee.aten.torch_api import FakeTensor, OpOverload, OpOverloadPacket, overloads
+from fusee.aten.torch_api import FakeTensor, OpOverload, OpOverloadPacket, open_numbers, overloads
 from fusee.backends import dynamo
 from fusee.config import Options, Table, knob, knobs, settings
 from fusee.errors import (
@@ -34,7 +34,6 @@ from fusee.errors import (
 )
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import Sidecar
-from fusee.sym.symint import open_numbers
 
 # ---------------------------------------------------------------------------- registry
 

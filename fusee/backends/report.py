@@ -276,8 +276,7 @@ def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
             target = None if node.op == "placeholder" else node.target
             if node.op in ("get_attr", "call_module"):
                 return None
-            args = _argument((node.args, node.kwargs), places)
-            rows.append((node.op, target, args))
+            rows.append((node.op, target, _argument((node.args, node.kwargs), places)))
             places[node] = len(places)
         buffers = [n.meta.get("is_buffer", False) for n in gm.graph.find_nodes(op="placeholder")]
         kept = tuple(

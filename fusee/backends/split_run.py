@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten import AtenGraph, PartSource, is_pure, part_source, returning
-from fusee.aten.subgraph import GraphPart, body_lines, cut, permuted
+from fusee.aten.rewriter import GraphPart, body_lines, cut, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
 from fusee.backends.aot_autograd import Staged, bind, is_differentiated

@@ -25,7 +25,7 @@ from torch.export.graph_signature import (
 )
 
 from fusee.aten import is_view
-from fusee.aten.subgraph import explicit
+from fusee.aten.rewriter import explicit
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.regions import CompiledRegion, Engine, Region
 from fusee.backends.registry import EngineOptions
@@ -34,6 +34,7 @@ from fusee.loops.operators import claimed
 from fusee.source import overloads
 
 aten = torch.ops.aten
+_import: Callable[[str], Any] = importlib.import_module
 
 # What tests/backends/test_tvm.py compares with eager.
 _OPERATORS = frozenset(claimed("tvm")).union(
@@ -150,7 +151,3 @@ class _Compiled:
         with self.lock:
             self.free.append(main)
         return [torch.utils.dlpack.from_dlpack(x) for x in results]
-
-
-def _import(name: str) -> Any:
-    return importlib.import_module(name)

@@ -30,9 +30,8 @@ from fusee.capture.frame import (
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World, has
-from fusee.capture.mirrors import SHOW_ARGS, dict_class, empty_like, pairs_of, shown_in
+from fusee.capture.mirrors import SHOW_ARGS, dict_class, empty_like, got, pairs_of, shown_in
 from fusee.capture.policy import Policy
-from fusee.capture.repeated import got
 from fusee.capture.sources import (
     IN_C,
     Held,

@@ -212,8 +212,7 @@ def handled(m: Capturing) -> BaseException | None:
     if m.handled is None:
         if sys.exception() is not None:
             raise GraphBreak("whoever calls the compiled function is handling an exception")
-        outer = given_by(sys.exception, "the exception that is handled")
-        m.world.fact(EqualsMatch, outer, None)
+        m.world.fact(EqualsMatch, given_by(sys.exception, "the exception that is handled"), None)
     return m.handled
 
 
@@ -282,8 +281,7 @@ def _vars(m: Capturing, obj: Any = ABSENT, /) -> Any:
     torch.profiler.record_function, *STATE_QUERIES,
 )  # fmt: skip
 def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    reads = function in (itertools.count, itertools.repeat)
-    m.look(args if reads else (), AS_NUMBERS)
+    m.look(args if function in (itertools.count, itertools.repeat) else (), AS_NUMBERS)
     return function(*args, **kwargs)
 
 

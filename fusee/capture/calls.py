@@ -34,13 +34,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture import attributes, containers, symbols
-from fusee.capture.attributes import (
-    AS_NUMBERS,
-    AS_VALUES,
-    COMPARED,
-    Capturing,
-    flat,
-)
+from fusee.capture.attributes import AS_NUMBERS, AS_VALUES, COMPARED, Capturing, flat
 from fusee.capture.builtins import (
     BY_TYPE,
     on_text,
@@ -383,8 +377,7 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if name in containers.CHANGE_SETS and isinstance(owner, set) and m.is_outside(owner):
             return containers.change_set(m, function, owner, *rest)
         shown = (m.plain if name in containers.ASK_SETS else m.in_order)(owner)
-        bound = function.__get__(shown, type(shown))
-        return _with_iterables(m, bound, name, tuple(rest), kwargs)
+        return _with_iterables(m, function.__get__(shown, type(shown)), name, tuple(rest), kwargs)
     if function in (tuple.__getitem__, tuple.__len__):  # which run no methods of what is in it
         return function(m.plain(owner), *map(symbols.value, rest))
     if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner) or symbols.is_open(owner):
@@ -553,8 +546,7 @@ def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwa
         return Frame.of(m, function).bind(*_defaults(m, function), args, kwargs)
     except TypeError:  # a default that is given later would be taken
         for name in ("__defaults__", "__kwdefaults__") if m.world.origin(function) else ():
-            given = m.world.load(getattr(function, name), m.world.place(function, name))
-            m.plain(given)
+            m.plain(m.world.load(getattr(function, name), m.world.place(function, name)))
         raise
 
 

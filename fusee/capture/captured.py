@@ -421,7 +421,7 @@ class Site:
         if (missed := facts.first_miss(values)) is None:
             return False
         fact, found = missed
-        key = type(fact), str(fact.origin)
+        key = fact.key
         last, before = self.missed or (None, None)
         if last != key:  # another one has changed
             self.steps, before = 0, fact.value
@@ -436,8 +436,8 @@ class Site:
         missed = [found for e in self.entries if (found := e.captured.facts.first_miss(values))]
         if not missed:
             return "", ""
-        by_key = {(type(x[0]), str(x[0].origin)): x for x in missed}
-        counts = Counter((type(fact), str(fact.origin)) for fact, _ in missed)
+        by_key = {fact.key: (fact, found) for fact, found in missed}
+        counts = Counter(fact.key for fact, _ in missed)
         (chosen, count), *_ = counts.most_common()
         fact, found = by_key[chosen]
         told = f"{count} of them could not be used: {fact.miss(found)}"
@@ -541,7 +541,7 @@ def _by_key(entry: Any) -> dict[_Key, tuple[Fact, Hashable]]:
         if fact.INDEX:
             with contextlib.suppress(TypeError):  # no key of a dict
                 hash(value := fact.INDEX[1](fact.value))
-                found.setdefault((type(fact), str(fact.origin)), (fact, value))
+                found.setdefault(fact.key, (fact, value))
     return found
 
 

@@ -308,8 +308,7 @@ _count_elements: Any = collections._count_elements  # type: ignore[attr-defined]
 @stands_for(_count_elements)
 def _count(m: Capturing, counts: Any, iterable: Any) -> None:
     for x in in_turn(m, iterable):
-        before = m.call(m.attribute(counts, "get"), x, 0)
-        m.store_subscript(counts, x, m.binary(0, before, 1))
+        m.store_subscript(counts, x, m.binary(0, m.call(m.attribute(counts, "get"), x, 0), 1))
 
 
 # ---------------------------------------------------------------------------- sets

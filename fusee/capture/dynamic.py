@@ -22,7 +22,6 @@ from torch import fx
 
 from fusee import log
 from fusee.capture.bytecode import first_line
-from fusee.capture.float_ranges import Range, result_range
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, TypeMatch
 from fusee.capture.sources import (
@@ -39,11 +38,18 @@ from fusee.capture.sources import (
     Several,
     SizeOf,
 )
-from fusee.capture.torch_api import Mark, OpOverload, compiler_setting, dynamo_switch, marks
+from fusee.capture.torch_api import (
+    DTYPE_OF,
+    Mark,
+    OpOverload,
+    compiler_setting,
+    dynamo_switch,
+    marks,
+)
 from fusee.config import CaptureOptions
 from fusee.runtime.cache import Job, code_key, job_named
 from fusee.source import Args, Kwargs, Rules
-from fusee.sym.ranges import COMPARISONS, FUNCTIONS
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS, result_range
 
 # ---------------------------------------------------------------------------- names
 
@@ -107,8 +113,7 @@ class Named:
 
     def __call__(self, origin: Origin, value: Any) -> bool:
         """Whether they name the number, or size, at an origin."""
-        is_value = value in self.values and type(value) is int
-        return is_value or self._among(self.names, origin)
+        return (value in self.values and type(value) is int) or self._among(self.names, origin)
 
     def as_unbacked(self, origin: Origin) -> bool:
         """Whether the program may not ask for it."""
@@ -351,7 +356,7 @@ class Number(Computed):
         self.origins = origins
         self.kind, self.is_late = kind, is_late
         self.now: float | None = None
-        self.range: Range | None = result_range(made[0], made[1:]) if is_late else None
+        self.range = result_range(made[0], made[1:]) if is_late else None
         self._node: fx.Node | None = None
 
     @property
@@ -615,8 +620,7 @@ def _computation(function: Any, operands: Args) -> tuple[Computation, list[Numbe
                 return None
             places[id(x)] = Operand(len(given) + len(steps))
             steps.append((by, tuple(places[id(y)] if type(y) is Number else y for y in taken)))
-    is_known = all(x.now is not None for x in given)
-    return (Computation(tuple(steps)), given) if is_known else None
+    return (Computation(tuple(steps)), given) if all(x.now is not None for x in given) else None
 
 
 def as_tensor(value: float) -> torch.Tensor:
@@ -627,10 +631,6 @@ def as_tensor(value: float) -> torch.Tensor:
 # ---------------------------------------------------------------------------- arguments
 # What a call in a graph may have for an argument: what fx prints as Python that gives it again.
 
-# torch takes these classes for dtypes; fx prints them as `<class 'int'>`.
-_DTYPES = {
-    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
-}  # fmt: skip
 _PRINTED = (
     types.NoneType, types.EllipsisType, bool, bytes, range, enum.Enum, torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, fx.Node,
@@ -656,8 +656,8 @@ def printable(x: Any) -> Any:
             raise GraphBreak(f"the number {x} has no text in Python that gives it again")
     if isinstance(x, (complex, *_PRINTED)):
         return x
-    if isinstance(x, type) and x in _DTYPES:
-        return _DTYPES[x]
+    if isinstance(x, type) and x in DTYPE_OF:  # fx prints them as `<class 'int'>`
+        return DTYPE_OF[x]
     if type(x) is type(torch.FloatTensor):  # x.type(torch.DoubleTensor)
         return f"{x.__module__}.{x.__name__}"
     raise GraphBreak(
@@ -779,13 +779,10 @@ def _number(recorder: Any, values: Any, k: int, made: Args) -> Any:
         return Number(None, frozenset(), bool, made, is_late=True)
 
     def write() -> Any:
-        one = recorder.call(operator.getitem, values, k)
-        return recorder.item(one).node
+        return recorder.item(recorder.call(operator.getitem, values, k)).node
 
     return Number(write, frozenset(), float, made, is_late=True)
 
 
 def _nested(items: Any, shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return next(items)
-    return [_nested(items, shape[1:]) for _ in range(shape[0])]
+    return next(items) if not shape else [_nested(items, shape[1:]) for _ in range(shape[0])]

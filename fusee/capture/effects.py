@@ -1,21 +1,32 @@
-"""What a call of a graph does besides computing, and what it gives if numbers alone decide it."""
+"""What is known of a call of a graph without running it: what it does besides computing, what it
+gives if numbers alone decide it, and what it gave before."""
 
 from __future__ import annotations
 
 import functools
 import operator
+import types
 import warnings
-from collections.abc import Iterable, Set
-from typing import Any
+from collections.abc import Hashable, Iterable, Set
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
+from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import CHANGING, is_in_place
 from fusee.capture.symbols import was_unbacked
-from fusee.capture.torch_api import STATE_SWITCHES, OpOverload, OpOverloadPacket
+from fusee.capture.torch_api import (
+    STATE_SWITCHES,
+    FakeTensor,
+    OpOverload,
+    OpOverloadPacket,
+    fake_again,
+)
 from fusee.fake import is_symbolic, name_may_raise, raises
+from fusee.fake.layouts import extent
 from fusee.fake.torch_python import overloads_of
+from fusee.source import Args, Kwargs
 
 # The attribute of a target that has the calls of a function under a transform: higher_order.py.
 BODY = "_fusee_body"
@@ -187,3 +198,108 @@ def _is_written(node: fx.Node) -> bool:
             if getattr(user.meta.get("example_value"), "_base", None) is not None:
                 views.append(user)
     return False
+
+
+# ---------------------------------------------------------------------------- repeated
+# Layers that are alike ask for the same again. What a function of torch's gives for stand-ins
+# depends on how they lie, on the other arguments and on a few switches. Running it costs up to a
+# millisecond, for one operator or for tens of them. So what it gave is noted by these, for one
+# capture, as long as it is new memory and has no gradient, and is made at once the next time.
+
+_KINDS = (
+    types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)  # fmt: skip
+_HOMES = "torch", "_operator"
+_IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional", "torch._tensor"))
+_OF_NOW = frozenset(("cuda", torch.device("cuda")))  # the present device: another one later
+_BITS = (torch.Tensor.is_conj, torch.Tensor.is_neg)
+
+
+class _Made(NamedTuple):
+    device: torch.device
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Repeated:
+    """What calls of one capture gave, in all its attempts.
+
+    _views   which of these are views of new memory, such as those of linear() for three axes
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, _Made] = {}
+        self._views: set[Hashable] = set()
+
+    def key(self, mode: Any, func: Any, args: Args, kwargs: Kwargs) -> Hashable:
+        """By what the result of a call is known; None: it has to run."""
+        kind, home = type(func), getattr(func, "__module__", None) or "torch"
+        if kind is types.FunctionType and home not in _IN_PYTHON:
+            return None
+        if kind is types.BuiltinFunctionType and home.partition(".")[0] not in _HOMES:
+            return None  # of a package of the program's
+        if kind not in _KINDS or func is torch.Tensor.cuda:
+            return None
+        if isinstance(getattr(func, "__self__", None), torch.Tensor):
+            return None
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return None
+        state = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        parts: list[Any] = [func, *kwargs, len(kwargs), *state]
+        is_known = all(_add(parts, mode, x) for x in (*args, *kwargs.values()))
+        return tuple(parts) if is_known else None
+
+    def again(self, mode: Any, key: Hashable) -> torch.Tensor | None:
+        """The result of a call, if one like it was noted."""
+        if (known := self._made.get(key)) is None:
+            return None
+        made: torch.Tensor = fake_again(mode, *known)
+        if key in self._views:  # where gradients are off autograd refuses writes to these later
+            with mode:
+                made = torch.ops.aten.alias.default(made)
+        return made
+
+    def note(self, mode: Any, key: Hashable, operands: Args, out: Any) -> None:
+        """Keep what a call gave for tensors among its arguments, if it is a new one."""
+        if type(out) is not FakeTensor or out.fake_mode is not mode or out.requires_grad:
+            return
+        if out.layout is not torch.strided or out.is_quantized or out.constant is not None:
+            return
+        if out._has_symbolic_sizes_strides or any(bit(out) for bit in _BITS):
+            return
+        memory = out.untyped_storage()
+        given = [x for x in _flat(operands) if isinstance(x, torch.Tensor)]
+        if not given or any(x.untyped_storage()._cdata == memory._cdata for x in given):
+            return
+        made = _Made(out.fake_device, tuple(out.shape), out.stride(), out.dtype)
+        least = extent(made.size, made.stride) * out.element_size()
+        if out.storage_offset() == 0 and memory.nbytes() == least:
+            self._made[key] = made
+            self._views |= {key} if out._is_view() else set()
+
+
+def _add(parts: list[Any], mode: Any, x: Any) -> bool:
+    """Note what of an argument decides; False: nobody knows."""
+    kind = type(x)
+    if kind is FakeTensor:
+        has_gradients = x.requires_grad and torch.is_grad_enabled()
+        if x.fake_mode is not mode or has_gradients or x.layout is not torch.strided:
+            return False
+        if x.constant is not None or x._has_symbolic_sizes_strides or x.is_quantized:
+            return False
+        parts += x.shape, x.stride(), x.dtype, x.fake_device, x.is_conj(), x.is_neg()
+        return True
+    if kind is tuple or kind is list:
+        parts += kind, len(x)
+        return all(_add(parts, mode, item) for item in x)
+    if kind is slice:
+        parts.append(kind)
+        return all(_add(parts, mode, end) for end in (x.start, x.stop, x.step))
+    parts += kind, x
+    return is_scalar(x) and x not in _OF_NOW
+
+
+def _flat(x: Any) -> list[Any]:
+    return [one for item in x for one in _flat(item)] if isinstance(x, (list, tuple)) else [x]

@@ -8,6 +8,7 @@ compiled too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 
 from fusee import log
-from fusee.capture.between import Between, around
+from fusee.capture.between import Between, around, begin_trial, is_left
 from fusee.capture.bytecode import (
     at_caller,
     codes,
@@ -64,7 +65,6 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
-from fusee.capture.trial import begin_trial, is_left
 from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
 from fusee.fake import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
@@ -271,7 +271,7 @@ class CompiledFunction:
     notice          takes what the user should know
     keeper          where captures outlive the process; None: nowhere
     of_code         whether for all functions of its code: `call` gives what to call for one
-    is_tried        whether Python runs what it takes less time for, as trial.py measures
+    is_tried        whether Python runs what it takes less time for, as between.py measures
     """
 
     function: types.FunctionType
@@ -519,7 +519,7 @@ class CompiledFunction:
         try:
             self._refuse_break(captured)
         except GraphBreakError as error:
-            return self._whole_without_symbols(captured, place, values, error)
+            return self._without_symbols(captured, place, values, error)
         run = compiled = None
         # under fullgraph Python runs all of a function that raises: it has no pieces
         if not captured.eager and not (self.fullgraph and captured.raises):
@@ -527,9 +527,9 @@ class CompiledFunction:
             try:
                 compiled = twin or captured.compiled(self.compile_graph)
             except BackendError as error:
-                if not self._goes_without_symbols(captured, error):
+                if not self.varies.as_torch:  # ours do no better with constants
                     raise
-                return self._made(place, values)
+                return self._without_symbols(captured, place, values, error)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
             if captured.is_plain and getattr(compiled, "is_captured", False):
@@ -551,38 +551,27 @@ class CompiledFunction:
         times["guards"] = _milliseconds(begin)
         return Entry(captured, check, check_source, run, compiled, quick, times)
 
-    def _goes_without_symbols(self, captured: Captured, error: BackendError) -> bool:
-        """Whether a backend that is not ours may do better with sizes that are constants."""
-        if not (self.varies.as_torch and self._may_be_constants(captured)):
-            return False
-        self.varies.with_symbols = False
-        self._tell_of_constants(error)
-        return True
-
-    def _whole_without_symbols(
-        self, captured: Captured, place: Place, values: Values, error: GraphBreakError
+    def _without_symbols(
+        self,
+        captured: Captured,
+        place: Place,
+        values: Values,
+        error: BackendError | GraphBreakError,
     ) -> Entry:
-        """One graph of sizes that are constants, where open ones end it and none may end.
+        """An entry for sizes that are constants, where open ones are in the way.
 
-        raises   the error, if they end it as well, or if one is marked
+        raises   the error, if constants are as well, or if a size is marked
         """
-        if not self._may_be_constants(captured):
+        symbols = captured.symbols
+        if not self.varies.with_symbols or not symbols or symbols.strict:
             raise error
         self.varies.with_symbols = False
-        try:
+        with contextlib.suppress(type(error)):
             entry = self._made(place, values)
-        except GraphBreakError:
-            self.varies.with_symbols = True
-            raise error from None
-        self._tell_of_constants(error)
-        return entry
-
-    def _may_be_constants(self, captured: Captured) -> bool:
-        symbols = captured.symbols
-        return bool(self.varies.with_symbols and symbols) and not symbols.strict
-
-    def _tell_of_constants(self, error: BackendError | GraphBreakError) -> None:
-        self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
+            self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
+            return entry
+        self.varies.with_symbols = True
+        raise error
 
     def _of_copy(self, place: Place, values: Values) -> tuple[Captured | None, Any]:
         """What was captured for a copy of a module, and the compiled graph if it serves both."""

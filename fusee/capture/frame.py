@@ -324,8 +324,7 @@ class Frame:
         if self.instruction.name == "RESUME" and self.instruction.arg & 3 in _IN_YIELD_FROM:
             ends = isinstance(error, GeneratorExit)
             try:
-                name = "close" if ends else "throw"
-                method = machine.call(getattr, self.stack[-1], name, None)
+                method = machine.call(getattr, self.stack[-1], "close" if ends else "throw", None)
                 if method is not None:
                     self.result = machine.call(method, *(() if ends else (error,)))
                     if not ends:
@@ -449,8 +448,7 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
                 continue
             result = f.run()
         except StopIteration as ended:  # up to 3.11 Python's own generators say it
-            is_async = f.code.co_flags & inspect.CO_COROUTINE
-            kind = "coroutine" if is_async else "generator"
+            kind = "coroutine" if f.code.co_flags & inspect.CO_COROUTINE else "generator"
             raise RuntimeError(f"{kind} raised StopIteration") from ended
         except Exception:
             raise

@@ -1,4 +1,5 @@
-"""What belongs to tensors: gradients, data, and attributes that programs put on them.
+"""What belongs to tensors: gradients, data, and attributes that programs put on them; and gradients
+of a graph's results that are asked for one by one.
 
 The `grad` of one is a part of it like an attribute: None or a tensor, by a fact. What is written
 to it is replayed after the graph. Between two such reads only a backward pass could change it,
@@ -7,16 +8,23 @@ and that is never inside of a graph.
 
 from __future__ import annotations
 
+import functools
 import sys
+import types
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import fx
 
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.bytecode import codes
+from fusee.capture.effects import written_by
+from fusee.capture.graph_break import GraphBreak, storages
 from fusee.capture.mirrors import Mirror
-from fusee.capture.sources import Dict, Held
-from fusee.capture.torch_api import FakeTensor, asks
+from fusee.capture.sources import Dict, Held, is_trusted
+from fusee.capture.torch_api import FakeTensor, asks, leaf_gradients
+from fusee.runtime.cache import CUTS
 
 
 def read(m: Any, fake: torch.Tensor) -> Any:
@@ -45,7 +53,9 @@ def write(m: Any, fake: torch.Tensor, value: Any) -> None:
     if m.modes:
         raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
     is_input = id(fake) in m.world.inputs
-    if id(fake) in m.world.seen or not (is_input or (_is_plain(fake) and m.world.recorder.is_main)):
+    with torch._C.DisableTorchFunction():  # autograd knows nothing of a plain one
+        is_plain = not (fake.requires_grad or fake.is_inference())
+    if id(fake) in m.world.seen or not (is_input or (is_plain and m.world.recorder.is_main)):
         raise GraphBreak("setting the grad of a tensor that the graph computes")
     if isinstance(value, FakeTensor):
         same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
@@ -57,12 +67,6 @@ def write(m: Any, fake: torch.Tensor, value: Any) -> None:
         m.world.set_slot(fake, "grad", value)
     else:
         m.world.put_grads[id(fake)] = value
-
-
-def _is_plain(fake: torch.Tensor) -> bool:
-    """Whether autograd knows nothing of a tensor."""
-    with torch._C.DisableTorchFunction():
-        return not (fake.requires_grad or fake.is_inference())
 
 
 def put_on(m: Any, fake: torch.Tensor) -> Mirror:
@@ -125,8 +129,7 @@ def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
 def spent(x: torch.Tensor) -> torch.Tensor:
     """What a graph gives in the place of a tensor whose history a backward pass has used up."""
     with torch.inference_mode(False):  # gradients are on, whatever is on where the piece began
-        begin = torch.empty(0, requires_grad=True)
-        return _Spent.apply(begin, [x])  # type: ignore[no-untyped-call, no-any-return]
+        return _Spent.apply(torch.empty(0, requires_grad=True), [x])  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Spent(torch.autograd.Function):
@@ -159,3 +162,142 @@ def is_watched() -> bool:
         return True
     module = sys.modules.get("torch.distributed.distributed_c10d")
     return module is not None and bool(module.is_initialized())
+
+
+# ---------------------------------------------------------------------------- of results
+# A compiled graph is one node of autograd: no way leads from one of its results to another. Where a
+# function may ask for gradients of what a graph gave (`torch.autograd.grad(loss, features)`,
+# `features.retain_grad()`, hooks of tensors), its graphs are cut behind such results, so that what
+# comes after one has it in its history, as in eager mode. One that cannot be cut runs as captured.
+
+_ASKING = frozenset("retain_grad register_hook register_multi_grad_hook get_gradient_edge".split())
+_MOST = 400  # functions, then it is taken to ask
+
+
+def asks_for_gradients(functions: Iterable[Any], values: Iterable[Any]) -> bool:
+    """Whether functions, or what they call by name, may ask for gradients of what is no leaf.
+
+    functions  or their code
+    values     objects that the functions have in their variables
+    """
+    left, seen, held = [*functions], dict[int, Any](), [*values]
+    first = len(left)
+    while left:
+        function = left.pop()
+        is_code = isinstance(function, types.CodeType)
+        code = function if is_code else function.__code__
+        if id(code) in seen:
+            continue
+        seen[id(code)] = code
+        names = {name for one in codes(code) for name in one.co_names}
+        space: dict[str, Any] = {} if is_code else function.__globals__
+        known = [space[name] for name in names if name in space]
+        is_near = any(x is torch.autograd for x in known) or any("autograd" in x for x in names)
+        keywords = {x for one in codes(code) for c in one.co_consts if type(c) is tuple for x in c}
+        if (
+            len(seen) > _MOST
+            or not _ASKING.isdisjoint(names)
+            or (is_near and "grad" in names)
+            or any(x is torch.autograd.grad for x in known)
+            or ("backward" in names and "inputs" in keywords)
+        ):
+            return True
+        if not is_code:
+            known += _cells(function)
+        if len(seen) <= first:
+            known += held
+        left += (found for x in known for found in _called(x, names))
+    return False
+
+
+def is_asked(callers: Iterable[tuple[types.FunctionType, Any]]) -> bool:
+    """Whether any of these may ask for gradients of what a function gives them."""
+    for function, varies in callers:
+        if varies.asks_gradients is None:
+            varies.asks_gradients = asks_for_gradients((function,), ())
+    return any(varies.asks_gradients for _, varies in callers)
+
+
+def _cells(function: types.FunctionType) -> list[Any]:
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # it is empty yet
+            continue
+    return found
+
+
+def _function(x: Any) -> Any:
+    """What Python runs of the program's where this is called; None if that is not plain to see."""
+    kind = type(x)
+    if kind in (types.MethodType, classmethod, staticmethod):
+        x = x.__func__
+    elif kind is property:
+        x = x.fget
+    elif kind is functools.partial:
+        x = x.func
+    return x if type(x) is types.FunctionType and _is_programs(x.__module__) else None
+
+
+def _is_programs(module: Any) -> bool:
+    return type(module) is str and not is_trusted(module)
+
+
+def _called(x: Any, names: Iterable[str]) -> Iterator[types.FunctionType]:
+    """The program's functions that an object is, or has under these names. It hears nothing."""
+    if (found := _function(x)) is not None:
+        yield found
+        return
+    if isinstance(x, types.ModuleType):
+        spaces = [object.__getattribute__(x, "__dict__")]
+        spaces = [space for space in spaces if _is_programs(space.get("__name__"))]
+    else:
+        bases = type.__getattribute__(x if isinstance(x, type) else type(x), "__mro__")
+        spaces = [type.__getattribute__(base, "__dict__") for base in bases]
+        spaces = [space for space in spaces if _is_programs(space.get("__module__"))]
+    for space in spaces:
+        for name in (*names, "__init__", "forward", "__call__"):
+            if (found := _function(space.get(name))) is not None:
+                yield found
+
+
+def cuts(graph: fx.Graph) -> dict[str, Any]:
+    """What is noted at a graph: how many calls stand before each cut between results, if there are
+    any; None if it cannot be cut there."""
+    *nodes, output = graph.nodes
+    calls = [node for node in nodes if node.op.startswith("call_")]
+    asked = {x for x in output.all_input_nodes if x in {*calls}}
+    results = {x for x in asked if getattr(x.meta.get("example_value"), "requires_grad", False)}
+    leads, memory = set(results), storages(results)  # to one of these, also by a write
+    for node in reversed(calls):
+        if not leads.isdisjoint(node.users) or memory & storages(written_by(node)):
+            leads.add(node)
+            memory |= storages([node])
+    found, given = list[int](), set[int]()  # where the elements of results since the last cut lie
+    for k, node in enumerate(calls):
+        if node in leads and given and not given.isdisjoint(storages(node.all_input_nodes)):
+            found.append(k)
+            given.clear()
+        if node in results:
+            given |= storages([node])
+    is_free = all(_is_free(nodes, calls, k) for k in found)
+    return {CUTS: found if is_free else None} if found else {}
+
+
+def _is_free(nodes: list[fx.Node], calls: list[fx.Node], k: int) -> bool:
+    """Whether two graphs may stand in place of one: they pass whole tensors of known sizes, which
+    share no memory and are not written to, and torch's state is the same in both."""
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    for node in inputs:
+        x = node.meta.get("example_value")
+        if not isinstance(x, torch.Tensor) or any(type(n) is not int for n in x.shape):
+            return False
+    if any("example_value" not in n.meta or n.target is leaf_gradients for n in calls):
+        return False
+    crossing = [node for node in calls[:k] if not {*calls[:k]}.issuperset(node.users)]
+    if not all(isinstance(node.meta["example_value"], torch.Tensor) for node in crossing):
+        return False
+    memory = storages(crossing)
+    written = storages(x for node in calls for x in written_by(node))
+    return len(memory) == len(crossing) and memory.isdisjoint(written | storages(inputs))

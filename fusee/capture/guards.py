@@ -147,6 +147,11 @@ class Fact:
     BY_ID: ClassVar[bool] = False
     INDEX: ClassVar[tuple[Callable[[Any], Hashable], ...]] = ()
 
+    @property
+    def key(self) -> tuple[type[Fact], str]:
+        """A kind, and whose fact it is."""
+        return type(self), str(self.origin)
+
     def conditions(self, at: str, source: Source) -> list[str]:
         """Python that holds as long as the fact does; `at` is the object's."""
         raise NotImplementedError

@@ -54,6 +54,7 @@ from fusee.capture.mirrors import (
     Later,
     Lent,
     Mirror,
+    Mirrors,
     Opened,
     beyond_items,
     coming,
@@ -69,7 +70,6 @@ from fusee.capture.mirrors import (
     snapshot,
 )
 from fusee.capture.recorder import Recorder
-from fusee.capture.repeated import Mirrors
 from fusee.capture.sources import (
     IN_C,
     Attr,

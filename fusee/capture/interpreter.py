@@ -132,12 +132,10 @@ class Interpreter(Capturing):
         self.world.set_slot(f.cells[name], "cell_contents", DELETED)
 
     def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
-        package = f.globals.get("__package__") or ""
-        full = importlib.util.resolve_name("." * level + name, package)
+        full = importlib.util.resolve_name("." * level + name, f.globals.get("__package__") or "")
         if full not in sys.modules:
             raise GraphBreak(f"importing {full} runs its code", "import it at the top of the file")
-        module = super().import_name(f, name, level, names)
-        return self.world.hold(module, full)
+        return self.world.hold(super().import_name(f, name, level, names), full)
 
     def import_from(self, module: Any, name: str) -> Any:
         found = self.call(getattr, module, name, ABSENT)
@@ -352,8 +350,7 @@ class Interpreter(Capturing):
             coming = Stepping(self, self.iterate(container))
             return any(x is item or self.truth(self.compare("==", x, item)) for x in coming)
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
-            found = self.world.get(self.world.mirror(container), item)
-            return found is not ABSENT
+            return self.world.get(self.world.mirror(container), item) is not ABSENT
         if type(item) is str and (owner := class_of(self.world, container)) is not None:
             return self.world.class_item(owner, item) is not ABSENT
         is_dict = isinstance(container, dict)  # of which C looks at keys alone

@@ -384,8 +384,7 @@ def END_ASYNC_FOR(f: Frame, i: Instruction) -> None:
 def BEFORE_WITH(f: Frame, i: Instruction) -> None:
     manager, kind = f.pop(), "a" if i.name == "BEFORE_ASYNC_WITH" else ""
     enter = f.machine.special(manager, f"__{kind}enter__")
-    leave = f.machine.special(manager, f"__{kind}exit__")
-    f.push(leave)
+    f.push(f.machine.special(manager, f"__{kind}exit__"))
     f.push(f.machine.call(enter))
 
 
@@ -400,8 +399,7 @@ def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
     value = f.pop()
     if i.arg == 3:  # a StopIteration leaves a generator
         if isinstance(value, StopIteration):
-            is_async = f.code.co_flags & inspect.CO_COROUTINE
-            kind = "coroutine" if is_async else "generator"
+            kind = "coroutine" if f.code.co_flags & inspect.CO_COROUTINE else "generator"
             error = RuntimeError(f"{kind} raised StopIteration")
             error.__cause__ = error.__context__ = value
             value = error

@@ -372,7 +372,8 @@ def _whole(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten(m.deep(x))
         parts: list[Callable[[Any], Any]] = [next] * len(leaves)
         for k, leaf in enumerate(leaves):
-            if not _is_frozen(type(leaf)):
+            params = getattr(type(leaf), "__dataclass_params__", None)
+            if params is None or not params.frozen:
                 given.append(leaf)
                 continue
             holds_instances = True
@@ -393,11 +394,6 @@ def _whole(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
         return function(*positional, **named)
 
     return m.world.recorder.call_whole(call, *given)
-
-
-def _is_frozen(cls: type) -> bool:
-    params = getattr(cls, "__dataclass_params__", None)
-    return params is not None and bool(params.frozen)
 
 
 def _instance(cls: type, fields: Callable[[Any], dict[str, Any]], found: Any) -> Any:

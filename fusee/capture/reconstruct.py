@@ -54,14 +54,7 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.sources import (
-    IN_C,
-    ResultOf,
-    Source,
-    given_by,
-    own_dict,
-    python_getattribute,
-)
+from fusee.capture.sources import IN_C, ResultOf, Source, given_by, own_dict, python_getattribute
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass
 
@@ -419,8 +412,7 @@ class Rebuild:
         self._memo[id(x)] = name  # its attributes may point back to it
         if issubclass(type(x), dict):
             pairs = _braces(*(yield from _each(_pairs(x))))
-            update = self.source.constant(dict_class(x).update)
-            self.lines.append(f"{update}({name}, {pairs})")
+            self.lines.append(f"{self.source.constant(dict_class(x).update)}({name}, {pairs})")
         elif issubclass(type(x), (list, set)):
             fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
             self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(x)))})")
@@ -439,8 +431,7 @@ class Rebuild:
 
     def _attributes(self, x: Any, name: str) -> Making:
         """Those in its `__dict__`, whatever its class makes of them."""
-        is_asked = python_getattribute(type(x))
-        place = self.call(own_dict, name) if is_asked else f"{name}.__dict__"
+        place = self.call(own_dict, name) if python_getattribute(type(x)) else f"{name}.__dict__"
         for key, item in (own_dict(x) if has("__dict__", x) else {}).items():
             self.lines.append(f"{place}[{key!r}] = {yield item}")
         return name

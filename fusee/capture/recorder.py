@@ -35,6 +35,7 @@ from fusee.capture.dynamic import (
 )
 from fusee.capture.effects import (
     BODY,
+    Repeated,
     computed,
     effects,
     has_effect,
@@ -57,7 +58,6 @@ from fusee.capture.graph_break import (
     storages,
 )
 from fusee.capture.mirrors import Later
-from fusee.capture.repeated import Repeated
 from fusee.capture.sources import StrideOf
 from fusee.capture.symbols import is_open, sizes_in
 from fusee.capture.torch_api import (
@@ -292,11 +292,9 @@ class Recorder(TorchFunctionMode):
         if name == "requires_grad_":
             return self.begin_at(*args, **kwargs)
         if kwargs.get("requires_grad") is True and _makes_leaf(func, args, kwargs):
-            made = self.call(func, *args, **{**kwargs, "requires_grad": False})
-            return self.begin_at(made)
+            return self.begin_at(self.call(func, *args, **{**kwargs, "requires_grad": False}))
         if name in _STATEFUL:
-            reason = f"{name}() changes a tensor as no graph can express"
-            raise self.ending(name, args[0], reason)
+            raise self.ending(name, args[0], f"{name}() changes a tensor as no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         if self.mode.env is None:
             refuse_masked_gradients(name, *args)
@@ -451,8 +449,7 @@ class Recorder(TorchFunctionMode):
                 self.raised, self.raised_by = error, name
                 raise
         if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
-            node = self.graph.call_function(getattr, (self.node(args[0]), name))
-            self._finish(node, out)
+            self._finish(self.graph.call_function(getattr, (self.node(args[0]), name)), out)
         elif isinstance(out, torch.Tensor) and id(out) not in self.nodes:
             raise GraphBreak(f"the attribute {name} of a tensor is another tensor")
         return out
@@ -627,8 +624,7 @@ class Recorder(TorchFunctionMode):
         """Let the graph raise where a relation of sizes that only data knows does not hold."""
         node = self.symbols.comparison(holds, self.graph, self._symbol)
         op = torch.ops.aten._assert_scalar.default
-        made = self.graph.call_function(op, (node, f"not {holds}"))
-        self._finish(made, None)
+        self._finish(self.graph.call_function(op, (node, f"not {holds}")), None)
 
     def _symbol(self, symbol: Any, x: Any) -> fx.Node:
         """What gives a size that varies: a placeholder, or a call that reads it."""

@@ -431,11 +431,6 @@ def _words(path: Iterable[Origin]) -> str:
 # Python source of expressions over origins: what checks and rebuilding code are written with.
 
 
-def _is_one(text: str) -> bool:
-    """Whether all literals of a text are one object, as programs may ask with `is`."""
-    return len(text) < 2 or (text.isascii() and text.replace("_", "a").isalnum())
-
-
 class Source:
     """Python source of expressions over origins, with the constants they need.
 
@@ -456,9 +451,12 @@ class Source:
 
     def constant(self, value: Any) -> str:
         """A name, or a literal, for `value`."""
-        if value is None or isinstance(value, bool) or (type(value) is str and _is_one(value)):
-            return repr(value)
-        if type(value) is int and -6 < value < 257:  # Python has these once
+        is_one = value is None or isinstance(value, bool)
+        if type(value) is int:  # programs may ask with `is`: Python has these once
+            is_one |= -6 < value < 257
+        elif type(value) is str:
+            is_one = len(value) < 2 or (value.isascii() and value.replace("_", "a").isalnum())
+        if is_one:
             return repr(value)
         name = self._constants.get(id(value))
         if name is None:

@@ -255,8 +255,7 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
     if function is math.log and len(args) == 2:
         return called(function, args[:1], {}) / called(function, args[1:], {})
     if function in FUNCTIONS and len(args) == 1 and type(args[0]) in (torch.SymInt, torch.SymFloat):
-        made = converted(args[0], float).node.of(function)
-        return torch.SymFloat(made)  # type: ignore[no-untyped-call]
+        return torch.SymFloat(converted(args[0], float).node.of(function))  # type: ignore[no-untyped-call]
     return function(*value(args), **value(kwargs))
 
 
@@ -353,8 +352,7 @@ def sizes_in(x: Any) -> dict[int, Size]:
 def are_unbacked(numbers: Iterable[Any]) -> bool:
     """Whether these are integers, of which only data knows one."""
     open_ones = [x for x in numbers if type(x) is not int]
-    is_int = all(type(x) is torch.SymInt for x in open_ones)
-    return is_int and any(map(is_unbacked, open_ones))
+    return all(type(x) is torch.SymInt for x in open_ones) and any(map(is_unbacked, open_ones))
 
 
 class Symbols:
@@ -649,8 +647,7 @@ class Symbols:
         if node.function is float and not isinstance(node.operands[0], Node):
             return node.value
         operands = tuple(self._float(x, graph, symbol_node) for x in node.operands)
-        function = _FLOATS.get(node.function, node.function)
-        return graph.call_function(function, operands)
+        return graph.call_function(_FLOATS.get(node.function, node.function), operands)
 
     def size_node(self, a: Size | None, graph: fx.Graph, symbol_node: Any) -> Any:
         assert a is not None

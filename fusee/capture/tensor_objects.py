@@ -285,13 +285,17 @@ SPECIAL[torch._C._is_torch_function_all_disabled] = Breaking(
 # the next graph takes it as it takes any leaf from outside.
 
 
+def _plain(m: Capturing, data: Any) -> Any:
+    """What a leaf is made of."""
+    data = m.call(torch.empty, 0) if data is None else data
+    if not isinstance(data, FakeTensor) or id(data) in m.world.seen or m.modes:
+        raise GraphBreak("a leaf of no tensor, or of one whose class, or a mode, is asked about it")
+    return data
+
+
 @stands_for(nn.Parameter)
 def _parameter(m: Capturing, data: Any = None, requires_grad: Any = True) -> torch.Tensor:
-    if data is None:
-        data = m.call(torch.empty, 0)
-    recorder = m.world.recorder
-    if not isinstance(data, FakeTensor) or id(data) in m.world.seen or m.modes:
-        raise GraphBreak("a Parameter of a tensor whose class, or a mode, is asked about it")
+    data, recorder = _plain(m, data), m.world.recorder
     if requires_grad is not False and not (data.is_floating_point() or data.is_complex()):
         raise GraphBreak("a Parameter of integers that requires grad, which is an error")
     if not recorder.is_main:
@@ -306,10 +310,5 @@ def _parameter(m: Capturing, data: Any = None, requires_grad: Any = True) -> tor
 @stands_for(torch.autograd.Variable)
 def _variable(m: Capturing, data: Any = None, requires_grad: Any = False) -> Any:
     """source   torch/csrc/autograd/python_legacy_variable.cpp"""
-    if data is None:
-        data = m.call(torch.empty, 0)
-    if not isinstance(data, FakeTensor) or id(data) in m.world.seen or m.modes:
-        raise GraphBreak("a Variable of no tensor, or of one whose class, or a mode, is not asked")
-    detached = m.call(torch.Tensor.detach, data)
-    is_leaf = m.truth(requires_grad)
-    return m.call(torch.Tensor.requires_grad_, detached) if is_leaf else detached
+    detached = m.call(torch.Tensor.detach, _plain(m, data))
+    return m.call(torch.Tensor.requires_grad_, detached) if m.truth(requires_grad) else detached

@@ -429,8 +429,7 @@ def is_traced() -> bool:
 
     Or another torch dispatch mode.
     """
-    is_dispatching = torch._C._len_torch_dispatch_stack() > 0
-    return is_dispatching or torch._C._is_tracing() or _is_fx_tracing()
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing() or _is_fx_tracing()
 
 
 def run_for_real(function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -745,7 +744,7 @@ def counterparts() -> dict[Any, Any]:
     return found
 
 
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class _Explicit(TorchFunctionMode):
@@ -753,7 +752,7 @@ class _Explicit(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {
-            key: _DTYPES.get(x, x) if key == "dtype" else x for key, x in (kwargs or {}).items()
+            key: DTYPE_OF.get(x, x) if key == "dtype" else x for key, x in (kwargs or {}).items()
         }
         if func is torch.as_tensor and not isinstance(args[0], torch.Tensor):
             data = sys.modules["numpy"].asarray(args[0])

@@ -24,8 +24,9 @@ from fusee.capture.builtins import Breaking, left, special
 from fusee.capture.bytecode import Line, overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Number, Specialise, Varying
-from fusee.capture.effects import BODY, effects, is_check, written_by
+from fusee.capture.effects import BODY, Repeated, effects, is_check, written_by
 from fusee.capture.frame import FIXED, OPCODES, Frame, is_scalar
+from fusee.capture.grads import asks_for_gradients, cuts, is_asked
 from fusee.capture.graph_break import (
     Anew,
     Failing,
@@ -38,31 +39,13 @@ from fusee.capture.graph_break import (
     is_in_place,
     storages,
 )
-from fusee.capture.guards import (
-    GONE,
-    Fact,
-    Facts,
-    IdMatch,
-    NoOverlap,
-    Values,
-    overlap,
-)
-from fusee.capture.histories import asks_for_gradients, cuts, is_asked
+from fusee.capture.guards import GONE, Fact, Facts, IdMatch, NoOverlap, Values, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.mirrors import Later
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error, require_normal
-from fusee.capture.repeated import Repeated
-from fusee.capture.sources import (
-    Held,
-    Local,
-    Origin,
-    Several,
-    Source,
-    is_buffer,
-    looking,
-)
+from fusee.capture.sources import Held, Local, Origin, Several, Source, is_buffer, looking
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
@@ -416,7 +399,8 @@ class _Attempt:
             varies.asks_gradients = asks_for_gradients(functions, self.values.values())
         # nobody knows who else gets what a function returns
         if (varies.asks_gradients and not returned) or is_asked(varies.callers):
-            graph.meta.update(cuts(graph.graph))
+            with torch._C.DisableTorchFunction():
+                graph.meta.update(cuts(graph.graph))
         return graph
 
     def _write_effects(self, rebuild: Rebuild) -> None:
@@ -447,8 +431,7 @@ class _Attempt:
         if draws and (runs_again or not changes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)
-            states = generator_states(is_on_gpu)
-            before = [f"_before = {source.constant(states)}()"]
+            before = [f"_before = {source.constant(generator_states(is_on_gpu))}()"]
             more = ", _before"
         given = "".join(f"{name}, " for name in inputs)
         failed, after = (

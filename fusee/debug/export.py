@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
-from fusee.aten.subgraph import Copier
+from fusee.aten.rewriter import Copier
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Place
 from fusee.capture.dynamic import Varying
@@ -336,8 +336,7 @@ def _walk(name: str, x: Any, shapes: Any, found: Declared) -> None:
     if shapes is None:
         return
     if isinstance(x, Tensor):
-        axes = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
-        given = dict(axes)
+        given = dict(shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes))
         if any(type(k) is not int or not 0 <= k < x.dim() for k in given) or (
             not isinstance(shapes, Mapping) and len(given) != x.dim()
         ):

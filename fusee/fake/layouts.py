@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fusee.sym.shape_env import BoolNode, SizeNode
-from fusee.sym.symint import same_ints
 
 Sizes = Sequence[Any]
 
@@ -36,6 +35,24 @@ class Unsure(Exception):
 
 def known(sizes: Iterable[Any]) -> bool:
     return all(type(n) is int for n in sizes)
+
+
+def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two rows of sizes are equal as written. Unlike `==`, leaves no guard behind."""
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b):
+        if type(x) is int and type(y) is int:
+            if x != y:
+                return False
+        elif x is not y and _expression(x) != _expression(y):
+            return False
+    return True
+
+
+def _expression(x: Any) -> Any:
+    """The sympy expression of a SymInt; anything else as it is."""
+    return x.node.expr if isinstance(x, torch.SymInt) else x
 
 
 def equal(a: Sizes, b: Sizes) -> bool:

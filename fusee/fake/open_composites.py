@@ -184,8 +184,7 @@ def _affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool) -> Ten
         view[rank - 1 - k] = n
         rows.append(places.view(view).expand(image))
     points = torch.stack([*rows, torch.ones(image, **named)], -1).view(1, -1, rank + 1)
-    count = math.prod(image)
-    grid = points.expand(batch, count, rank + 1).bmm(theta.transpose(1, 2))
+    grid = points.expand(batch, math.prod(image), rank + 1).bmm(theta.transpose(1, 2))
     return grid.view([batch, *image, rank])
 
 

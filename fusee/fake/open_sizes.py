@@ -30,6 +30,7 @@ from fusee.fake.layouts import (
     let_be_as_many,
     let_be_equal,
     rows,
+    same_ints,
     strides,
     view_strides,
 )
@@ -37,7 +38,6 @@ from fusee.fake.rules import RULES, Found, columns, pooled, reduced
 from fusee.fake.torch_python import with_open_ints
 from fusee.source import OpRules, overload, overloads
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
-from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 

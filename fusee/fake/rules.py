@@ -33,13 +33,13 @@ from fusee.fake.layouts import (
     let_be_equal,
     like,
     rows,
+    same_ints,
     strides,
     suggested_layout,
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
 from fusee.loops.operators import ROWS, Row, is_pointwise
 from fusee.source import Args, Kwargs, OpRules, overloads
-from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 
@@ -334,8 +334,7 @@ RULES.rule("max_pool3d_with_indices")(functools.partial(_max_pool2d, axes=3))
 def _avg_pool2d(
     x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
 ) -> Found:
-    size = pooled(x, kernel, stride, padding, (1,), ceil)
-    return laid_out(size, x.dtype, suggested_layout(x))
+    return laid_out(pooled(x, kernel, stride, padding, (1,), ceil), x.dtype, suggested_layout(x))
 
 
 @RULES.rule("_adaptive_avg_pool2d")

@@ -48,9 +48,7 @@ from fusee.source import Args, Kwargs
 def _guard_or(default: bool, x: Any) -> bool:
     """Whether something holds of sizes; the default where only data knows."""
     data = x.node.shape_env if isinstance(x, torch.SymBool) else None
-    if data is None:
-        return bool(x)
-    return bool(data.evaluate_sym_node(x.node, False, default))
+    return bool(x) if data is None else bool(data.evaluate_sym_node(x.node, False, default))
 
 
 def _same(a: Any, b: Any) -> Any:
@@ -639,9 +637,7 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
     if is_usual and (is_pointwise(op) or name == "masked_fill"):  # x - True, alpha=True
         is_usual = {bool, complex}.isdisjoint(map(type, (*args, *kwargs.values())))
-    if is_usual and name not in _ALWAYS:
-        return
-    if torch.uint8 in kinds and name in _WARN_OF_BYTES:
+    if (is_usual and name not in _ALWAYS) or (torch.uint8 in kinds and name in _WARN_OF_BYTES):
         return
     found = _REFUSED.get(key, op)
     if found is op:

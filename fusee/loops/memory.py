@@ -133,8 +133,7 @@ def _upon_others(
         return place.expr, beyond
 
     for buffer in sorted(lives, key=at.__getitem__):
-        below = [b for b in neighbours[buffer] if b in under]
-        plan.offsets[buffer], under[buffer] = past(below)
+        plan.offsets[buffer], under[buffer] = past([b for b in neighbours[buffer] if b in under])
     plan.total_bytes, _ = past(under)
 
 
@@ -174,14 +173,13 @@ def reuse_operands(schedule: Schedule) -> None:
             continue
         if item.in_place is not None:
             view = item.args[item.operand]
-            others = list(views((*item.args[: item.operand], *item.args[item.operand + 1 :])))
+            rest = (*item.args[: item.operand], *item.args[item.operand + 1 :])
             if (
                 view.buffer in owned - returned
                 and last[view.buffer] == position
-                and all(other.buffer is not view.buffer for other in others)
+                and all(other.buffer is not view.buffer for other in views(rest))
                 and (view.shape, view.strides) == (view.buffer.shape, view.buffer.strides)
             ):
-                rest = (*item.args[: item.operand], *item.args[item.operand + 1 :])
                 item.call, item.args = item.in_place, (view, *rest)
                 item.mutates = (view.buffer,)
         if item.owns:

@@ -26,9 +26,9 @@ from fusee.capture.captured import Captured, Place, Relation
 from fusee.capture.dynamic import Varying
 from fusee.capture.effects import EFFECTS
 from fusee.capture.frame import is_scalar
+from fusee.capture.grads import is_asked
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
-from fusee.capture.histories import is_asked
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, looking
 from fusee.capture.symbols import Symbols, is_open
@@ -58,8 +58,7 @@ from fusee.runtime.cache import (
 )
 from fusee.sym import Call, Expr, Size, Symbol
 from fusee.sym.ranges import Comparison
-from fusee.sym.shape_env import ShapeEnv, size_of, wrapped
-from fusee.sym.symint import TorchSymbols
+from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
 
 # ---------------------------------------------------------------------------- graphs
 
@@ -126,8 +125,7 @@ def _open(x: Any) -> _Open | Size | None:
         return size_of(x)
     if not isinstance(x, torch.Tensor) or not any(map(is_open, (*x.shape, *x.stride()))):
         return None
-    to_size = TorchSymbols()
-    size, stride = (tuple(map(to_size, row)) for row in (x.shape, x.stride()))
+    size, stride = (tuple(map(known_size, row)) for row in (x.shape, x.stride()))
     return _Open(size, stride, x.dtype, str(x.device))
 
 
@@ -246,8 +244,7 @@ class Keeper:
         known = known_by(place.function)
         sketch = repr(_sketch(dict(values), varies.is_any()))
         settings = *varies.settings(), is_asked(varies.callers)
-        parts = conditions, dtypes, said, allowed_by_torch(), known, sketch, settings
-        text = repr(parts)
+        text = repr((conditions, dtypes, said, allowed_by_torch(), known, sketch, settings))
         count = _VERSIONS if "'open'" in sketch or varies.is_any() else 1
         return [content_key(code_salt(), text, str(k)) for k in range(count)]
 

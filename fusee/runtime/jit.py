@@ -221,8 +221,7 @@ def link(
     declared names that the code uses, for the error's message
     raises   CompileError naming what could not be resolved
     """
-    llvm = binding()
-    builder = llvm.JITLibraryBuilder()
+    builder = binding().JITLibraryBuilder()
     for code in objects:
         builder.add_object_img(code)
     builder.add_current_process()
@@ -711,8 +710,7 @@ def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
     text     a unit (see jit) whose @kernel(ptr self, ptr args, i64 n) is a METH_FASTCALL function
     imports  addresses of what it calls, besides the process's and Python's C API
     """
-    known = {**_c_api(), **(imports or {})}
-    function = compile_one(text, known)
+    function = compile_one(text, {**_c_api(), **(imports or {})})
     definition = _MethodDef(name.encode(), function.address, _METH_FASTCALL, None)
     _kept.append((definition, function))
     return _made(ctypes.addressof(definition), None)

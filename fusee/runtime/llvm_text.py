@@ -323,9 +323,7 @@ class Machine:
 
     def can_mask(self, bits: int) -> bool:
         """True if masked loads and stores of such elements are single instructions."""
-        if bits >= 32:
-            return "avx2" in self.features
-        return "avx512bw" in self.features
+        return "avx2" in self.features if bits >= 32 else "avx512bw" in self.features
 
 
 def memory_type(dtype: torch.dtype, machine: Machine) -> str:
@@ -350,8 +348,7 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
             return _hexadecimal(*struct.unpack("<f", struct.pack("<f", float(value))))
         except OverflowError:
             return _hexadecimal(math.copysign(math.inf, value))
-    wide = int(value)
-    return str(wide)
+    return str(int(value))
 
 
 def _hexadecimal(value: float) -> str:

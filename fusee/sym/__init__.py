@@ -211,9 +211,7 @@ class Expr:
 
 
 def _terms(x: Size) -> Iterable[tuple[Monomial, int]]:
-    if isinstance(x, Expr):
-        return x.terms.items()
-    return (((), x),)
+    return x.terms.items() if isinstance(x, Expr) else (((), x),)
 
 
 def collect(terms: dict[Monomial, int]) -> Size:
@@ -393,9 +391,7 @@ def maximum(a: Size, b: Size) -> Size:
 
 def common_bits(a: Size, b: Size) -> Size:
     """a & b of what is not negative."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a & b
-    return Call("&", a, b).expr
+    return a & b if isinstance(a, int) and isinstance(b, int) else Call("&", a, b).expr
 
 
 def power_of_two(exponent: Size) -> Size:

@@ -354,9 +354,7 @@ class BoolNode(Node):
         return bool(self.a)
 
     def maybe_as_bool(self) -> bool | None:
-        if not self.op:
-            return bool(self.a)
-        return self.env.known(self.a, self.op, self.b)
+        return bool(self.a) if not self.op else self.env.known(self.a, self.op, self.b)
 
     def relation(self) -> Comparison:
         return self.env.relation(self.a, self.op, self.b)

@@ -23,7 +23,7 @@ import torch
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_TYPE, SPECIAL, stands_for_each
-from fusee.capture.dynamic import LOADERS, NUMPY, Computed, Number, holds_number
+from fusee.capture.dynamic import LOADERS, Computed, Number, is_array
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
@@ -31,17 +31,9 @@ from fusee.capture.inputs import World
 from fusee.capture.mirrors import Indexed
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Held, Origin, ResultOf
-from fusee.capture.symbols import holds_open, value
-from fusee.capture.torch_api import (
-    FakeTensor,
-    as_array,
-    by_torch,
-    counterparts,
-    pytree,
-    tensor_of,
-)
+from fusee.capture.symbols import is_unbacked, value
+from fusee.capture.torch_api import FakeTensor, as_array, by_torch, counterparts, pytree, tensor_of
 from fusee.source import Args, Kwargs
-from fusee.torch_functions import array_numbers
 
 # ---------------------------------------------------------------------------- arrays
 
@@ -192,7 +184,7 @@ _ERRORS = ResultOf(Held(np, "numpy"), _wanted, "what is done about wrong values 
 
 
 @contextlib.contextmanager
-def _unheard(m: Capturing) -> Iterator[None]:
+def unheard(m: Capturing) -> Iterator[None]:
     """Torch function modes of the program's hear nothing of arrays, nor of torch's old classes."""
     modes, m.modes = m.modes, []
     try:
@@ -204,7 +196,7 @@ def _unheard(m: Capturing) -> Iterator[None]:
 def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if m.modes and function in (np.array, np.asarray):
         raise GraphBreak("tensors may be in what an array is made of, and modes hear of them")
-    with _unheard(m):
+    with unheard(m):
         return _called(m, function, args, kwargs)
 
 
@@ -215,10 +207,10 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return m.call(getattr(torch.Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
-        given = array_numbers.as_elements(m, given, _element)  # powers look at their exponents
+        given = _as_elements(m, given)  # powers look at their exponents
     given = [value(x) for x in given]  # NumPy takes no sizes that vary
     if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
-        given[1] = array_numbers.fixed(m, given[1])
+        given[1] = _fixed(m, given[1])
     if function in _OF_TENSORS:
         given = [_of_tensor(m, name, x) if isinstance(x, FakeTensor) else x for x in given]
     operands = [x for x in given if isinstance(x, Array)]
@@ -229,7 +221,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if made is not _IN_MEMORY:
             return made
     # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
-    is_row = name == "fill" and any(map(array_numbers.is_row, args[1:]))
+    is_row = name == "fill" and any(map(_is_row, args[1:]))
     is_unlike = is_row or _differs(function, name, given, operands)
     if by_name is None or (operands and is_unlike):
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
@@ -244,7 +236,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         named = {key: x for key, x in named.items() if key != "out"}
         made = _by_numpy(m, name, function, not is_known, values[: function.nin], named)
     is_float = _is_loop(function) and getattr(getattr(made, "dtype", None), "kind", "?") in "fc"
-    to = _torch_dtype(made.dtype) if is_float else None
+    to = torch_dtype(made.dtype) if is_float else None
     before = _versions(operands)
     try:
         with m.world.mode, by_torch():
@@ -273,10 +265,43 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def _element(m: Capturing, number: Any, dtype: Any) -> Array:
     """A number as an element of arrays of a dtype."""
     one = m.call(torch.ones, (), dtype=torch.float64)
-    tensor = m.call(torch.Tensor.to, m.call(torch.mul, one, number), _torch_dtype(dtype))
+    tensor = m.call(torch.Tensor.to, m.call(torch.mul, one, number), torch_dtype(dtype))
     if dtype.itemsize < 8:
         _expect_no_warning(m, tensor, [])  # of an overflow
     return Array(m, _meaningless(dtype.type(1)), tensor)
+
+
+def _is_row(x: Any) -> bool:
+    """Whether it is no number, but a sequence or an array."""
+    return isinstance(getattr(x, "shadow", x), (list, tuple, np.ndarray))
+
+
+def _fixed(m: Any, x: Any) -> Any:
+    """An integer of NumPy's from outside, from here on the same in all calls: torch divides by no
+    0, and has no powers below 0."""
+    for made, origin, _, real in m.world.arrays.values():
+        if made is x and isinstance(real, np.integer):
+            m.world.fact(EqualsMatch, origin, real)
+            return real
+    return x
+
+
+def _as_elements(m: Any, given: list[Any]) -> list[Any]:
+    """Operands with numbers that vary as elements of the arrays beside them, if these are floats.
+
+    To NumPy a number of Python's has the dtype of such an array.
+    """
+    arrays = [x for x in given if is_array(x)]
+    dtypes = {x.shadow.dtype for x in arrays} - {np.dtype(bool)}
+    if len(dtypes) != 1 or (dtype := next(iter(dtypes))).kind != "f":
+        return given
+    return [_element(m, x, dtype) if _varies(x) else x for x in given]
+
+
+def _varies(x: Any) -> bool:
+    if type(x) is torch.SymInt:
+        return not is_unbacked(x)
+    return type(x) is Number and x.kind is float and not x.is_late
 
 
 def _set_by(manager: Any, kind: str, before: str) -> str:
@@ -335,7 +360,7 @@ def _of_constants(m: Capturing, name: str, function: Any, given: list[Any], spec
 
 def _literal(x: Any) -> torch.Tensor | None:
     """An array that NumPy made of constants, as torch writes it; None if only its call is short."""
-    dtype, count = _torch_dtype(x.dtype), x.size
+    dtype, count = torch_dtype(x.dtype), x.size
     if dtype is None:
         raise GraphBreak(f"an array of {x.dtype} in a graph")
     if count and x.tobytes() == x.flat[0].tobytes() * count:
@@ -464,7 +489,7 @@ def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: torch
     is_view = isinstance(shadow, np.ndarray)
     of = next((one for one in operands if is_view and _root(one.shadow) is _root(shadow)), None)
     with torch._C.DisableTorchFunction():
-        is_same = tuple(x.shape) == shadow.shape and _torch_dtype(shadow.dtype) is x.dtype
+        is_same = tuple(x.shape) == shadow.shape and torch_dtype(shadow.dtype) is x.dtype
         is_laid_out = is_same and _has_strides(x, shadow)
         is_shared = any(_shares(x, one.tensor) for one in operands)
         if of is not None and shadow.size:
@@ -484,7 +509,7 @@ def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: torch
     return Array(m, shadow if of is not None else _meaningless(shadow), x)
 
 
-def _torch_dtype(dtype: Any) -> torch.dtype | None:
+def torch_dtype(dtype: Any) -> torch.dtype | None:
     is_numpys = dtype.isnative and dtype.isbuiltin == 1  # ml_dtypes has a bfloat16, too
     found = getattr(torch, dtype.name, None) if is_numpys else None
     return found if isinstance(found, torch.dtype) else None
@@ -580,8 +605,7 @@ def _rebuilt(r: Rebuild, x: Array, tensor: str) -> str:
     # a view must lie where it does
     is_own = not is_scalar and (_root(x.shadow) is x.shadow or not x.shadow.size)
     strides = x.shadow.strides if is_own else None
-    about = f"{is_scalar}, {x.shadow.flags.writeable}, {strides}"
-    return r.call(as_numpy, tensor, about)
+    return r.call(as_numpy, tensor, f"{is_scalar}, {x.shadow.flags.writeable}, {strides}")
 
 
 def _load(world: World, x: Any, origin: Origin) -> Any:
@@ -591,7 +615,7 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
         world.fact(Alias, origin, first)
         return known
     is_scalar = not isinstance(x, np.ndarray)
-    if _torch_dtype(x.dtype) is None or (is_scalar and not world.varies(origin, x)):
+    if torch_dtype(x.dtype) is None or (is_scalar and not world.varies(origin, x)):
         return None
     if not is_scalar and (any(s < 0 or s % x.itemsize for s in x.strides) or not x.flags.aligned):
         return None
@@ -633,65 +657,6 @@ def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
     return Array(m, shadow, m.attribute(x, "data"))  # whose writes nobody counts
 
 
-_COPIES = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
-
-
-@stands_for_each(*_COPIES)
-def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    """torch.tensor and the like."""
-    if len(args) == 1 and isinstance(args[0], (list, tuple)) and not {*kwargs} - {"dtype"}:
-        data = m.deep(args[0])
-        if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(data)):
-            return _of_tensors(m, data, kwargs.get("dtype"))
-    if args and isinstance(args[0], NUMPY) and function is not torch.from_numpy and not m.modes:
-        dtype = kwargs.get("dtype") or _torch_dtype(args[0].dtype)
-        if dtype is not None:
-            args, kwargs = (args[0].item(), *args[1:]), {**kwargs, "dtype": dtype}
-    if not args or not isinstance(args[0], Array):
-        is_open = args and (holds_open(args[0]) or holds_number(args[0]))
-        is_open = is_open and len(args) == 1 and not m.modes
-        is_open = is_open and {*kwargs} <= {"dtype", "device"}
-        made = _of_numbers(m, args[0], kwargs) if is_open else None
-        return calls.on_tensors(m, function, args, kwargs) if made is None else made
-    (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)
-    if rest or {*kwargs} - {"dtype", "device"} or not (is_array and x.shadow.flags.writeable):
-        raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
-    if m.modes and function is not torch.from_numpy:
-        raise GraphBreak(f"torch.{function.__name__} of an array within a torch function mode")
-    copies = _COPIES[function]
-    if not copies and torch.is_inference_mode_enabled():
-        raise GraphBreak("a tensor of inference mode that shares an array's memory")
-    with _unheard(m):
-        given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
-        plain = m.call(torch.Tensor.detach, x.tensor)
-        if not x.shadow.size:  # it has no memory, and NumPy's strides
-            strides = [step // x.shadow.itemsize for step in x.shadow.strides]
-            plain = m.call(plain.new_empty_strided, [*x.shadow.shape], strides)
-        found = m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
-    if not copies:  # torch may write there
-        x.known.clear()
-    if found is plain and x.shadow.size:
-        m.world.of_arrays[id(found)] = found
-    return found
-
-
-def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:
-    """The tensor of numbers some of which vary; None of other things."""
-    leaves = pytree.tree_leaves(x)
-    kinds = {*map(m.kind_of, leaves)}
-    if not kinds <= {int, float}:
-        return None
-    usual = torch.get_default_dtype() if float in kinds else torch.int64
-    given = {**kwargs, "dtype": kwargs.get("dtype") or usual}
-
-    def made(x: Any) -> Any:
-        if isinstance(x, (list, tuple)):
-            return m.call(torch.stack, [*map(made, x)])
-        return m.call(torch.full, (), x, **given)
-
-    return made(x)
-
-
 def _constant(r: Rebuild, x: Any) -> str:
     return r.source.constant(x)
 
@@ -726,73 +691,3 @@ def _register() -> None:
 
 if np is not None and int(np.__version__.partition(".")[0]) >= 2:  # before, dtypes hung on values
     _register()
-
-
-# ---------------------------------------------------------------------------- making
-# Tensors that a program makes by a class, `torch.LongTensor([1, 2])`, or of sizes.
-
-
-_CLASSES = {
-    getattr(torch, name): dtype
-    for name, dtype in (
-        ("Tensor", None), ("FloatTensor", torch.float32), ("DoubleTensor", torch.float64),
-        ("HalfTensor", torch.float16), ("BFloat16Tensor", torch.bfloat16),
-        ("ByteTensor", torch.uint8), ("CharTensor", torch.int8), ("ShortTensor", torch.int16),
-        ("IntTensor", torch.int32), ("LongTensor", torch.int64), ("BoolTensor", torch.bool),
-    )
-}  # fmt: skip
-
-
-@stands_for_each(*_CLASSES)
-def _by_class(kind: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    """What the class makes: of a sequence, its elements; of sizes, what lies there."""
-    first = type(args[0]) if len(args) == 1 else None
-    given = {"dtype": _CLASSES[kind] or torch.get_default_dtype(), "device": "cpu"}
-    with _unheard(m):
-        if not kwargs and first in (list, tuple):
-            items = [x.item() if isinstance(x, NUMPY) else x for x in m.items(args[0])]
-            if any(isinstance(x, Array) for x in items):
-                alone = (
-                    x.tensor if isinstance(x, Array) else m.call(torch.tensor, x) for x in items
-                )
-                return _stacked(m, [*alone], given)
-            return m.call(torch.tensor, items, **given)
-        if not kwargs and (first is torch.Size or all(type(x) is int for x in args)):
-            return m.call(torch.empty, *(args or (0,)), **given)
-    raise GraphBreak(
-        f"torch.{kind.__name__} makes a tensor of something else than numbers or sizes"
-    )
-
-
-def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
-    """torch.tensor of a list, in which numbers are tensors."""
-    items = pytree.tree_leaves(data)
-    kinds = {int: torch.int64, float: torch.get_default_dtype(), bool: torch.bool}
-    given: list[Any] = [x.dtype if isinstance(x, FakeTensor) else kinds.get(type(x)) for x in items]
-    shape, part = [], data
-    while isinstance(part, (list, tuple)):
-        shape.append(len(part))
-        part = part[0] if part else None
-    is_even = _is_even(data, shape)
-    if m.modes or m.world.seen or None in given or not is_even:
-        raise GraphBreak("torch.tensor of a list of more than numbers and tensors of one")
-    dtype = dtype or functools.reduce(torch.promote_types, given)
-    plain = [x.detach() if isinstance(x, FakeTensor) else m.call(torch.tensor, x) for x in items]
-    stacked = _stacked(m, plain, {"dtype": dtype, "device": "cpu"})
-    return stacked if len(shape) == 1 else m.call(torch.Tensor.reshape, stacked, shape)
-
-
-def _is_even(data: Any, shape: list[int]) -> bool:
-    """Whether a nested list has this shape."""
-    if not shape:
-        return not isinstance(data, (list, tuple))
-    is_row = isinstance(data, (list, tuple)) and len(data) == shape[0]
-    return is_row and all(_is_even(x, shape[1:]) for x in data)
-
-
-def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:
-    """Of numbers that the graph computes."""
-    is_whole = not given["dtype"].is_floating_point
-    if any(x.dim() or (x.is_floating_point() and is_whole) for x in numbers):
-        raise GraphBreak("a tensor is made of arrays, or an integer of a float")
-    return m.call(torch.stack, [m.call(torch.Tensor.to, x, **given) for x in numbers])

@@ -618,8 +618,7 @@ def _check(name: str, body: FunctionBody, operands: Sequence[torch.Tensor]) -> N
     """raises GraphBreak for a function that does more than compute new tensors."""
     with torch._C.DisableTorchFunction():
         shared = {x.untyped_storage()._cdata for x in operands}
-        placeholders = [n for n in body.module.graph.nodes if n.op == "placeholder"]
-        shared |= storages(placeholders)
+        shared |= storages(n for n in body.module.graph.nodes if n.op == "placeholder")
         results = storages(body.results)
         if any(shared & storages(written_by(n)) for n in body.calls):
             raise GraphBreak(

@@ -4,7 +4,7 @@ A pass that begins and ends in a graph is one call of it, `leaf_gradients`: it b
 that the graph computes and ends at leaves from outside. What it gives is written to their grads,
 and what follows, an optimizer's step, is a part of the same graph. Any other pass is autograd's
 own and runs between two graphs, which take and give gradients as a whole. Where the program wants
-the gradient of what its own graph computes, that is cut there (histories.py).
+the gradient of what its own graph computes, that is cut there (grads.py).
 
 Of torch.optim, `step` and the update formulas are captured like any Python. These are not:
 
@@ -397,8 +397,7 @@ def _default_form(
     m: Capturing, params: Any, differentiable: bool, use_fused: bool = False
 ) -> tuple[bool, bool]:
     # the list form of Nesterov's momentum writes to the gradients
-    writes = m.frames[-1].locals.get("nesterov") is True
-    return False, not (differentiable or writes)
+    return False, not (differentiable or m.frames[-1].locals.get("nesterov") is True)
 
 
 @stands_for(_foreach_utils._group_tensors_by_device_and_dtype)

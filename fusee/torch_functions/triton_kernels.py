@@ -65,8 +65,7 @@ def written(kernel: Any) -> frozenset[str]:
                     flows.setdefault(name, set()).update(source)
         grown = sum(map(len, flows.values())) > before
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    found = [leads(*_stored(call, kernel.fn.__globals__)) for call in calls]
-    return frozenset().union(*found)
+    return frozenset().union(*[leads(*_stored(call, kernel.fn.__globals__)) for call in calls])
 
 
 def _names(tree: ast.AST) -> Iterator[str]:

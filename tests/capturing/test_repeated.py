@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fusee.capture.effects import Repeated
 from fusee.capture.frame import Frame
-from fusee.capture.repeated import Repeated
 from tests.capturing.same import Traced, same
 
 T = Any

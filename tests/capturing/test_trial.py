@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import fusee
-from fusee.capture import trial
+from fusee.capture import between
 from fusee.capture.captured import Captured
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy, as_function
 
 X = torch.arange(4.0)
 CALLS = 60
-OVER = 1 + trial._WARM + len(trial._TURNS)  # the first call compiles
+OVER = 1 + between._WARM + len(between._TURNS)  # the first call compiles
 
 
 def program(x: torch.Tensor, log: list[float]) -> torch.Tensor:
@@ -43,7 +43,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, graph_s: float) -> None:
         self.now, self.graph_s, self.graphs = 0.0, graph_s, 0
-        monkeypatch.setattr(trial, "time", types.SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(between, "time", types.SimpleNamespace(perf_counter=lambda: self.now))
 
     def backend(self, gm: Any, _: Any) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -72,14 +72,14 @@ class Clock:
 
 def test_python_runs_what_takes_longer_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Clock(monkeypatch, 1e-5).calls(program)
-    assert all(counts[: trial._WARM])
-    assert counts[trial._WARM : OVER].count(0) == trial._TURNS.count("p")
+    assert all(counts[: between._WARM])
+    assert counts[between._WARM : OVER].count(0) == between._TURNS.count("p")
     assert not any(counts[OVER:])
 
 
 def test_pieces_stay_where_they_take_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Clock(monkeypatch, 0.0).calls(program)
-    assert counts.count(0) == trial._TURNS.count("p")
+    assert counts.count(0) == between._TURNS.count("p")
     assert all(counts[OVER:])
 
 
@@ -155,7 +155,7 @@ def test_what_another_process_captured_is_not_tried(monkeypatch: pytest.MonkeyPa
     (entry,) = made.start.entries
     assert entry.trial is not None
     entry.captured.__class__, entry.trial = Kept, None
-    trial.begin_trial(made, made.start, entry, {"x": X, "log": []})
+    between.begin_trial(made, made.start, entry, {"x": X, "log": []})
     assert entry.trial is None
 
 

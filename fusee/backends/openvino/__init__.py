@@ -234,8 +234,7 @@ class Executable:
         found: Counter[str] = Counter()
         for op in self.compiled.get_runtime_model().get_ordered_ops():
             info = op.get_rt_info()
-            row = [str(info[key].value) for key in _INFO if key in info]
-            found[" ".join(row)] += 1
+            found[" ".join([str(info[key].value) for key in _INFO if key in info])] += 1
         return dict(found)
 
 

@@ -320,8 +320,7 @@ def scripted(graph: AtenGraph, weights: Mapping[int, Tensor], results: Sequence[
     """
     if graph.symbols:
         raise BackendError("tracing for TorchScript fixes all sizes, and this region has open ones")
-    gm = decodable(graph, weights, results)
-    run = _Spelling(gm)
+    run = _Spelling(decodable(graph, weights, results))
     examples = [
         torch.zeros(spec.size, dtype=spec.dtype)  # type: ignore[arg-type]  # no symbols: ints
         for spec in graph.inputs
@@ -458,8 +457,7 @@ class OpenVINO(Engine):
         computed = [origin.weight for origin in origins]
         vals = [node.meta["val"] for node in computed]
         inputs += [(val.dtype, list(val.shape)) for val in vals]
-        gm = decodable(region.graph, weights, results, computed)
-        model = graph.convert_fx(gm, inputs)
+        model = graph.convert_fx(decodable(region.graph, weights, results, computed), inputs)
         values = region.values(weights)
         graph.fill(model, [origin.packed(values) for origin in origins])
         return model

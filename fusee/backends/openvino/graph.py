@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import AtenGraph, is_pure
-from fusee.aten.subgraph import Sized
+from fusee.aten.rewriter import Sized
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import bindings, element_of, last_line, wrap
 from fusee.backends.regions import HEAD, fits, interval, lasting
@@ -251,9 +251,7 @@ def gather(aten_graph: AtenGraph, examples: Sequence[Any], refuses: Callable[[An
 def find_origins(graph: AtenGraph) -> list[WeightCalls]:
     """The origins that `gather` marked, in a part of its graph."""
     marked = {node for node in graph.graph.nodes if HEAD in node.meta}
-    if not marked:
-        return []
-    return list(_origins(graph.graph, set(graph.placeholders), marked))
+    return [] if not marked else list(_origins(graph.graph, set(graph.placeholders), marked))
 
 
 def _origins(
@@ -325,9 +323,7 @@ def _tail(weight: fx.Node) -> _Tail | None:
 def _source(step: fx.Node) -> Any:
     """The operand by which q comes in: of two factors, the one that is unpacked."""
     first = step.args[0]
-    if step.target is aten.mul.Tensor and not _is_unpacked(first):
-        return step.args[1]
-    return first
+    return step.args[1] if step.target is aten.mul.Tensor and not _is_unpacked(first) else first
 
 
 def _is_unpacked(x: Any) -> bool:

@@ -28,14 +28,7 @@ from fusee.codegen.llvm.body import (
     two_sum,
     whole_vectors,
 )
-from fusee.codegen.llvm.lanes import (
-    Stage,
-    Tile,
-    choose_vectors,
-    is_short,
-    outlined,
-    phase_cost,
-)
+from fusee.codegen.llvm.lanes import Stage, Tile, choose_vectors, is_short, outlined, phase_cost
 from fusee.codegen.llvm.ops import Context, given_numbers
 from fusee.loops import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
 from fusee.loops.schedule import scanned_rows, scans_along

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short
+from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short, width_of
 from fusee.codegen.llvm.math import rough_quotient, rough_tanh
 from fusee.codegen.llvm.memory import (
     groups,
@@ -25,25 +25,9 @@ from fusee.codegen.llvm.memory import (
     vector_sum,
 )
 from fusee.codegen.llvm.ops import Context, compare, emit, emit_bitcast, emit_cast
-from fusee.loops import (
-    REDUCTIONS,
-    Acc,
-    Accumulate,
-    Phase,
-    Store,
-    Value,
-    identity,
-)
+from fusee.loops import REDUCTIONS, Acc, Accumulate, Phase, Store, Value, identity
 from fusee.loops.schedule import is_scan
-from fusee.runtime.llvm_text import (
-    HELD,
-    InsertPoint,
-    Machine,
-    is_float,
-    literal,
-    numbered,
-    vector,
-)
+from fusee.runtime.llvm_text import HELD, InsertPoint, Machine, is_float, literal, numbered, vector
 from fusee.sym import Symbol
 
 # ---------------------------------------------------------------------------- values
@@ -658,7 +642,9 @@ class Along(_Nest):
 
     def __init__(self, body: Body, phase: Phase) -> None:
         self.lane = phase.inner[-1]
-        self.stages = choose_stages([phase], [body.order(phase)], self.lane, body.ctx.machine)
+        of = [phase], [body.order(phase)]
+        lanes = width_of(*of, body.ctx.machine)
+        self.stages = choose_stages(*of, self.lane, lanes, body.ctx.machine)
         super().__init__(body, phase, self.stages[0].lanes)
 
     def emit(self) -> None:

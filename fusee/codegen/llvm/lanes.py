@@ -47,7 +47,7 @@ def is_short(phase: Phase) -> bool:
     return all(isinstance(axis.hi, int) and axis.hi <= STATIC_SIZE for axis in phase.inner)
 
 
-def _lanes(phases: Sequence[Phase], orders: Sequence[Sequence[Value]], machine: Machine) -> int:
+def width_of(phases: Sequence[Phase], orders: Sequence[Sequence[Value]], machine: Machine) -> int:
     """Elements of a vector: of the widest, but of those of 64 bits only if most values are."""
     widths: list[int] = []
     for phase, order in zip(phases, orders, strict=True):
@@ -63,10 +63,13 @@ def _lanes(phases: Sequence[Phase], orders: Sequence[Sequence[Value]], machine: 
 
 
 def choose_stages(
-    phases: Sequence[Phase], orders: Sequence[Sequence[Value]], lane: Symbol, machine: Machine
+    phases: Sequence[Phase],
+    orders: Sequence[Sequence[Value]],
+    lane: Symbol,
+    lanes: int,
+    machine: Machine,
 ) -> list[Stage]:
-    """The loops along `lane`, one after the other."""
-    lanes = _lanes(phases, orders, machine)
+    """The loops along `lane`, one after the other, of vectors of at most so many lanes."""
     if isinstance(lane.hi, int) and lane.hi > 1:  # none wider than the axis
         lanes = min(lanes, 1 << (lane.hi - 1).bit_length())
     if lanes <= 1:
@@ -180,8 +183,8 @@ def choose_vectors(
     """
     if lane is None:
         return None, [], None
-    lanes = _lanes(kernel.phases, orders, machine)
-    stages = choose_stages(kernel.phases, orders, lane, machine)
+    lanes = width_of(kernel.phases, orders, machine)
+    stages = choose_stages(kernel.phases, orders, lane, lanes, machine)
     others = [] if _fills(lane, lanes) else [axis for axis in kernel.outer if axis != lane]
     tries = [(axis, lanes) for axis in (*others, lane)]
     if others:
@@ -193,7 +196,7 @@ def choose_vectors(
         if is_light(orders):  # what tiles leave is no slower one by one, and much less code
             stages = [Stage(1, 1)]
         elif axis != lane:
-            stages = choose_stages(kernel.phases, orders, axis, machine)
+            stages = choose_stages(kernel.phases, orders, axis, lanes, machine)
         return axis, stages, tile
     if others and lanes >= 4 and is_light(orders):
         indices = _moved(kernel, orders, lane)
@@ -279,9 +282,7 @@ def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) 
     own = set(kernel.outer)
     for index in indices:
         along, across = coefficient(index, lane), coefficient(index, axis)
-        if along is None or across is None:
-            return False
-        if own & {*symbols(along[0]), *symbols(across[0])}:
+        if along is None or across is None or own & {*symbols(along[0]), *symbols(across[0])}:
             return False
         found |= across[0] == 1 and along[0] not in (0, 1)
     return found

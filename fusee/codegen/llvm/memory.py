@@ -161,9 +161,7 @@ def _product(ctx: Context, rank: int, mono: tuple[Atom, ...], coef: Size) -> str
 
 def coefficient_name(ctx: Context, mono: tuple[Atom, ...], coef: Size) -> str:
     """A coefficient: 0, 1 and -1 stay in the text, others are the host's to give."""
-    if coef in (0, 1, -1):
-        return str(coef)
-    return ctx.param(("of", mono_key(ctx, mono)), coef)
+    return str(coef) if coef in (0, 1, -1) else ctx.param(("of", mono_key(ctx, mono)), coef)
 
 
 def _scalar_atom(ctx: Context, atom: Atom) -> str:
@@ -560,9 +558,7 @@ def picked(
 
 
 def _both(t: InsertPoint, a: str | None, b: str | None) -> str | None:
-    if a is None or b is None:
-        return a or b
-    return t.level.op(f"and {vector('i1', t.lanes)} {a}, {b}")
+    return a or b if a is None or b is None else t.level.op(f"and {vector('i1', t.lanes)} {a}, {b}")
 
 
 # ------------------------------------------------------------------------------ loads

@@ -308,8 +308,7 @@ class Outputs:
 
     def _copy(self, tensor: Tensor, target: Tensor) -> None:
         windows = self.lowering.window(target), self.lowering.window(tensor)
-        written = (windows[0].buffer,)
-        how = {"mutates": written, **_BY_ATEN}
+        how = {"mutates": (windows[0].buffer,), **_BY_ATEN}
         self.lowering.call("aten.copy_", torch.Tensor.copy_, windows, (), **how)
 
     def _is_direct(self, tensor: Tensor, target: Tensor, written: set[Buffer]) -> bool:

@@ -484,8 +484,7 @@ def replaced(call: OpCall, x: Tensor, src: Tensor, dim: int, start: Size) -> Ten
         return x
     end = start + length
     before = narrow(x, dim, 0, start)
-    after = narrow(x, dim, end, x.shape[dim] - end)
-    return beside([before, src, after], dim)
+    return beside([before, src, narrow(x, dim, end, x.shape[dim] - end)], dim)
 
 
 @lowers("cat concat concatenate")

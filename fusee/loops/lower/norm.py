@@ -65,8 +65,7 @@ def _softmax_backward(summed: Formula, combined: Formula) -> Callable[..., Tenso
 
     def handler(call: OpCall, grad: Tensor, y: Tensor, dim: int) -> Tensor:
         compute = opmath(y.dtype)
-        terms = elementwise(summed, y, prepared(grad))
-        total = reduce(terms, normal_dims(dim, y))
+        total = reduce(elementwise(summed, y, prepared(grad)), normal_dims(dim, y))
         return result(call, combined, grad, y, total, common=compute)
 
     return handler
@@ -133,8 +132,7 @@ def _layer_norm(
     eps: float,
 ) -> list[Tensor]:
     rank = len(prepared(x).shape)
-    dims = range(rank - len(shape), rank)
-    mean, rstd = mean_and_squares(x, dims, 0, _rsqrt_of(eps))
+    mean, rstd = mean_and_squares(x, range(rank - len(shape), rank), 0, _rsqrt_of(eps))
     found = _affine(call, _scaled, x, mean, rstd, weight=weight, bias=bias)
     return [found, *_statistics(call, mean, rstd)]
 
@@ -166,8 +164,7 @@ def _lies_last(x: Tensor) -> bool:
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:
-    split = x.shape[0], groups, floordiv(x.shape[1], groups), *x.shape[2:]
-    return reshape(x, split)
+    return reshape(x, (x.shape[0], groups, floordiv(x.shape[1], groups), *x.shape[2:]))
 
 
 @lowers("native_group_norm")
@@ -505,8 +502,7 @@ def _binary_cross_entropy(
         return result(call, fn, *operands)
     losses = elementwise(fn, *operands)
     after = divided_by(product(x.shape)) if reduction == MEAN else None
-    total = reduce(losses, range(len(x.shape)), dtype=meta.dtype, after=after)
-    return reshape(total, ())
+    return reshape(reduce(losses, range(len(x.shape)), dtype=meta.dtype, after=after), ())
 
 
 @lowers("binary_cross_entropy_backward")

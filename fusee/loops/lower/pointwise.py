@@ -237,8 +237,7 @@ def _round(lowering: Lowering, x: Operand, dtype: torch.dtype) -> Operand:
 
 def unless(wrong: Value, message: int, value: Value) -> Value:
     """`value`; where `wrong` is true, that is reported."""
-    checked = check(cast(wrong, torch.int64), 1, message)
-    return where(op("eq", checked, 0), value, 1)
+    return where(op("eq", check(cast(wrong, torch.int64), 1, message), 0), value, 1)
 
 
 def nonzero(lowering: Lowering, y: Value) -> Value:
@@ -248,8 +247,7 @@ def nonzero(lowering: Lowering, y: Value) -> Value:
     zero = op("eq", y, 0)
     if not lowering.values.profile.raises:
         return where(zero, 1, y)
-    message = lowering.message(RuntimeError, "ZeroDivisionError")
-    return where(zero, 1, unless(zero, message, y))
+    return where(zero, 1, unless(zero, lowering.message(RuntimeError, "ZeroDivisionError"), y))
 
 
 def demand(checked: Callable[..., Value], *tensors: Tensor) -> None:

@@ -79,9 +79,7 @@ def stride_order(shape: Shape, strides: Sequence[Size]) -> list[int]:
 
 def dense_like(shape: Shape, strides: tuple[Size, ...]) -> tuple[Size, ...]:
     """`strides` if they have no holes and no overlap, else dense ones of the same order."""
-    if strides == contiguous(shape):
-        return strides
-    return dense(shape, stride_order(shape, strides))
+    return strides if strides == contiguous(shape) else dense(shape, stride_order(shape, strides))
 
 
 def axis_strides(index: Size, axes: dict[int, Symbol]) -> dict[int, int] | None:
@@ -487,8 +485,7 @@ class Lowering:
         part = tensor
         while part.storage is None and part.pieces is not None:
             part = part.pieces.tensors[0]
-        value = part.at(self.axes(part.shape))
-        return self.like_loads(value, part.shape, eager, shape)
+        return self.like_loads(part.at(self.axes(part.shape)), part.shape, eager, shape)
 
     def like_loads(
         self, value: Value, shape: Shape, eager: tuple[Size, ...], whole: Shape | None = None

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.rewriter import Pass, fuse_attention
+from fusee.aten.attention import fuse_attention
+from fusee.aten.rewriter import Pass
 from fusee.aten.torch_api import recurrent_layer
 from fusee.aten.weights import fold_norm
 from fusee.autodiff import REDRAWN

@@ -58,9 +58,7 @@ def packed() -> Packed | None:
 
 @functools.cache
 def _built_in() -> Packed | None:
-    if not _available():
-        return None
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not _available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return None
     return Packed()
 
@@ -194,13 +192,10 @@ def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
         if val(bias).shape[0] != val(node).shape[1]:  # type: ignore[arg-type]
             return False
     assert isinstance(x, fx.Node) and isinstance(factor, fx.Node)
-    if edit.is_static(x) or not edit.is_static(factor):
-        return False
-    if not packs_linear(val(node).dtype):
+    if edit.is_static(x) or not edit.is_static(factor) or not packs_linear(val(node).dtype):
         return False
     with edit.before(node):
-        turned = edit.call(aten.permute.default, factor, [1, 0], like=node)
-        weight = edit.contiguous(turned, node)
+        weight = edit.contiguous(edit.call(aten.permute.default, factor, [1, 0], like=node), node)
     _packed_linear(edit, ops, node, x, weight, bias)  # type: ignore[arg-type]
     return True
 
@@ -230,8 +225,7 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
         return ""
     with edit.before(node):
         # the weight in the order that oneDNN wants for this image size; see `for_any_size`
-        order = edit.hints(x)
-        given = weight, padding, stride, dilation, groups, order
+        given = weight, padding, stride, dilation, groups, edit.hints(x)
         opaque = edit.call(ops.reorder_conv, *given, like=node, val=val(weight))
     opaque.meta["packed"] = True
     edit.become(node, ops.conv, x, opaque, bias, padding, stride, dilation, groups, "none", [], "")
@@ -328,9 +322,7 @@ def postops(edit: Editor) -> None:
 def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | None:
     """Take the only user of `node` into it: the new node, and the name of what it took in."""
     user = only_user(node)
-    if user is None or user.op != "call_function":
-        return None
-    if not isinstance(user.meta["val"], Tensor):
+    if user is None or user.op != "call_function" or not isinstance(user.meta["val"], Tensor):
         return None
     if val(user).dtype is not val(node).dtype or not same_shape(user, node):
         return None

@@ -320,8 +320,7 @@ class KernelBuild(Build):
 def target(capability: int) -> Cpu:
     """What LLVM writes PTX for."""
     sm = known(capability)
-    flags = f"+ptx{CAPABILITIES[sm]}"
-    return Cpu(TRIPLE, f"sm_{sm}", frozenset(), flags)
+    return Cpu(TRIPLE, f"sm_{sm}", frozenset(), f"+ptx{CAPABILITIES[sm]}")
 
 
 Link = Callable[[Sequence[bytes], int], tuple[bytes, str]]

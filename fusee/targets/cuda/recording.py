@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -300,11 +300,9 @@ class Replayer:
                 mine[k] = self.gpu.like(inputs[k])()
         try:
             replay, results = self.gpu.record(partial(self._run, one), mine, one.pool.handle)
-            lent = self._lent(mine, results)
+            lent = [*self._lent(mine, results)]
             left: list[Tensor] = []
-            made = [
-                None if k in lent else _made(x, mine, results, left) for k, x in enumerate(results)
-            ]
+            made = [_made(x, mine, lent, results, left) for x in results]
         except RuntimeError as error:
             self.refused = str(error).partition("\n")[0]
             return None
@@ -314,8 +312,8 @@ class Replayer:
         left = [*map(borrowed, left)]  # what is copied out at once is the pool's again
         take = self.gpu.copies(left, into=False)
         fresh = [*map(self.gpu.like, left)]
-        gather = _gathered(made, [*lent.values()], len(mine) + len(left))
-        about = self._is_lent([*lent.values()]), gather, one.frames.arena
+        gather = _gathered(made, lent, len(mine) + len(lent) + len(left))
+        about = self._is_lent(lent), gather, one.frames.arena
         number = next(self.together.numbers)
         return _CudaGraph(replay, moved, bring, brought, fresh, take, *about, number)
 
@@ -325,14 +323,13 @@ class Replayer:
         own = count()
         return (lambda: count() != own) if lent else None
 
-    def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> dict[int, Tensor]:
-        """Results by number that are saved for a backward, and that nobody else gets."""
-        if self.saves is None:
-            return {}
-        others = [x for x in (*mine, *results[: self.saves]) if isinstance(x, Tensor)]
-        saved = enumerate(results[self.saves :], self.saves)
-        tensors = ((k, x) for k, x in saved if isinstance(x, Tensor) and x.numel())
-        return {k: x for k, x in tensors if not any(_shared(x, y) for y in others)}
+    def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> Iterator[Tensor]:
+        """Results that are saved for a backward, and that nobody else gets."""
+        if self.saves is not None:
+            others = [x for x in (*mine, *results[: self.saves]) if isinstance(x, Tensor)]
+            for x in results[self.saves :]:
+                if isinstance(x, Tensor) and x.numel() and not any(_shared(x, y) for y in others):
+                    yield x
 
     def _run(self, one: _OneStream, mine: Sequence[Any]) -> Sequence[Any]:
         """On the stream that records: its frame is that of all recordings."""
@@ -340,36 +337,36 @@ class Replayer:
         return self.recorded(*mine) if self.spread else self.recorded(list(mine))
 
 
-def _gathered(made: Sequence[int | Result | None], lent: Sequence[Tensor], count: int) -> Result:
+def _gathered(made: Sequence[int | Result], lent: Sequence[Tensor], count: int) -> Result:
     """What makes all results, in loops of C: a backward has hundreds.
 
-    made   per result its place among the inputs and what is fresh, `count` in all; or what makes
-           it; None: the next one that is lent
+    made   per result its place among inputs, what is lent and what is fresh, `count` in all; or
+           what makes it
     """
-    numbers, others = iter(range(count, count + len(lent))), [x for x in made if callable(x)]
-    last = iter(range(count + len(lent), count + len(lent) + len(others)))
-    places = [next(numbers) if x is None else next(last) if callable(x) else x for x in made]
-    pick = picker(places)
+    others, last = [x for x in made if callable(x)], numbers_from(count)
+    pick = picker([next(last) if callable(x) else x for x in made])
 
     def gather(inputs: Sequence[Any], fresh: Sequence[Tensor]) -> Sequence[Any]:
         more = [make(inputs, fresh) for make in others]
-        results: Sequence[Any] = pick((*inputs, *fresh, *map(Tensor.detach, lent), *more))
+        results: Sequence[Any] = pick((*inputs, *map(Tensor.detach, lent), *fresh, *more))
         return results
 
     return gather
 
 
-def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor]) -> int | Result:
-    """Where a later call has the result `x` among its inputs and what is fresh, or how it makes it.
-
-    What is to be copied for it joins `left`.
+def _made(
+    x: Any, mine: Sequence[Any], lent: Sequence[Tensor], results: Sequence[Any], left: list[Tensor]
+) -> int | Result:
+    """Where a later call has the result `x` among its inputs, what is lent and what is fresh; or
+    how it makes it. What is to be copied for it joins `left`.
     """
     if not isinstance(x, Tensor):
         return lambda inputs, fresh: x
     size, stride, offset = x.size(), x.stride(), x.storage_offset()
-    for k, y in enumerate(mine):
+    for k, y in enumerate((*mine, *lent)):
         if x is y:
             return k
+    for k, y in enumerate(mine):
         if isinstance(y, Tensor) and _shared(x, y):
             more = offset - y.storage_offset()
             return lambda inputs, fresh: inputs[k].as_strided(
@@ -380,7 +377,7 @@ def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor
     partners = [y for y in results if isinstance(y, Tensor) and _shared(x, y)]
     if len(partners) == 1 and is_dense(x):
         left.append(x)
-        return len(mine) + len(left) - 1
+        return len(mine) + len(lent) + len(left) - 1
     number = next((n for n, y in enumerate(left) if _shared(x, y)), len(left))
     if number == len(left):
         first = partners[0]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx
 
 import fusee
-from fusee.aten import rewriter
+from fusee.aten import attention
 from fusee.backends.report import live_reports
 from tests.aten.passes.graphs import Build, through_passes
 
@@ -41,7 +41,7 @@ def attend(
 
 @pytest.mark.parametrize("scale", [None, 2.0])
 def test_attention_is_recognised(scale: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriter, "LEAST_SCORES", 0)
+    monkeypatch.setattr(attention, "LEAST_SCORES", 0)
     build = Build()
     passed = through_passes(build, attend(build, 30, 40, scale, None)[0])
     passed.check()
@@ -55,7 +55,7 @@ def test_few_keys_stay_as_they_are() -> None:
 
 
 def test_masked_rows_stay_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriter, "LEAST_SCORES", 0)
+    monkeypatch.setattr(attention, "LEAST_SCORES", 0)
     build = Build()
     mask = torch.full((30, 40), -torch.inf)
     passed = through_passes(build, attend(build, 30, 40, 2.0, mask)[0])
@@ -63,7 +63,7 @@ def test_masked_rows_stay_nan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_that_are_read_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriter, "LEAST_SCORES", 0)
+    monkeypatch.setattr(attention, "LEAST_SCORES", 0)
     build = Build()
     passed = through_passes(build, *attend(build, 30, 40, 2.0, None))
     passed.check()

@@ -13,10 +13,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fusee.aten import must_run
+from fusee.aten.torch_api import TorchSymbols
 from fusee.loops import Buffer, Extern, LoopGraph
 from fusee.loops.lower import GraphLowering
 from fusee.sym import Symbol
-from fusee.sym.symint import TorchSymbols
 from fusee.targets.cpu import CPU
 from tests.compare import assert_as_near, measured
 from tests.loops.interpret import interpret

@@ -1,6 +1,6 @@
-"""Attention masks that depend on no input: one that hides nothing goes, one that hides what comes
-later becomes `is_causal`.
+"""Attention: without masks that depend on no input, and as one operator.
 
+A mask that hides nothing goes, one that hides what comes later becomes `is_causal`.
 Libraries make such masks where they are traced (transformers does). ATen's kernels are faster
 without, and on a GPU the fastest ones take no mask. A mask is followed at one place (q, k) that
 stands for all, through what it was computed of, to a number or a relation of sizes and places: so
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import arguments
-from fusee.aten.rewriter import Editor, val
+from fusee.aten.rewriter import Editor, only_user, val
 from fusee.aten.torch_api import OpOverload
-from fusee.fake.layouts import like
-from fusee.source import OpRules
+from fusee.fake import on_metas
+from fusee.fake.layouts import like, same_ints
+from fusee.source import OpRules, overloads
 from fusee.sym import Expr, Size, Symbol, known_ge, known_lt, substitute
 
 aten = torch.ops.aten
@@ -262,8 +263,7 @@ _rule_of_elements(["logical_not", "bitwise_not"], _not)
 
 def _where(condition: Element, yes: Element, no: Element) -> Element:
     if isinstance(condition, Either):
-        sides = (yes if side else no for side in condition[1:])
-        return _chosen(condition.rest, *sides)
+        return _chosen(condition.rest, *(yes if side else no for side in condition[1:]))
     return yes if condition else no
 
 
@@ -418,3 +418,89 @@ def _triangle(f: _Followed, node: fx.Node, index: Index) -> Element:
     rest = index[-2] - index[-1] + named["diagonal"]
     nothing = False if val(node).dtype is torch.bool else 0.0
     return _chosen(-rest if node.target is aten.triu.default else rest, found, nothing)
+
+
+# ---------------------------------------------------------------------------- products
+# Attention written as matmul, softmax, matmul becomes one operator that needs no score matrix.
+#
+#     bmm(softmax(bmm(q, k^T) * scale), v)  =>  scaled_dot_product_attention(q, k, v, scale)
+#
+# Only for many keys: below, two products with our softmax between them are as fast, because a block
+# of scores stays in the cache (benchmarks.md, Externs). Only where nothing else reads the scores,
+# and without a mask: of a row that is masked whole softmax makes NaN, the operator zeros.
+
+
+LEAST_SCORES = 512 * 512  # per head
+
+_RESHAPES = tuple(overloads("view expand clone"))
+
+
+def fuse_attention(edit: Editor) -> None:
+    """Run the pass."""
+    if edit.aten.symbols:
+        return  # whether an expand only reshapes must be known
+    for node in edit.calls(aten.bmm.default):
+        weights, v = node.args
+        assert isinstance(weights, fx.Node) and isinstance(v, fx.Node)
+        softmax = _through(weights, aten._softmax.default)
+        if softmax is None or val(node).dtype is not torch.float32:
+            continue
+        x, axis = softmax.args[:2]  # x = product * scale, with product = bmm(q, k)
+        assert isinstance(x, fx.Node)
+        if val(softmax).dim() != 4 or axis not in (-1, 3):
+            continue
+        scale = 1.0
+        if x.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
+            factor = x.args[1]
+            if not isinstance(factor, (int, float)) or only_user(x) is None or factor == 0:
+                continue
+            is_product = x.target in (aten.mul.Tensor, aten.mul.Scalar)
+            scale = float(factor) if is_product else 1.0 / factor
+            assert isinstance(x.args[0], fx.Node)
+            x = x.args[0]
+        product = _through(x, aten.bmm.default)
+        if product is None:
+            continue
+        batch, heads, queries, keys = edit.hints(softmax)
+        out, is_long = [batch * heads, queries], queries * keys >= LEAST_SCORES
+        if is_long and edit.hints(product) == [*out, keys] and edit.hints(node)[:2] == out:
+            edit.notes.append(f"{node} became attention")
+            _rewrite(edit, node, softmax, product, scale, v)
+
+
+def _through(node: fx.Node, target: Any) -> fx.Node | None:
+    """The call of `target` that `node` is a reshape of, if no other node reads what is between."""
+    while node.op == "call_function" and only_user(node) is not None:
+        if node.target is target:
+            return node
+        if node.target not in _RESHAPES:
+            return None
+        source = node.all_input_nodes[0]
+        if not same_ints((val(node).numel(),), (val(source).numel(),)):
+            return None
+        node = source
+    return None
+
+
+def _rewrite(
+    edit: Editor, node: fx.Node, softmax: fx.Node, product: fx.Node, scale: float, v: fx.Node
+) -> None:
+    q, k = product.args
+    assert isinstance(q, fx.Node) and isinstance(k, fx.Node)
+    batch, heads, queries, keys = val(softmax).shape
+
+    def images(x: fx.Node, rows: Any) -> fx.Node:
+        size = [batch, heads, rows, val(x).shape[-1]]
+        if not val(x).is_contiguous():
+            x = edit.contiguous(x, node)
+        return edit.call(aten.view.default, x, size, like=node)
+
+    with edit.before(node):
+        keys_first = edit.call(aten.permute.default, k, [0, 2, 1], like=node)
+        q, k, v = images(q, queries), images(keys_first, keys), images(v, keys)
+        out = on_metas(Tensor.new_empty, val(q), (batch, heads, queries, val(v).shape[-1]))
+        made = edit.call(
+            aten.scaled_dot_product_attention.default, q, k, v, None, 0.0, False,
+            like=node, val=out, scale=scale,
+        )  # fmt: skip
+    edit.become(node, aten.view.default, made, list(val(node).shape))
