@@ -488,7 +488,7 @@ class CompiledFunction:
             if self._is_refused(site, values):
                 return None
             if site.entries:
-                self._explain_miss(site.entries[-1], values)
+                self._explain_miss(site.entries, values)
             try:
                 with unseen_by_hooks(), room:
                     entry = self._made(site.place, values)
@@ -683,11 +683,15 @@ class CompiledFunction:
             remedy="undo that, or call with what was compiled",
         )
 
-    def _explain_miss(self, entry: Entry, values: Values) -> None:
-        facts = entry.captured.facts
-        if (missed := facts.first_miss(values)) is not None:
+    def _explain_miss(self, entries: Sequence[Entry], values: Values) -> None:
+        last = entries[-1].captured.facts
+        if (missed := last.first_miss(values)) is not None:
             fact, found = missed
-            for place in self.varies.learn(facts.changed(values, missed)):
+            places = [*self.varies.learn(last.changed(values, missed))]
+            for entry in entries[-2::-1]:  # the last one may differ in all, as ranks that alternate
+                changed = () if places else entry.captured.facts.changed(values)
+                places += self.varies.learn(row for row in changed if row[1])
+            for place in places:
                 log.publish("dynamic", self.name, f"{place} is an input now")
             where = fact.where or first_line(self.function)
             log.publish("recompiles", self.name, f"{fact.miss(found)}\n  read at {where}")

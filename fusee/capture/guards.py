@@ -550,7 +550,8 @@ class TensorMatch(Fact):
         return is_closed or 0 not in self.value.size
 
     def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
-        if type(found) is TensorFact and self.value.is_like(found):
+        # of another dtype, or with gradients, too: a size varies, whatever else does
+        if type(found) is TensorFact and len(self.value.size) == len(found.size):
             for axis, (was, now) in enumerate(zip(self.value.size, found.size)):
                 if was != now:  # one that was open stays so
                     yield str(SizeOf(self.origin, axis)), True, now if was is None else was, now

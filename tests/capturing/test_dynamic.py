@@ -254,6 +254,25 @@ def test_the_limit_says_once_which_guard_failed_and_what_to_do() -> None:
     assert "3 of them could not be used: key was 'c', is 'd'. To do: give it one value" in text
 
 
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4, dtype=torch.float64)),
+        (lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4, requires_grad=True)),
+        (lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 3, 4)),
+        (lambda n: torch.randn(n, 4), lambda n: torch.randn(4, n).t()),
+        (lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 1, 4), lambda n: torch.randn(n)),
+    ],
+    ids=["dtype", "gradients", "rank", "order", "ranks"],
+)
+def test_a_size_varies_whatever_else_the_calls_differ_in(turns: Any) -> None:
+    counted = Counted(lambda x: (x * 2).sum(-1))
+    for n in range(5, 15):
+        for make in turns:
+            counted(make(n))
+    assert len(counted.graphs) <= 2 * len(turns)
+
+
 def test_a_version_with_symbols_comes_before_eager() -> None:
     def program(x: Tensor, each: bool) -> Tensor:
         if each:
