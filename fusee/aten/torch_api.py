@@ -36,6 +36,7 @@ from torch._subclasses import FakeTensorMode as FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
+from fusee.errors import TraceError
 from fusee.fake import fake_mode
 from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
 from fusee.fake.torch_python import overloads_of, python_kernels
@@ -239,7 +240,11 @@ def is_skipped(target: Any, with_grad: bool = False) -> bool:
     switches of ATen's algorithms (ours are deterministic).
 
     with_grad   autograd is traced too, so grad mode matters
+
+    raises   TraceError for what would rule operators that do not say their dtype
     """
+    if target is torch.set_default_dtype:
+        raise TraceError("the default dtype is set within the graph")
     if isinstance(target, OpOverload):
         return target.namespace == "profiler"
     return target in _SKIPPED or (target in _GRAD_SWITCHES and not with_grad)
