@@ -103,6 +103,20 @@ def for_c(nested: Nested, function: Any) -> Any:
 _FUNCTIONS = types.FunctionType, types.BuiltinFunctionType
 
 
+def beyond(frame: Frame, name: str) -> bool:
+    """Run a frame up to where what has this name on its stack (.s3) has been used: a text that is
+    another one at each call, and is printed. Whether the frame ends."""
+    depth = int(name[2:])
+    while True:
+        begins_loop = frame.instruction.name == "GET_ITER"
+        if frame.step():
+            return True
+        frame.unwound = None  # it knows this frame, by its traceback
+        is_used = len(frame.stack) <= depth or begins_loop
+        if is_used and not frame.keywords:  # no piece begins between these and their call
+            return False
+
+
 class Between(Semantics):
     """Python's own semantics, with `nested` in place of each Python function that is called."""
 

@@ -24,6 +24,7 @@ from fusee.capture.sources import (
     ComputedAt,
     Held,
     Item,
+    Local,
     Origin,
     ResultOf,
     SizeOf,
@@ -192,7 +193,11 @@ class Fact:
         return ()
 
     def is_one_more(self, before: Any, now: Any) -> bool:
-        """Whether an int, or one size of a tensor, is larger by one."""
+        """Whether an int, or one size of a tensor, is larger by one, or a text another one."""
+        return False
+
+    def is_shown(self) -> bool:
+        """Whether it is of a text, or a float, that a break left on the stack to be shown."""
         return False
 
     def shown(self, value: Any) -> str:
@@ -363,7 +368,13 @@ class EqualsMatch(Fact):
                         yield str(Item(self.origin, k)), True, was, now
 
     def is_one_more(self, before: Any, now: Any) -> bool:
+        if self.is_shown():
+            return type(before) is type(now)
         return type(before) is type(now) is int and now == before + 1
+
+    def is_shown(self) -> bool:
+        is_on_stack = isinstance(self.origin, Local) and self.origin.name.startswith(".s")
+        return is_on_stack and type(self.value) in (float, str)
 
     def remedy(self, found: Any) -> str:
         return _OPEN if type(found) in (int, float) else Fact.remedy(self, found)
