@@ -658,8 +658,8 @@ class CompiledFunction:
             changed = [x for e in site.entries for x in e.captured.facts.changed(values)]
             if self.varies.retry(changed):
                 return False
-        if not site.is_full:
-            site.is_full = True
+        is_told, site.is_full = site.is_full or not self.has_graph(), True
+        if not is_told:
             why, where = site.why_full(values)
             text = f"{len(site.entries)} compiled versions, and other calls run eagerly{why}"
             self.tell(f"{self.name} has {text}", where)

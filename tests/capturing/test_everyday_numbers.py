@@ -34,6 +34,8 @@ import torch
 
 from tests.capturing.same import Traced, shape_of
 
+X = torch.ones(3)
+
 
 class Obj:
     w2 = "two"
@@ -309,3 +311,17 @@ def test_a_text_that_is_another_at_each_call(fn: Any) -> None:
     if fn in AS_TEXTS:
         assert entries[-1] == entries[5] < 10
         assert not any(site.is_full for site in traced.compiled.sites.values())
+
+
+def test_what_only_prints_is_not_told_of() -> None:
+    """A function without a graph loses nothing where Python runs it; one with graphs does."""
+
+    def told(fn: Any) -> list[str]:
+        traced, found = Traced(fn), list[str]()
+        traced.compiled.notice = lambda text, where: found.append(text)
+        for k in range(12):
+            traced(X, f"loss {k / 7:.3f}")
+        return [text for text in found if "compiled versions" in text]
+
+    assert not told(lambda x, text: print(text, end=""))
+    assert told(lambda x, text: (x * 2, text))
