@@ -103,17 +103,19 @@ def for_c(nested: Nested, function: Any) -> Any:
 _FUNCTIONS = types.FunctionType, types.BuiltinFunctionType
 
 
-def beyond(frame: Frame, name: str) -> bool:
-    """Run a frame up to where what has this name on its stack (.s3) has been used: a text that is
-    another one at each call, and is printed. Whether the frame ends."""
-    depth = int(name[2:])
+def beyond(frame: Frame, depth: int) -> bool:
+    """Run a frame up to where what lies there on its stack has been used, and each text that was
+    made of it: a text that is another one at each call, and is printed. Whether the frame ends."""
     while True:
         begins_loop = frame.instruction.name == "GET_ITER"
         if frame.step():
             return True
         frame.unwound = None  # it knows this frame, by its traceback
-        is_used = len(frame.stack) <= depth or begins_loop
-        if is_used and not frame.keywords:  # no piece begins between these and their call
+        if len(frame.stack) > depth and not begins_loop:
+            continue
+        if frame.stack and type(frame.stack[-1]) is str:
+            depth = len(frame.stack) - 1
+        elif not frame.keywords:  # no piece begins between these and their call
             return False
 
 

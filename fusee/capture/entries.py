@@ -440,8 +440,8 @@ class CompiledFunction:
                 self._tell_of_error(captured)
             f.unwound = None  # it knows this frame, by its traceback
             site, entry, values = self._next(f, between)
-            while entry is None and site.growing is not None and site.growing.is_shown():
-                if self._ends(f, functools.partial(beyond, f, str(site.growing.origin))):
+            while entry is None and isinstance(at := site.growing and site.growing.shown_at(), int):
+                if self._ends(f, functools.partial(beyond, f, at)):
                     return f.result
                 site, entry, values = self._next(f, between)
             result = _ran(entry, values)

@@ -289,12 +289,25 @@ def refused(x: Any, log: Any) -> Any:
     return y.cos() * 2
 
 
+def shown_among_others(x: Any, log: Any) -> Any:
+    y = x.sin()
+    log.append(" ".join(["mean", f"{y.mean().item():.4f}", f"of {y.max().item()}"]))
+    return y.cos() * 2
+
+
 def shown_at_last(x: Any, log: Any) -> Any:
     y = x.sin()
     return f"mean {y.mean().item():.4f}", (y.cos() * 2).tolist()
 
 
-AS_TEXTS = (shown_in_a_text, shown_by_a_format, shown_by_percent, shown_beside_names, shown_at_last)
+AS_TEXTS = (
+    shown_in_a_text,
+    shown_by_a_format,
+    shown_by_percent,
+    shown_beside_names,
+    shown_among_others,
+    shown_at_last,
+)
 
 
 @pytest.mark.parametrize("fn", [*AS_TEXTS, letter_by_letter, refused])
