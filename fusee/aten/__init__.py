@@ -310,8 +310,11 @@ def shown_symbols(inputs: Iterable[InputSpec]) -> dict[str, SymbolSource]:
     return found
 
 
-def used_symbols(nodes: Iterable[fx.Node], to_size: Callable[[Any], Size]) -> dict[str, Symbol]:
-    """The symbols in the sizes of these nodes' arguments, and of their results."""
+def used_symbols(
+    nodes: Iterable[fx.Node], to_size: Callable[[Any], Size], inputs: Iterable[InputSpec] = ()
+) -> dict[str, Symbol]:
+    """The symbols in the sizes of these nodes' arguments, of their results, and of inputs, which
+    were noted before tracing found values for some."""
     found: dict[str, Symbol] = {}
 
     def look(leaf: Any) -> Any:
@@ -326,6 +329,9 @@ def used_symbols(nodes: Iterable[fx.Node], to_size: Callable[[Any], Size]) -> di
             if isinstance(part, torch.Tensor):
                 for n in (*part.shape, *part.stride()):
                     look(n)
+    for spec in inputs:
+        for n in (*spec.size, *spec.stride, spec.offset):
+            look(n)
     return found
 
 

@@ -7,6 +7,7 @@ precision in which ATen computes for the other operands, and never decides the r
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -116,6 +117,9 @@ def returned(x: Any) -> Any:
         return x
     if not isinstance(x.known, torch.SymFloat):
         raise TraceError("a call needs the value of a float that the graph reads from a tensor")
+    node = x.known.node
+    if node.expr.is_number:  # SymPy rounds otherwise than Python, which torch takes for an error
+        return float(node.hint)
     return float(x.known)
 
 
@@ -257,6 +261,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     "clamp_max": lambda x, max: _rounded(torch.clamp_max)(x, max),
     "setitem": _put,
     "full": _full,
+    **dict.fromkeys(("scalar_tensor", "tensor"), functools.partial(_full, ())),
     "linspace": _spaced,
     "new_full": lambda x, size, value: _full(size, value, dtype=x.dtype),
     "where": lambda c, x, y: torch.where(c, _number(x, y), _number(y, x)),

@@ -244,7 +244,11 @@ def is_skipped(target: Any, with_grad: bool = False) -> bool:
     switches of ATen's algorithms (ours are deterministic).
 
     with_grad   autograd is traced too, so grad mode matters
+
+    raises   TraceError for what would rule operators that do not say their dtype
     """
+    if target is torch.set_default_dtype:
+        raise TraceError("the default dtype is set within the graph")
     if isinstance(target, OpOverload):
         return target.namespace == "profiler"
     return target in _SKIPPED or (target in _GRAD_SWITCHES and not with_grad)

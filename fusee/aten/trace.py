@@ -137,7 +137,7 @@ def _run(
             return None
         call = of_place(target, args) or target
     elif node.op == "call_method":
-        call = getattr(Tensor if isinstance(args[0], Tensor) else type(args[0]), target)
+        call = getattr(Tensor if isinstance(args[0], Tensor) else type(returned(args[0])), target)
     else:
         call = _module(t, gm, target, attribute)
     if is_read(call, args):

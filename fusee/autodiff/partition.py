@@ -251,7 +251,7 @@ class _Splitter:
             copy.placeholder(node, val=self.kept[node])
         specs = [*map(self._spec, saved), *map(self._spec, tangents)]
         nodes = [*facts.backward, *self.choice.recomputed, *saved, *tangents]
-        used = used_symbols(nodes, whole.to_size) if whole.symbols else {}
+        used = used_symbols(nodes, whole.to_size, specs) if whole.symbols else {}
         sizes = sorted(used.keys() - shown_symbols(specs).keys())
         specs[len(saved) : len(saved)] = [copy.symbol(whole, name) for name in sizes]
         symbols = {name: at for name, at in shown_symbols(specs).items() if name in used}

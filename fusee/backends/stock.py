@@ -15,8 +15,11 @@ from torch import fx
 from fusee.backends.registry import check_mode, lookup
 
 
-def _named(name: str) -> Callable[..., Callable[..., Any]]:
-    """A backend of ours for stock torch, which gives each use its own options."""
+def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
+    """A backend of ours for stock torch, which gives each use its own options.
+
+    variable   where it stands below: pickles of compiled modules name it by that
+    """
 
     def compile_named(
         gm: fx.GraphModule,
@@ -30,9 +33,11 @@ def _named(name: str) -> Callable[..., Callable[..., Any]]:
         return made
 
     compile_named.__name__ = f"fusee_{name}"
+    compile_named.__qualname__ = variable
     return compile_named
 
 
-compile_fx = _named("fusee")
-compile_openvino, compile_openvino_ts = _named("openvino"), _named("openvino_ts")
-compile_onnxrt = _named("onnxrt")
+compile_fx = _named("fusee", "compile_fx")
+compile_openvino = _named("openvino", "compile_openvino")
+compile_openvino_ts = _named("openvino_ts", "compile_openvino_ts")
+compile_onnxrt = _named("onnxrt", "compile_onnxrt")

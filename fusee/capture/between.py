@@ -112,6 +112,22 @@ def for_c(nested: Nested, function: Any) -> Any:
 _FUNCTIONS = types.FunctionType, types.BuiltinFunctionType
 
 
+def beyond(frame: Frame, depth: int) -> bool:
+    """Run a frame up to where what lies there on its stack has been used, and each text that was
+    made of it: a text that is another one at each call, and is printed. Whether the frame ends."""
+    while True:
+        begins_loop = frame.instruction.name == "GET_ITER"
+        if frame.step():
+            return True
+        frame.unwound = None  # it knows this frame, by its traceback
+        if len(frame.stack) > depth and not begins_loop:
+            continue
+        if frame.stack and type(frame.stack[-1]) is str:
+            depth = len(frame.stack) - 1
+        elif not frame.keywords:  # no piece begins between these and their call
+            return False
+
+
 class Between(Semantics):
     """Python's own semantics, with `nested` in place of each Python function that is called."""
 

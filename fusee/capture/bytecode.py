@@ -447,11 +447,13 @@ def assigned_globals(module: str) -> frozenset[str]:
     if module == "sys":
         return frozenset("stdin stdout stderr argv path excepthook displayhook".split())
     found = list(vars(sys.modules[module]).values()) if module in sys.modules else []
-    for cls in [x for x in found if isinstance(x, type) and x.__module__ == module]:
-        found += (getattr(x, "__func__", x) for x in vars(cls).values())
+    # isinstance would ask an object for its __class__: torch.distributed.reduce_op warns then
+    for cls in [x for x in found if issubclass(type(x), type) and x.__module__ == module]:
+        own = vars(cls).values()
+        found += (x.__func__ if type(x) in (classmethod, staticmethod) else x for x in own)
     assigned = set()
     for x in found:
-        while isinstance(x, types.FunctionType):
+        while type(x) is types.FunctionType:
             if x.__module__ == module:
                 for code in codes(x.__code__):
                     if not _ASSIGNS.isdisjoint(code.co_code[::2]):

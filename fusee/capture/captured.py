@@ -411,7 +411,8 @@ class Site:
             return len(self.entries) - sum(any(fails(x, look) for x in turns) for turns in rows)
 
     def grows(self, values: Values) -> bool:
-        """Whether a size, or an int, has been one more at each of the last calls: a cache's length.
+        """Whether a size, or an int, has been one more at each of the last calls (a cache's
+        length), or what a break has just made another text or float: a loss that is printed.
 
         Two versions show it; to compile each of the others would never be of use again.
         """
@@ -427,7 +428,7 @@ class Site:
             self.steps, before = 0, fact.value
         self.steps = self.steps + 1 if fact.is_one_more(before, found) else 0
         # any other object would be let go of late, an error with all that its frames have
-        self.missed = key, found if type(found) in (int, TensorFact) else None
+        self.missed = key, found if type(found) in (int, float, str, TensorFact) else None
         self.growing = fact if self.steps >= 2 else None
         return self.growing is not None
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from fusee import log
-from fusee.capture.between import Between, around, begin_trial, is_left
+from fusee.capture.between import Between, around, begin_trial, beyond, is_left
 from fusee.capture.bytecode import (
     at_caller,
     codes,
@@ -439,13 +439,16 @@ class CompiledFunction:
             if captured.raises and f.unwound is None:
                 self._tell_of_error(captured)
             f.unwound = None  # it knows this frame, by its traceback
-            entry, values = self._next(f, between)
+            site, entry, values = self._next(f, between)
+            while entry is None and isinstance(at := site.growing and site.growing.shown_at(), int):
+                if self._ends(f, functools.partial(beyond, f, at)):
+                    return f.result
+                site, entry, values = self._next(f, between)
             result = _ran(entry, values)
             values.clear()  # an exception shows this frame, and keeps what it holds
             if entry is None or result is _AGAIN:
                 between.frames = []
-                self._ends(f, f.run)
-                return f.result
+                return self._ends(f, f.run)
             captured = entry.captured
             if captured.stop is None:
                 return result
@@ -458,7 +461,7 @@ class CompiledFunction:
             error.__traceback__ = without_ours(error.__traceback__)
             raise
 
-    def _next(self, f: Frame, between: Between) -> tuple[Entry | None, Values]:
+    def _next(self, f: Frame, between: Between) -> tuple[Site, Entry | None, Values]:
         """The entry that goes on from where a frame stands."""
         code, held, unread = f.code, f.locals, overwritten(f.code, f.program, f.at)
         bound = [x for x in code.co_varnames if held.get(x, UNBOUND) is not UNBOUND]
@@ -470,11 +473,9 @@ class CompiledFunction:
         if site is None:
             place = Place(self.function, f.at, len(f.stack), names, own, handled, self.of_code)
             site = self.sites.setdefault(key, Site(place))
-        first = [f.function] * self.of_code
-        cells = [f.cells[name] for name in own]
-        found = [*first, *[held[x] for x in names], *f.stack, *cells, between.handled]
-        values = dict(zip(site.alive, found))
-        return self._entry(site, values), values
+        known = *[f.function] * self.of_code, *[held[x] for x in names], *f.stack
+        values = dict(zip(site.alive, (*known, *[f.cells[x] for x in own], between.handled)))
+        return site, self._entry(site, values), values
 
     def _entry(self, site: Site, values: Values, is_tried: bool = False) -> Entry | None:
         """Capture and compile for these values; None if Python is to run this call."""
@@ -646,12 +647,11 @@ class CompiledFunction:
             changed = [x for e in site.entries for x in e.captured.facts.changed(values)]
             if self.varies.retry(changed):
                 return False
-        if not site.is_full:
-            site.is_full = True
+        is_told, site.is_full = site.is_full or not self.has_graph(), True
+        if not is_told:
             why, where = site.why_full(values)
-            count = len(site.entries)
-            text = f"{self.name} has {count} compiled versions, and other calls run eagerly{why}"
-            self.tell(text, where)
+            text = f"{len(site.entries)} compiled versions, and other calls run eagerly{why}"
+            self.tell(f"{self.name} has {text}", where)
         return True
 
     def _grows(self, site: Site, values: Values) -> bool:
@@ -660,9 +660,9 @@ class CompiledFunction:
         fact = site.growing
         if fact is None or fact is was:
             return is_growing
-        # a count that decides something: nobody can give it one size
+        # a count that decides something, or a text: nobody can give it one size
         if isinstance(fact, EqualsMatch):
-            log.publish("recompiles", self.name, f"{fact.origin} grows at each call")
+            log.publish("recompiles", self.name, f"{fact.origin} is another at each call")
         else:
             found = site.entries[-1].captured.facts.found(fact, values)
             self.tell(

@@ -24,6 +24,7 @@ from fusee.capture.sources import (
     ComputedAt,
     Held,
     Item,
+    Local,
     Origin,
     ResultOf,
     SizeOf,
@@ -197,8 +198,12 @@ class Fact:
         return ()
 
     def is_one_more(self, before: Any, now: Any) -> bool:
-        """Whether an int, or one size of a tensor, is larger by one."""
+        """Whether an int, or one size of a tensor, is larger by one, or a text another one."""
         return False
+
+    def shown_at(self) -> int | None:
+        """Where on the stack of a break lies a text or float to be shown, or a list of such."""
+        return None
 
     def shown(self, value: Any) -> str:
         """Words for a value."""
@@ -368,7 +373,15 @@ class EqualsMatch(Fact):
                         yield str(Item(self.origin, k)), True, was, now
 
     def is_one_more(self, before: Any, now: Any) -> bool:
+        if self.shown_at() is not None:
+            return type(before) is type(now)
         return type(before) is type(now) is int and now == before + 1
+
+    def shown_at(self) -> int | None:
+        root = next(iter(self.origin.path()))
+        if type(self.value) not in (float, str) or not isinstance(root, Local):
+            return None
+        return int(root.name[2:]) if root.name.startswith(".s") else None
 
     def remedy(self, found: Any) -> str:
         return _OPEN if type(found) in (int, float) else Fact.remedy(self, found)

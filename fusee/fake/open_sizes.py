@@ -534,7 +534,10 @@ def _max_pool1d(
     windows = _row(kernel_size), _row(stride or kernel_size), _row(padding, 0), _row(dilation)
     images = _max_and_places if return_indices else _max_pool2d
     found = images(input.unsqueeze(-2), *windows, ceil_mode)
-    return tuple(x.squeeze(-2) for x in found) if return_indices else found.squeeze(-2)
+    if return_indices:
+        return tuple(x.squeeze(-2) for x in found)
+    has_places = (input.requires_grad and torch.is_grad_enabled()) or input.device.type != "cpu"
+    return found.squeeze(-2) if has_places else found.squeeze(-2).contiguous()  # as ATen does
 
 
 def _avg_pool1d(

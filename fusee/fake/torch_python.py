@@ -397,11 +397,12 @@ def _out_of_meta(function: Callable[..., Any], x: Any, **kwargs: Any) -> Any:
 
 
 def _of_images(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """An interpolation: it needs elements, which torch's own functions do not say."""
+    """An interpolation: it needs elements, and lays lines out in rows, which torch's own functions
+    do not say."""
     made = function(*args, **kwargs)
     if any(n < 1 for n in made.shape[2:]):
         raise RuntimeError(f"an image of {[*made.shape[2:]]} elements")
-    return made
+    return made.contiguous() if made.dim() == 3 else made
 
 
 # Operators on lists, with one kernel for all devices that calls others.

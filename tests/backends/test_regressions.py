@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -305,3 +306,72 @@ def test_calls_get_repeated_rows_with_the_last_axis_dense(with_grad: bool) -> No
 
     q, k = (torch.randn(2, n, 5, 8, requires_grad=with_grad) for n in (4, 1))
     check(attention, q, k, capture="fx")
+
+
+# ------------------------------------------------------------------- under stock torch.compile
+
+
+def test_a_stride_that_tracing_finds_a_value_for() -> None:
+    """The backward takes a saved input by its stride, which is a symbol that no size shows."""
+    torch._dynamo.reset()
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.sum(1), x.mean((2, 3), keepdim=True), x.amax(0), x.std(1)]
+
+    fast = torch.compile(fn, backend="fusee")
+    for order in ((0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 0, 1)):
+        size = [0] * 4
+        for axis, n in zip(order, (2, 4, 6, 6)):
+            size[axis] = n
+        x = torch.randn(*size).permute(order).requires_grad_()
+        want, got = (torch.autograd.grad([y.sum() for y in run(x)], x)[0] for run in (fn, fast))
+        torch.testing.assert_close(got, want)
+
+
+def test_a_compiled_module_is_pickled() -> None:
+    model, x = torch.nn.Linear(3, 3), torch.randn(2, 3)
+    again = pickle.loads(pickle.dumps(torch.compile(model, backend="fusee")))
+    torch.testing.assert_close(again(x), model(x))
+
+
+def test_a_default_dtype_that_is_set_within_a_graph() -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return [torch.ones(2) * 2, x + torch.zeros(3), torch.arange(3) / 2]
+        finally:
+            torch.set_default_dtype(before)
+
+    torch._dynamo.reset()
+    with pytest.warns(FuseeWarning, match="the default dtype is set within the graph"):
+        found = torch.compile(fn, backend="fusee")(torch.ones(3))
+    torch.testing.assert_close(found, fn(torch.ones(3)))
+
+
+def test_numbers_that_are_kept_in_tensors() -> None:
+    """What logging does with the time, which torch computes again in other digits."""
+
+    def fn(x: torch.Tensor, t: float) -> Any:
+        part = (t - int(t)) * 1000
+        return x * 2, int(part) + 0.0, (t - 1795919944.59) * 1000, round(t, 2), t * 2
+
+    torch._dynamo.reset()
+    x, fast = torch.ones(2), torch.compile(fn, backend="fusee")
+    for k in range(4):
+        t = 1795919947.73887 + k * 0.7123456
+        torch.testing.assert_close(fast(x, t), fn(x, t), rtol=0, atol=0)
+
+
+def test_a_number_kept_in_a_tensor_has_one_version() -> None:
+    counted = []
+
+    def counting(gm: Any, inputs: Any) -> Any:
+        counted.append(gm)
+        return torch._dynamo.lookup_backend("fusee")(gm, inputs)
+
+    torch._dynamo.reset()
+    x, fast = torch.ones(2), torch.compile(lambda x, t: (x + 1, t * 1.1), backend=counting)
+    for k in range(5):
+        torch.testing.assert_close(fast(x, 2.3 + k)[1], (2.3 + k) * 1.1, rtol=0, atol=0)
+    assert len(counted) == 2  # the second takes any number

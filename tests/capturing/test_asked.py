@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 
+from fusee.capture.bytecode import assigned_globals
 from tests.capturing.same import same
 from tests.capturing.test_found import LOG, alike, opaque
 
@@ -111,3 +115,17 @@ def test_an_error_that_getattr_raises_has_no_other_behind_it() -> None:
             return x + 1, repr(error.__context__)
 
     same(fn, torch.ones(2), Asked())
+
+
+def test_what_a_module_holds_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.distributed.reduce_op warns of being asked for anything, its class as well."""
+
+    class Heard:
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    module = types.ModuleType("module_that_is_asked")
+    vars(module).update(heard=Heard())
+    exec("def f():\n    global count\n    count = 1", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert assigned_globals(module.__name__) == {"count"}

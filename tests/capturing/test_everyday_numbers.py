@@ -1,6 +1,6 @@
 """Everyday Python on numbers that vary: arguments, sizes, what tensors hold."""
 
-# ruff: noqa: F401  # modules that the table's expressions name
+# ruff: noqa: F401, UP031, UP032  # modules that the table's expressions name
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ import pytest
 import torch
 
 from tests.capturing.same import Traced, shape_of
+
+X = torch.ones(3)
 
 
 class Obj:
@@ -238,3 +240,101 @@ def test_a_write_before_what_a_number_raises_is_done() -> None:
         x, y = torch.ones(2), torch.ones(2)
         assert outcome(traced, x, n) == outcome(fn, y, n)
         assert x.tolist() == y.tolist()
+
+
+# ------------------------------------------------------------------------ numbers that are printed
+
+
+def shown_in_a_text(x: Any, log: Any) -> Any:
+    y = x.sin()
+    log.append(f"mean {y.mean().item():.4f}")
+    return y.cos() * 2
+
+
+def shown_by_a_format(x: Any, log: Any) -> Any:
+    y = x.sin()
+    log.append("mean {:.3f} of {}".format(y.mean().item(), len(x)) + "!")
+    return y.cos() * 2
+
+
+def shown_by_percent(x: Any, log: Any) -> Any:
+    y = x.sin()
+    log.append("mean %.3f" % y.mean().item())
+    return y.cos() * 2
+
+
+def shown_beside_names(x: Any, log: Any) -> Any:
+    y = x.sin()
+    log.append(dict(a=f"{y.max().item():.3f}", b=len(log)))
+    return y.cos() * 2
+
+
+def letter_by_letter(x: Any, log: Any) -> Any:
+    y = x.sin()
+    for letter in f"{y.mean().item():.1f}":
+        y = y * 1.5
+        log.append(letter)
+    return y.cos() * 2
+
+
+no_texts: dict[str, Any] = {}
+
+
+def refused(x: Any, log: Any) -> Any:
+    y = x.sin()
+    try:
+        log.append(no_texts[f"{y.mean().item():.3f}"])
+    except KeyError as error:
+        log.append(error.args)
+    return y.cos() * 2
+
+
+def shown_among_others(x: Any, log: Any) -> Any:
+    y = x.sin()
+    log.append(" ".join(["mean", f"{y.mean().item():.4f}", f"of {y.max().item()}"]))
+    return y.cos() * 2
+
+
+def shown_at_last(x: Any, log: Any) -> Any:
+    y = x.sin()
+    return f"mean {y.mean().item():.4f}", (y.cos() * 2).tolist()
+
+
+AS_TEXTS = (
+    shown_in_a_text,
+    shown_by_a_format,
+    shown_by_percent,
+    shown_beside_names,
+    shown_among_others,
+    shown_at_last,
+)
+
+
+@pytest.mark.parametrize("fn", [*AS_TEXTS, letter_by_letter, refused])
+def test_a_text_that_is_another_at_each_call(fn: Any) -> None:
+    """What follows it stays compiled, and has few versions."""
+    traced, entries = Traced(fn), []
+    logs: tuple[list[Any], list[Any]] = ([], [])
+    for k in range(12):
+        x = torch.arange(4.0) * (k - 7) / 5
+        results = [run(x, log) for run, log in zip((fn, traced), logs)]
+        assert shape_of(results[1]) == shape_of(results[0])
+        entries.append(traced.entries)
+    assert logs[0] == logs[1]
+    if fn in AS_TEXTS:
+        assert entries[-1] == entries[5] < 10
+        assert not any(site.is_full for site in traced.compiled.sites.values())
+
+
+def test_what_only_prints_is_not_told_of() -> None:
+    """A function without a graph loses nothing where Python runs it; one with graphs does."""
+
+    def told(fn: Any) -> list[str]:
+        traced, found = Traced(fn), list[str]()
+        traced.compiled.notice = lambda text, where: found.append(text)
+        for k in range(12):
+            traced(X, f"loss {k / 7:.3f}")
+        return [text for text in found if "compiled versions" in text]
+
+    assert not told(lambda x, text: print(text, end=""))
+    assert told(lambda x, text: (x * 2, text))

@@ -496,6 +496,23 @@ def test_layouts(function: Any, args: tuple[Tensor, ...]) -> None:
         assert got[0].stride() == want[0].stride() == want[1] == got[1]
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.interpolate(x, size=7), lambda x: F.max_pool1d(x, 2),
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest-exact"),
+    ],
+)  # fmt: skip
+def test_strides_of_lines_of_open_sizes(fn: Program, grad: bool) -> None:
+    """Lines that are interpolated lie in rows, as do the greatest without their places."""
+    fast = fusee.compile(fn, dynamic=True)
+    for order in itertools.permutations(range(3)):
+        x = torch.arange(90.0).view(3, 6, 5).permute(order).requires_grad_(grad)
+        want, got = fn(x), fast(x)
+        assert got.equal(want) and got.stride() == want.stride()
+
+
 def test_strides_of_what_is_chosen_by_index() -> None:
     """As eager's, axes of one element included: a program may ask `is_contiguous()`."""
     all_, two, one = slice(None), torch.tensor([0, 0]), torch.tensor([0])
