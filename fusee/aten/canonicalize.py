@@ -485,7 +485,13 @@ def _group_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @CANONICAL.rule("batch_norm")
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     *given, _ = bound(op, args, kwargs)
-    return t.call(aten.native_batch_norm.default, *given)[0]
+    if not any(type(n) is int and n == 0 for n in t.value(given[0]).tensor.shape):
+        return t.call(aten.native_batch_norm.default, *given)[0]
+    out = t.call(aten.clone.default, given[0])  # nothing to count: the statistics stay
+    for apply, factor in zip((aten.mul.Tensor, aten.add.Tensor), given[1:3]):
+        if factor is not None:
+            out = t.call(apply, out, t.call(aten.select.int, factor, 0, 0))
+    return out
 
 
 @CANONICAL.rule("softmax.int log_softmax.int")

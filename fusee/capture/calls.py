@@ -412,6 +412,9 @@ _NATIVE_MODULES = frozenset(
     " torch._library.custom_ops".split()
 )
 
+# Those of these are given objects, too.
+_OF_OBJECTS = ("torch.utils._pytree", "torch._library.custom_ops")
+
 # But for what tells how the program runs, and what branches on values, to raise.
 _IN_PYTHON = (torch._utils.is_compiling, torch.nn.functional.gaussian_nll_loss)
 
@@ -502,14 +505,20 @@ _TAKE_TEXTS = {
 # ------------------------------------------------------------------------------ functions
 
 
+def _is_read(m: Capturing, x: Any) -> bool:
+    """Whether code of the program's runs for `x`, or more is read of it than a guard would say."""
+    if type(x) in (list, tuple, dict):
+        shown = m.plain(x)
+        return any(_is_read(m, part) for part in (shown.values() if type(x) is dict else shown))
+    runs = hasattr(type(x), "__next__") or (callable(x) and not isinstance(x, (type, FakeTensor)))
+    return runs or (m.is_outside(x) and not isinstance(x, (type, *CONTAINERS)))
+
+
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     is_native = function.__module__ in _NATIVE_MODULES and function not in _IN_PYTHON
     has_number = m.world.numbers and holds_number((*args, kwargs))  # which torch refuses
-    if function.__module__ == "torch.utils._pytree":  # the program's functions run on the machine
-        is_native &= not any(
-            hasattr(type(x), "__next__") or (callable(x) and not isinstance(x, (type, FakeTensor)))
-            for x in (*args, *kwargs.values())
-        )
+    if is_native and function.__module__ in _OF_OBJECTS:
+        is_native = not any(_is_read(m, x) for x in (args, kwargs))
     if is_native and not has_number:
         return on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):

@@ -15,6 +15,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -306,6 +307,12 @@ LOADERS: Rules[type, Callable[..., Any]] = Rules()
 @LOADERS.rule(*weakref.ProxyTypes)
 def _load_proxy(*_: Any) -> NoReturn:
     raise GraphBreak("a weak proxy, which says that it is what it stands for")
+
+
+@LOADERS.rule(OpOverload, torch._ops.OpOverloadPacket, torch.jit.ScriptFunction, ContextVar)
+def load_fixed(world: Any, x: Any, origin: Origin) -> Any:
+    """A function in C, say, that its class does not tell from others."""
+    return world.fix(x, origin, world.origin(x))
 
 
 def loaded(world: Any, x: Any, origin: Origin) -> Any:

@@ -194,14 +194,14 @@ class World:
         """Where an object came from; None for one that the program made, and for scalars."""
         passing = self._passing.pop(id(obj), None)
         if passing is not None:
-            self._fix(obj, passing, None)
+            self.fix(obj, passing, None)
         return self._origins.get(id(obj))
 
     def passed_from(self, obj: Any) -> Origin | None:
         """The same, for what is only passed on: then a module may be another one."""
         return self._passing.get(id(obj)) or self._origins.get(id(obj))
 
-    def _fix(self, obj: Any, origin: Origin, known: Origin | None) -> Any:
+    def fix(self, obj: Any, origin: Origin, known: Origin | None) -> Any:
         """Make sure that it is this very object."""
         # one fact per path: two paths to one object may part later
         self.fact(guards.IdMatch, origin, obj)
@@ -240,7 +240,7 @@ class World:
             return self._load_bound(obj, origin)
         if issubclass(kind, FIXED) and not is_bound:
             if known or not issubclass(kind, torch.nn.Module) or not isinstance(origin.root, Local):
-                return self._fix(obj, origin, known)
+                return self.fix(obj, origin, known)
             self.fact(guards.TypeMatch, origin, type(obj))
             self._keep.append(obj)
             self._passing[id(obj)] = origin

@@ -41,6 +41,7 @@ from fusee.fake.open_sizes import (
 )
 from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
 from fusee.fake.torch_python import (
+    OF_NOTHING,
     ON_LISTS,
     OPEN_NUMBERS,
     explicit_key,
@@ -719,7 +720,7 @@ _NAMES = frozenset(
     lu_unpack geqrf ormqr orgqr svd pinverse qr matrix_exp matrix_power
     fake_quantize_per_channel_affine quantize_per_tensor quantize_per_channel
     fake_quantize_per_channel_affine_cachemask
-    max_unpool1d max_unpool2d max_unpool3d tensor_split
+    max_unpool1d max_unpool2d max_unpool3d tensor_split linear_cross_entropy as_strided_copy
     """.split()
 )
 _FACTORS = ("linalg_", "_linalg_")
@@ -729,29 +730,15 @@ _NEVER = frozenset("linalg_cross linalg_vector_norm linalg_vecdot linalg_diagona
 _DIVIDE = frozenset(
     "div divide floor_divide floordiv true_divide remainder mod fmod pow ldexp".split()
 )
-# These give of tensors without elements what their rules say, as all that is pointwise does.
-_OF_NOTHING = frozenset(
-    "sum prod any all cumsum _softmax _log_softmax index index_put index_put_ index_select"
-    " index_add index_add_ gather scatter scatter_add scatter_reduce cat stack mm addmm bmm"
-    " embedding clone copy copy_ _to_copy fill full_like zeros_like ones_like empty_like"
-    " rand_like randn_like new_zeros new_ones new_full new_empty repeat flip"
-    " nll_loss_forward".split()
-)
 
 
 def _require_elements(op: Any, args: Args) -> None:
     """Let sizes that only data knows be no 0 where an operator may refuse tensors without elements,
     or lay its result out as if there were some."""
-    is_plain = packet_name(op) in _OF_NOTHING or torch.Tag.pointwise in op.tags
+    is_plain = packet_name(op) in OF_NOTHING or torch.Tag.pointwise in op.tags
     for x in pytree.tree_leaves(args) if not op.is_view else ():
         if isinstance(x, torch.Tensor) and not (is_plain and is_row_major(x)):
             let_be_filled(x.shape)
-
-
-# Without an element there is no result.
-_EXTREMES = frozenset(
-    "max min amax amin aminmax argmax argmin mode kthvalue linalg_vector_norm norm".split()
-)
 
 
 @functools.cache
@@ -795,6 +782,16 @@ def raises(node: fx.Node, name: str, value: str) -> bool:
         is_safe = isinstance(divisor, (int, float)) and (divisor > 0 or "pow" not in name)
         is_whole = isinstance(out, torch.Tensor) and not out.is_floating_point()
         return is_whole and not (is_safe and divisor != 0)
-    found = (x.meta.get(value) for x in node.all_input_nodes if name in _EXTREMES)
-    shapes = [x.shape for x in found if isinstance(x, torch.Tensor)]
-    return any(type(n) is int and n == 0 for n in itertools.chain(*shapes))
+    found = (x.meta.get(value) for x in node.all_input_nodes)
+    shapes = (x.shape for x in found if isinstance(x, torch.Tensor))
+    is_empty = any(type(n) is int and n == 0 for n in itertools.chain(*shapes))
+    return is_empty and _refuses_nothing(name)
+
+
+@functools.cache
+def _refuses_nothing(name: str) -> bool:
+    """Whether an operator may refuse tensors without elements, which its rule takes."""
+    names = {name, "_" + name}
+    ops = [op for n in names for op in overloads_of(getattr(torch.ops.aten, n, None))]
+    is_plain = not ops or any(op.is_view or torch.Tag.pointwise in op.tags for op in ops)
+    return name in ("max", "min", "interpolate") or not (is_plain or names & OF_NOTHING)

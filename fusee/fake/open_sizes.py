@@ -199,12 +199,13 @@ def _unbound(x: Tensor, axis: int = 0) -> Any:
 def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor | None:
     a, b = _axis(first, x.dim()), _axis(second, x.dim())
     high, wide = x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)
-    if a == b or not (high > 0 and wide > 0):
+    if a == b:
         return None
+    has_any = high > 0 and wide > 0
     kept = [k for k in range(x.dim()) if k not in (a, b)]
     size, stride = [x.shape[k] for k in kept], [x.stride(k) for k in kept]
-    more = offset * x.stride(b) if offset > 0 else -offset * x.stride(a)
-    size.append(torch.sym_min(high, wide))  # type: ignore[no-untyped-call]
+    more = 0 if not has_any else offset * x.stride(b) if offset > 0 else -offset * x.stride(a)
+    size.append(torch.sym_min(high, wide) if has_any else 0)  # type: ignore[no-untyped-call]
     return _strided(x, size, [*stride, x.stride(a) + x.stride(b)], more)
 
 

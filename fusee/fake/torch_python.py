@@ -528,13 +528,21 @@ _BY_SIZES = frozenset(
     unique_dim unique_consecutive masked_select max min sort
     """.split()
 )
+# These give of tensors without elements what their rules say, as all that is pointwise does.
+OF_NOTHING = frozenset(
+    "sum prod any all cumsum _softmax _log_softmax index index_put index_put_ index_select"
+    " index_add index_add_ gather scatter scatter_add scatter_reduce cat stack mm addmm bmm"
+    " embedding clone copy copy_ _to_copy fill full_like zeros_like ones_like empty_like"
+    " rand_like randn_like new_zeros new_ones new_full new_empty repeat flip"
+    " nll_loss_forward".split()
+)
 _DRAWS = frozenset(
     "uniform random normal bernoulli exponential geometric log_normal cauchy".split()
 )
 # These are asked whatever their dtypes are, for what else they refuse.
 _ALWAYS = frozenset(
     """
-    where uniform random clamp smooth_l1_loss huber_loss softshrink celu mvlgamma bucketize
+    where uniform random clamp smooth_l1_loss huber_loss softshrink celu mvlgamma bucketize gelu
     avg_pool2d avg_pool3d masked_select unique_dim unique_consecutive sort
     hann_window hamming_window bartlett_window blackman_window kaiser_window
     """.split()

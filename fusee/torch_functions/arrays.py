@@ -23,7 +23,7 @@ import torch
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_TYPE, SPECIAL, stands_for_each
-from fusee.capture.dynamic import LOADERS, Computed, Number, is_array
+from fusee.capture.dynamic import LOADERS, Computed, Number, is_array, load_fixed
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
@@ -679,7 +679,8 @@ def _register() -> None:
     for kind in (np.ndarray, np.generic, *scalars):
         found += [x for x in vars(kind).values() if isinstance(x, types.MethodDescriptorType)]
     stands_for_each(*found, *scalars, np.dtype, np.finfo, np.iinfo)(_call)
-    BY_TYPE.update(dict.fromkeys((np.ufunc, type(np.sum)), _call))
+    for kind in (np.ufunc, type(np.sum)):
+        BY_TYPE[kind], LOADERS[kind] = _call, load_fixed
     for kind in scalars:
         LOADERS[kind], MAKERS[kind] = _load, Maker(_constant)
         LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, Maker(_constant)

@@ -242,7 +242,11 @@ UNUSED = """
     x.clamp_() ;; F.smooth_l1_loss(x, x, beta=-1.0) ;; F.softshrink(x, -1) ;; F.celu(x, 0.0) ;;
     torch.mvlgamma(x, 0) ;; F.avg_pool2d(x, 2, divisor_override=0) ;; torch.bucketize(x, x) ;;
     x.sort(9) ;; torch.unique(x, dim=9) ;; x.max() ;; x.masked_select(x) ;;
-    torch.hann_window(3, dtype=x.dtype)
+    torch.hann_window(3, dtype=x.dtype) ;; torch.unique(torch.empty(1, 0, 0, 2), dim=1) ;;
+    torch.fft.fft(x[:, :0]) ;; torch.hash_tensor(x[:0], 1) ;; F.conv2d(x[:0], x[:0]) ;;
+    F.adaptive_avg_pool2d(x[..., :0], 5) ;; F.interpolate(x[..., :0], 3, mode="bilinear") ;;
+    torch.as_strided_copy(x, (4, 9)) ;; torch.as_strided_copy(x, (9, 9), (9, 1)) ;;
+    torch.diagonal_scatter(x[0, 0], x[0, 0, 0], 4) ;; F.gelu(x, approximate="none of these")
 """
 
 
@@ -383,3 +387,16 @@ def test_writes_whose_operators_lack_a_tag(dtype):
         return x, str(error.value)
 
     alike(fn, torch.ones(3), torch.ones(3).to(dtype))
+
+
+def test_batch_norm_of_nothing_counts_nothing() -> None:
+    """What the graph makes itself is known ahead, and computed by ATen."""
+
+    def made() -> Tensor:
+        return F.batch_norm(torch.empty(0, 5), torch.zeros(5), torch.ones(5), training=True)
+
+    def given(x: Tensor, mean: Tensor, weight: Tensor) -> Any:
+        return F.batch_norm(x, mean, weight + 1, weight, training=True).sin() + 1, mean
+
+    assert fusee.compile(made)().shape == (0, 5)
+    alike(given, torch.empty(0, 5), torch.zeros(5), torch.ones(5, requires_grad=True))

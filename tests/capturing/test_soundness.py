@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+import fusee
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.guards import NotAlias
 from fusee.capture.policy import Policy, as_function
@@ -274,3 +277,64 @@ def test_functions_that_pytree_calls_are_captured(
     for scale in (2.0, 3.0, 1.0):
         monkeypatch.setitem(globals(), "SCALE", scale)
         torch.testing.assert_close(call(tree), program(tree))
+
+
+class Pair:
+    def __init__(self, first: Any, k: int) -> None:
+        self.first, self.k = first, k
+
+
+pytree.register_pytree_node(
+    Pair, lambda x: ([x.first], x.k), lambda parts, k: Pair(next(iter(parts)), k)
+)
+twice = torch.library.custom_op(
+    "soundness::twice", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
+)
+thrice = torch.library.custom_op(
+    "soundness::thrice", lambda x: x * 3, mutates_args=(), schema="(Tensor x) -> Tensor"
+)
+for op in (twice, thrice):
+    op.register_fake(torch.empty_like)
+ALIKE = {
+    "functions of NumPy": ((np.mean, np.var, np.linalg.norm), lambda f, x: f(x.numpy()) + x),
+    "ufuncs": ((np.sin, np.cos), lambda f, x: f(x.numpy()) * f.nin),
+    "operators": ((torch.ops.aten.sin, torch.ops.aten.relu), lambda f, x: f(x) + x),
+    "overloads": (
+        (torch.ops.aten.sin.default, torch.ops.aten.relu.default),
+        lambda f, x: (f(x) + x, f.name()),
+    ),
+    "custom operators": ((twice, thrice), lambda f, x: f(x) + x),
+    "TorchScript": (
+        (torch.jit.trace(torch.sin, torch.ones(2)), torch.jit.trace(torch.cos, torch.ones(2))),
+        lambda f, x: f(x) + x,
+    ),
+    "variables of a context": (
+        (ContextVar("first", default=1), ContextVar("second", default=2)),
+        lambda v, x: x + v.get(),
+    ),
+    "structures": (
+        [pytree.tree_structure(tree) for tree in ([1, 2], (1, 2), {"a": 1, "b": 2}, [1, [2]])],
+        lambda spec, x: pytree.tree_unflatten([x, x + 1], spec),
+    ),
+    "nodes": (
+        [Pair(1.0, 1), Pair(2.0, 1), Pair(1.0, 2)],
+        lambda pair, x: (
+            [x + leaf for leaf in pytree.tree_leaves([[pair]])],
+            str(pytree.tree_structure([pair])),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_objects_that_their_class_does_not_tell_apart(name: str) -> None:
+    objects, function = ALIKE[name]
+
+    def program(x: torch.Tensor, given: Any) -> Any:
+        return function(given, x)
+
+    compiled = fusee.compile(program)
+    for _ in range(2):
+        for given in objects:
+            want, got = program(torch.ones(2) * 3, given), compiled(torch.ones(2) * 3, given)
+            assert repr(got) == repr(want)
