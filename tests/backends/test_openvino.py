@@ -33,6 +33,31 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
+class Attention(nn.Module):
+    """As vision transformers have it: queries, keys and values of one product."""
+
+    def __init__(self, heads: int, is_plain: bool) -> None:
+        super().__init__()
+        self.heads, self.is_plain = heads, is_plain
+        self.qkv = nn.Linear(heads * 16, heads * 48)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        parts = self.qkv(x).unflatten(-1, (3, self.heads, 16)).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.unbind(0)
+        if self.is_plain:
+            y = (q @ k.transpose(-1, -2) / 4 + mask).softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, mask)
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 4), (3, 4), (3, 5)])
+def test_attention_of_as_many_heads_as_tokens(batch: int, tokens: int, is_plain: bool) -> None:
+    net, mask = Attention(4, is_plain), torch.randn(1, 4, tokens, tokens)
+    check(net, torch.randn(batch, tokens, 64), mask, backend="openvino", capture="fx")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_floating_point(dtype: torch.dtype) -> None:
     x, w = torch.randn(6, 8).to(dtype), torch.randn(8, 8).to(dtype)

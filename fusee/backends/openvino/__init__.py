@@ -258,10 +258,38 @@ def compile_model(
             same = value.element_type == element
             results.append(value if same else ops.convert(value, element).output(0))
         model = ov.Model(results, model.get_parameters(), "region")
-        compiled = _core().compile_model(model, device, dict(config))
+        wrong = {_FUSED: "DISABLE"} if device == "CPU" and _is_mistaken(model) else {}
+        compiled = _core().compile_model(model, device, {**wrong, **config})
     except RuntimeError as error:
         raise BackendError(f"it cannot be compiled: {last_line(error)}\n{error}") from error
     return Executable(compiled, outputs)
+
+
+# OpenVINO's kernels of several operations: fused elementwise ones, and attention.
+_FUSED = "SNIPPETS_MODE"
+
+
+def _is_mistaken(model: Any) -> bool:
+    """Whether fused attention gives wrong numbers: OpenVINO 2026.4 does where heads are tokens.
+
+    Its kernel takes a Transpose of two axes of one size for none.
+    """
+    ops = model.get_ops()
+    attends = any(op.get_type_name() in _ATTENTION for op in ops)
+    return attends and any(op.get_type_name() == "Transpose" and _is_square(op) for op in ops)
+
+
+_ATTENTION = "Softmax", "ScaledDotProductAttention"
+
+
+def _is_square(transpose: Any) -> bool:
+    """Whether it only moves axes of one size, and not the last."""
+    order, sizes = transpose.input_value(1).get_node(), transpose.get_input_partial_shape(0)
+    if order.get_type_name() != "Constant":
+        return False
+    moved = [sizes[at] for k, at in enumerate(order.get_data().tolist()) if k != at]
+    is_last = bool(moved) and int(order.get_data()[-1]) != len(sizes) - 1
+    return bool(moved) and not is_last and all(n.is_static and n == moved[0] for n in moved)
 
 
 def import_blob(blob: Tensor, device: str, config: Mapping[str, object]) -> tuple[Any, Tensor]:
@@ -416,7 +444,8 @@ class Models:
         options = self.options
         config = sorted((name, str(value)) for name, value in options.properties.items())
         device = identity(options.device)
-        return [options.backend, device, torch.__version__, options.device, str(config)]
+        given = options.backend, device, torch.__version__, options.device, str(config)
+        return [*given, _FUSED]  # models from before `_is_mistaken` are not
 
     @property
     def kept_for(self) -> list[str]:
