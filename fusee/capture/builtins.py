@@ -644,10 +644,7 @@ def _is_in_c(stream: Any) -> bool:
 
 
 class _Caught(warnings.catch_warnings):
-    """What the program entered. It is on while a program is captured, since torch calls warn then.
-
-    said   what it records
-    """
+    """What the program entered, on during a capture since torch calls warn; records in `said`."""
 
     said: Any = None
 
@@ -665,6 +662,9 @@ def _catch_warnings(m: Capturing, manager: Any) -> Any:
     """A graph has it wholly or not at all, and the program's own warnings end the graph."""
     if m.attribute(manager, "_module") is not warnings:
         raise GraphBreak("warnings.catch_warnings() of another module")
+    if m.truth(m.attribute(manager, "_entered")):
+        raise GraphBreak("what catches warnings is entered twice")
+    m.call(setattr, manager, "_entered", True)  # which classes built on it read
     context = _Caught(record=m.truth(m.attribute(manager, "_record")))
     context.__enter__()
     m.regions.append((manager, context))

@@ -201,6 +201,8 @@ class _Attempt:
                     if any(x is y for y in self.frame.stack):
                         raise x.met()
                 stopped, begun = frame.step(), None
+                if stopped and machine.regions:
+                    raise GraphBreak("a region that is entered goes on after the function")
                 if stopped:  # and what nobody else has ends
                     held = frame.locals.values()
                     if not any(map(machine.is_closed, held)):  # else in the order of variables

@@ -81,6 +81,53 @@ def test_autocast_is_asked() -> None:
         same(autocast_asked, X)
 
 
+class Silent(warnings.catch_warnings):
+    def __enter__(self):
+        super().__enter__()
+        warnings.simplefilter("ignore")
+        assert self._entered
+        return self
+
+
+def silent(x):
+    with Silent() as caught:
+        y = x * 2
+        warnings.warn("nobody hears it", stacklevel=1)
+    return y, caught._entered
+
+
+def entered_twice(x):
+    caught = warnings.catch_warnings()
+    caught.__enter__()
+    try:
+        caught.__enter__()
+    except RuntimeError as error:
+        return x + 1, str(error)
+    finally:
+        caught.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(("function", "breaks"), [(silent, False), (entered_twice, True)])
+def test_what_catches_warnings_knows_that_it_is_entered(function, breaks) -> None:
+    same(function, X, breaks=breaks)
+
+
+def entered_for_good(x):
+    caught = warnings.catch_warnings()
+    caught.__enter__()
+    warnings.simplefilter("ignore")
+    return x + 1, caught
+
+
+def test_what_catches_warnings_goes_on_after_the_function() -> None:
+    with warnings.catch_warnings():
+        before = warnings.filters[:]
+        _, caught = fusee.compile(entered_for_good, backend="eager")(X)
+        assert warnings.filters != before
+        caught.__exit__(None, None, None)
+        assert warnings.filters == before
+
+
 class Answers:
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
