@@ -530,7 +530,7 @@ _BY_SIZES = frozenset(
 )
 # These give of tensors without elements what their rules say, as all that is pointwise does.
 OF_NOTHING = frozenset(
-    "sum prod any all cumsum _softmax _log_softmax index index_put index_put_ index_select"
+    "sum prod mean any all cumsum _softmax _log_softmax index index_put index_put_ index_select"
     " index_add index_add_ gather scatter scatter_add scatter_reduce cat stack mm addmm bmm"
     " embedding clone copy copy_ _to_copy fill full_like zeros_like ones_like empty_like"
     " rand_like randn_like new_zeros new_ones new_full new_empty repeat flip"
