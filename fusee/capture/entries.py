@@ -688,7 +688,8 @@ class CompiledFunction:
         if (missed := last.first_miss(values)) is not None:
             fact, found = missed
             places = [*self.varies.learn(last.changed(values, missed))]
-            for entry in entries[-2::-1]:  # the last one may differ in all, as ranks that alternate
+            # the last one may differ in all, as ranks that alternate; a few: there may be thousands
+            for entry in entries[-2:-10:-1]:
                 changed = () if places else entry.captured.facts.changed(values)
                 places += self.varies.learn(row for row in changed if row[1])
             for place in places:
