@@ -406,8 +406,8 @@ def _as_affine(edit: Editor, norm: Norm) -> None:
             like=like, val=channels,
         )  # fmt: skip
         shift = edit.call(
-            norm_shift, norm.weight, norm.bias, norm.mean, norm.variance, norm.eps, wide, trailing,
-            like=like, val=channels,
+            folded_bias, None, norm.weight, norm.bias, norm.mean, norm.variance, norm.eps, wide,
+            trailing, like=like, val=channels,
         )  # fmt: skip
         x = edit.cast(norm.input, wide, like)
         scaled = edit.call(aten.mul.Tensor, x, scale, like=like, val=image)
@@ -476,19 +476,6 @@ def norm_scale(
     return scale.to(dtype).view(-1, *[1] * trailing)
 
 
-def norm_shift(
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    eps: float,
-    dtype: torch.dtype,
-    trailing: int = 0,
-) -> Tensor:
-    """What batch norm adds to each channel after the factor; of the same shape."""
-    return folded_bias(None, weight, bias, mean, variance, eps, dtype).view(-1, *[1] * trailing)
-
-
 def folded_weight(
     layer_weight: Tensor,
     weight: Tensor | None,
@@ -520,13 +507,15 @@ def folded_bias(
     variance: Tensor,
     eps: float,
     dtype: torch.dtype,
+    trailing: int = 0,
 ) -> Tensor:
-    """A layer's bias with the following batch norm in it; 1-d."""
+    """A layer's bias with the following batch norm in it, or what that adds to each channel after
+    its factor, if there is no layer: (channels, 1, .. trailing times)."""
     centre = mean.double().neg() if layer_bias is None else layer_bias.double() - mean
     shift = centre * norm_scale(weight, variance, eps, torch.float64)
     if bias is not None:
         shift += bias
-    return shift.to(dtype)
+    return shift.to(dtype).view(-1, *[1] * trailing)
 
 
-DERIVATIONS.update((norm_scale, norm_shift, folded_weight, folded_bias))
+DERIVATIONS.update((norm_scale, folded_weight, folded_bias))

@@ -284,12 +284,13 @@ _ATTENTION = "Softmax", "ScaledDotProductAttention"
 
 def _is_square(transpose: Any) -> bool:
     """Whether it only moves axes of one size, and not the last."""
-    order, sizes = transpose.input_value(1).get_node(), transpose.get_input_partial_shape(0)
-    if order.get_type_name() != "Constant":
+    axes, sizes = transpose.input_value(1).get_node(), transpose.get_input_partial_shape(0)
+    if axes.get_type_name() != "Constant":
         return False
-    moved = [sizes[at] for k, at in enumerate(order.get_data().tolist()) if k != at]
-    is_last = bool(moved) and int(order.get_data()[-1]) != len(sizes) - 1
-    return bool(moved) and not is_last and all(n.is_static and n == moved[0] for n in moved)
+    order = axes.get_data().tolist()
+    moved = [sizes[at] for k, at in enumerate(order) if k != at]
+    stays = order[-1:] == [len(order) - 1]
+    return bool(moved) and stays and all(n.is_static and n == moved[0] for n in moved)
 
 
 def import_blob(blob: Tensor, device: str, config: Mapping[str, object]) -> tuple[Any, Tensor]:
