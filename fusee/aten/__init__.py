@@ -11,6 +11,7 @@ order. node.meta of each holds
     device       where eager has the result
     stack_trace  the user's lines, as fx writes them
     call         (number, operator): the call of eager's it is a part of; called: why it stays one
+    improved     True: it is a faster call than eager's, so the graph does not run as captured
     alone        True: it shows a size that only data knows, and so runs by itself
     relies       (a, op, b): what an engine that has the call takes for granted of sizes
 Sizes in arguments are `sym` sizes: ints, or Expr in a graph with `symbols`. Those of `val` are ints

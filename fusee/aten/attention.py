@@ -33,6 +33,7 @@ _MASKED = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
 _MOST_STEPS = 1000  # of following one mask
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Either(NamedTuple):
@@ -418,6 +419,80 @@ def _triangle(f: _Followed, node: fx.Node, index: Index) -> Element:
     rest = index[-2] - index[-1] + named["diagonal"]
     nothing = False if val(node).dtype is torch.bool else 0.0
     return _chosen(-rest if node.target is aten.triu.default else rest, found, nothing)
+
+
+# ---------------------------------------------------------------------------- heads
+# Attention of three axes, and keys that many heads or examples share: ATen's fused kernels take
+# neither, so that eager multiplies, masks and normalises whole matrices of scores (two to six times
+# slower on a CPU). With an axis of one head, and with keys expanded in place, they do.
+# source: aten/src/ATen/native/transformers/sdp_utils_cpp.h, check_batch_size_and_num_heads_dense
+
+Given = tuple[Any, Any, Any, Any]
+
+
+def every_head(
+    call: Callable[..., Any], shape_of: Callable[[Any], Sequence[Any]], operands: Given
+) -> Given | None:
+    """Query, key, value and mask with four axes and as many heads; None where they have, or where
+    eager refuses them.
+
+    call   makes what an operator gives for these
+    """
+    *three, mask = operands
+    shapes = [list(shape_of(x)) for x in three]
+    dims = {len(shape) for shape in shapes}
+    if dims not in ({3}, {4}) or not all(same_ints(x[-1:], shapes[0][-1:]) for x in shapes):
+        return None
+    rows = [] if mask is None else list(shape_of(mask))
+    if len(rows) > dims.pop():
+        return None
+    lead = shapes[0][:-2]
+    others = [k for k in (1, 2) if not same_ints(shapes[k][:-2], lead)]
+    pairs = [(m, n) for k in others for m, n in zip(shapes[k], lead)]
+    if not all(same_ints((m,), (n,)) or (type(m) is int and m == 1) for m, n in pairs):
+        return None
+    if len(lead) == 2 and not others:
+        return None
+    for k in others:
+        three[k] = call(aten.expand.default, three[k], [*lead, *shapes[k][-2:]])
+    if len(lead) == 1:
+        three = [call(aten.unsqueeze.default, x, 1) for x in three]
+        mask = call(aten.unsqueeze.default, mask, 1) if len(rows) == 3 else mask
+    return (*three, mask)
+
+
+def lacks_heads(node: fx.Node) -> bool:
+    """Whether `with_every_head` makes another call of this one."""
+    return _headed(node, lambda op, x, *args: x) is not None
+
+
+def _headed(node: fx.Node, call: Callable[..., Any]) -> Given | None:
+    if node.target is not aten.scaled_dot_product_attention.default:
+        return None
+    named = arguments(node)
+    q = named["query"]
+    if named["dropout_p"] or named["enable_gqa"] or val(q).dtype not in _FLOATS:
+        return None
+    if val(q).dtype is not torch.float32 and same_ints(val(q).shape[-2:-1], (1,)):
+        return None  # of one row the products are faster
+    operands = q, named["key"], named["value"], named["attn_mask"]
+    return every_head(call, lambda x: val(x).shape, operands)
+
+
+def with_every_head(edit: Editor) -> None:
+    """Run the pass."""
+    for node in edit.calls(aten.scaled_dot_product_attention.default):
+        with edit.before(node):
+            found = _headed(node, functools.partial(edit.call, like=node))
+            if found is None:
+                continue
+            named = arguments(node)
+            op, given = aten.scaled_dot_product_attention.default, (0.0, named["is_causal"])
+            made = edit.call(op, *found, *given, scale=named["scale"], like=node)
+            if val(node).dim() == 3:
+                made = edit.call(aten.squeeze.dims, made, [1], like=node)
+        edit.notes.append(f"{node} has keys for every head")
+        edit.become(node, aten.clone.default, made, memory_format=torch.contiguous_format)
 
 
 # ---------------------------------------------------------------------------- products

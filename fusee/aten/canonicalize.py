@@ -412,6 +412,12 @@ def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
             "indexing with a mask gives as many elements as the mask has ones",
             remedy="torch.where, or masked_fill, keeps the shape",
         )
+    part = _part(t, args[0], args[1])
+    if part is not None:
+        like = t.run_meta(aten.index.Tensor, *_metas(t, args[0], args[1]))
+        if is_row_major(like):
+            found = t.call(aten.slice.Tensor, args[0], *part)
+            return t.call(aten.clone.default, found, memory_format=torch.contiguous_format)
     return t.record(aten.index.Tensor, args, kwargs)
 
 
@@ -419,6 +425,13 @@ def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, indices, values, accumulate = bound(op, args, kwargs)[:4]
     env, to_size = t.b.twins.env, t.b.to_size
+    part = _part(t, x, indices)
+    if part is not None and t.value(x).store.device == t.value(values).store.device:
+        whole = t.call(aten.slice.Tensor, x, *part)
+        if accumulate:
+            values = t.call(aten.add.Tensor, whole, values)
+        values = t.call(aten.expand.default, values, whole.shape)
+        return t.call(aten.slice_scatter.default, x, values, *part)
     is_fill = len(indices) == 1 and not accumulate and all(n == 1 for n in values.shape)
     if env is None or to_size is None or is_fill or not _has_mask(indices):
         return t.record(op, args, kwargs)
@@ -427,8 +440,7 @@ def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if merged is not None:
             return merged
     found = _without_masks(t, indices)
-    twins = [None if index is None else t.value(index).tensor for index in found]
-    made = t.run_meta(aten.index.Tensor, (t.value(x).tensor, twins), {})
+    made = t.run_meta(aten.index.Tensor, *_metas(t, x, found))
     for n, m in zip(reversed(values.shape), reversed(made.shape)):
         if type(n) is not int or n != 1:
             env.data.require(to_size(n), "==", to_size(m))
@@ -450,6 +462,34 @@ def _where_taken(t: Tracer, x: Any, mask: Any, values: Any) -> Any:
     node = t.b.emit(aten.where.self, (t.node(whole), other, t.node(x)), {}, out, device)
     t.adopt(out, node, None, device)
     return out
+
+
+def _metas(t: Tracer, x: Any, indices: Sequence[Any]) -> tuple[Args, Kwargs]:
+    twins = [None if index is None else t.value(index).tensor for index in indices]
+    return (t.value(x).tensor, twins), {}
+
+
+# Of places that a program writes down.
+_MOST_PLACES = 64
+
+
+def _part(t: Tracer, x: Any, indices: Sequence[Any]) -> tuple[int, int, int, int] | None:
+    """What `slice` takes for `x[:, [1, 3]]`: axis, start, end, step. None for other indices."""
+    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(given) != 1:
+        return None
+    ((axis, index),) = given
+    node, n = t.node(index), t.value(x).tensor.shape[axis]
+    if node.op != "get_attr" or index.dtype is not torch.int64 or index.dim() != 1:
+        return None
+    if type(n) is not int or not 0 < index.shape[0] <= _MOST_PLACES:
+        return None
+    places = [place + n * (place < 0) for place in t.b.constants[str(node.target)].tolist()]
+    first, last = places[0], places[-1]
+    step = places[1] - first if len(places) > 1 else 1
+    if step <= 0 or not 0 <= first <= last < n or places != [*range(first, last + 1, step)]:
+        return None
+    return axis, first, last + 1, step
 
 
 def _has_mask(indices: Sequence[Any]) -> bool:

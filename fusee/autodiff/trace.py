@@ -28,7 +28,7 @@ from fusee.aten import (
     inverse,
     memory_root,
 )
-from fusee.aten.attention import as_causal
+from fusee.aten.attention import as_causal, every_head
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
 from fusee.aten.torch_api import (
@@ -98,6 +98,13 @@ def _attention(
     is_causal: bool = False,
     **options: Any,
 ) -> Any:
+    if not (dropout_p or options.get("enable_gqa")):
+        operands = query, key, value, attn_mask
+        whole = every_head(lambda op, *given: op(*given), lambda x: x.shape, operands)
+        if whole is not None:
+            made = _attention(t, *whole, 0.0, is_causal, **options)
+            t.node(unwrapped(made)).meta["improved"] = True
+            return (made if query.dim() == 4 else made.squeeze(1)).contiguous()
     if not _is_plain(query):
         if attn_mask is not None and not is_causal and query.device.type != "cpu":
             known = as_causal(t.node(unwrapped(attn_mask)), t.b.sizes)

@@ -28,6 +28,7 @@ from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten import WHOLE, AtenGraph, InputSpec, inverse, must_run, returning
+from fusee.aten.attention import lacks_heads
 from fusee.aten.canonicalize import Table
 from fusee.aten.rewriter import edited
 from fusee.aten.torch_api import OpOverload
@@ -312,7 +313,8 @@ def _costs_less(
     if not options.derive_weights:
         static = set()
     nodes = [x for x in aten.graph.nodes if x.op == "call_function"]
-    if not options.prices or any(target.improves(x, static) for x in nodes):
+    better = (lacks_heads(x) or "improved" in x.meta or target.improves(x, static) for x in nodes)
+    if not options.prices or any(better):
         return False
     if any(getattr(x.target, "namespace", "") == "fusee" for x in nodes):
         return False  # loops and branches: torch 2.11's own gradient of `scan` is wrong

@@ -702,11 +702,12 @@ def state_restored() -> Iterator[None]:
 # The private API of torch that stand-ins for its functions need. Tested with torch 2.11 to 2.13.
 #
 # torch._numpy             NumPy's functions on tensors
-# torch.ops.higher_order   operators that take functions
+# torch.ops.higher_order   operators that take functions (torch._higher_order_ops)
 # torch._shape_as_tensor   sizes, as a tensor
 # torch.utils.checkpoint   the mode that asks a policy in a region's first run
 
 higher_order: Any = torch.ops.higher_order
+generic_scan: Any = sys.modules["torch._higher_order_ops.associative_scan"].generic_associative_scan
 shape_as_tensor: Any = torch._shape_as_tensor
 SelectiveMode: Any = torch.utils.checkpoint._CachingTorchDispatchMode
 

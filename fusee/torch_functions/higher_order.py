@@ -44,6 +44,7 @@ from fusee.capture.torch_api import (
     State,
     apply_function,
     batch_axes,
+    generic_scan,
     graph_module,
     higher_order,
     is_pytree_class,
@@ -520,6 +521,10 @@ def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
 
 if hasattr(higher_order, "out_dtype"):
     SPECIAL[higher_order.out_dtype] = _out_dtype
+if hasattr(higher_order, "associative_scan"):  # by points: as of any function, in pairs of rows
+    SPECIAL[higher_order.associative_scan] = lambda m, function, xs, outside, /: m.call(
+        generic_scan, function, xs, 0, outside
+    )
 if hasattr(higher_order, "wrap"):  # it is the call, for tracers that want it as one node
     SPECIAL[higher_order.wrap] = lambda m, function, /, *args, **kw: m.call(function, *args, **kw)
 

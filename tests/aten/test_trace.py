@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fusee
 from fusee.aten import AtenGraph, SymbolSource
 from fusee.aten.torch_api import autocast_kind, below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
@@ -74,6 +75,42 @@ def test_operators_stay_whole(fn: Fn, inputs: list[torch.Tensor], expected: list
     names = [f"aten.{name}" + ("" if "." in name else ".default") for name in expected]
     if expected[0] != "view":
         assert found == names
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[:, [1, 3]] = x[:, [0, 2]]
+    y[[0]] = 5.0
+    return y.index_put((torch.tensor([0, 1]),), x[:2, 0, None], accumulate=True)
+
+
+# Places that a program writes down, and whether these are a part of the tensor.
+PLACES: dict[str, tuple[Fn, bool]] = {
+    "one": (lambda x: x[:, [1]], True),
+    "one from the end": (lambda x: x[[-2]], True),
+    "even ones": (lambda x: x[:, [0, 2, 4]], True),
+    "a tensor": (lambda x: x[torch.tensor([1, 2])], True),
+    "of a turned tensor": (lambda x: x.t()[:, [1]], True),
+    "written to": (_written, True),
+    "backwards": (lambda x: x[:, [2, 1]], False),
+    "twice": (lambda x: x[[1, 1]], False),
+    "none": (lambda x: x[:, []], False),
+    "pairs": (lambda x: x[[0, 1], [1, 2]], False),
+    "bools": (lambda x: x[:, [True, False, True, False, True]], True),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_that_are_a_part(name: str) -> None:
+    fn, is_part = PLACES[name]
+    names = operators(same(fn, torch.randn(3, 5)))
+    assert is_part == any("slice" in name for name in names)
+    assert is_part != any("index" in name for name in names)
+
+
+def test_places_beyond_a_tensor_raise() -> None:
+    with pytest.raises(IndexError, match="out of bounds"):
+        fusee.compile(lambda x: x[:, [5]] * 2)(torch.randn(3, 5))
 
 
 def test_what_is_not_kept_is_decomposed() -> None:

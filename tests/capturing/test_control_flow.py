@@ -27,6 +27,9 @@ def chosen(x: T) -> Any:
     return z + 1
 
 
+scan_by_points = torch.ops.higher_order.associative_scan
+
+
 def chosen_twice(x: T) -> Any:
     def inner(x: T) -> T:
         return torch.cond(x.max() > 1, lambda x: x.exp(), lambda x: x * WEIGHT, (x,))
@@ -67,6 +70,15 @@ def scanned_in_pairs(x: T) -> Any:
     return associative_scan(lambda a, b: a * b + b, x * 2, 0, combine_mode="generic")
 
 
+def scanned_by_points(x: T) -> Any:
+    """What associative_scan calls with tensors of a GPU, as mamba does there."""
+
+    def combine(a: T, b: T, c: T, d: T) -> Any:
+        return a * c, c * b + d
+
+    return scan_by_points(combine, [x * 0.5, x.sin()], ())
+
+
 PROGRAMS = [
     chosen,
     chosen_twice,
@@ -76,6 +88,7 @@ PROGRAMS = [
     scanned,
     scanned_back,
     scanned_in_pairs,
+    scanned_by_points,
 ]
 IDS = [fn.__name__ for fn in PROGRAMS]
 
@@ -88,6 +101,7 @@ def _by_python(fn: Callable[..., Any], x: T) -> Any:
         patch.setitem(fn.__globals__, "while_loop", names["while_loop"])
         patch.setitem(fn.__globals__, "torch_map", names["map"])
         patch.setitem(fn.__globals__, "scan", names["scan"])
+        patch.setitem(fn.__globals__, "scan_by_points", _by_points)  # eager's gradients are wrong
         return fn(x)
 
 
@@ -112,6 +126,13 @@ def _scan(f: Any, carry: T, xs: T, dim: int = 0, reverse: bool = False) -> Any:
         carry, out = f(carry, row)
         rows.append(out)
     return carry, torch.stack(rows[::-1] if reverse else rows, dim)
+
+
+def _by_points(f: Any, xs: list[T], outside: Any) -> Any:
+    rows = [tuple(x[0] for x in xs)]
+    for row in list(zip(*xs))[1:]:
+        rows.append(f(*rows[-1], *row))
+    return tuple(torch.stack(column) for column in zip(*rows))
 
 
 def _close(got: Any, want: Any) -> None:

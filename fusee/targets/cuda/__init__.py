@@ -47,6 +47,7 @@ from fusee.targets.cuda.launch import (
     runner,
 )
 from fusee.targets.cuda.passes import (
+    biases_apart,
     channels_last,
     even_rows,
     heads_of_groups,
@@ -169,6 +170,7 @@ class CUDA(Target):
         return (
             partial(numbers_home, home=self.device),
             patches_as_products,
+            biases_apart,
             channels_last,
             heads_of_groups,
             one_key,

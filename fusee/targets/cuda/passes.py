@@ -37,6 +37,8 @@ _ATOMIC = tuple(
         " scatter.src scatter.reduce embedding_dense_backward put"
     )
 )
+# What takes indices of the CPU.
+_INDEXING = tuple(overloads("index.Tensor _unsafe_index.Tensor index_put _unsafe_index_put"))
 # Of ATen's attention without a mask.
 _MOST_HEAD = 256
 
@@ -91,6 +93,27 @@ def _as_product(
         found = view(product, [n, *grid, val(weight).shape[0]])
     edit.become(node, aten.permute.default, found, [0, 1 + dims, *range(1, 1 + dims)])
     edit.notes.append(f"{node} is a product of patches")
+
+
+def biases_apart(edit: Editor) -> None:
+    """A convolution's bias is added by the kernel that reads the result: ATen adds it to cuDNN's in
+    a kernel of its own, but for one value a channel in float32, where it has a kernel for all.
+
+    source: aten/src/ATen/native/Convolution.cpp, _convolution
+    """
+    for node in list(edit.calls(aten.convolution.default)):
+        named = arguments(node)
+        weight, bias = named["weight"], named["bias"]
+        is_single = named["groups"] > 1 and val(weight).shape[1] == 1
+        if bias is None or (is_single and val(node).dtype not in _HALVES):
+            continue
+        named["bias"] = None
+        with edit.before(node):
+            op, of = aten.convolution.default, node.meta["val"]
+            plain = edit.call(op, *named.values(), like=node, val=of)
+            shape = [-1, *[1] * (val(weight).dim() - 2)]
+            added = edit.call(aten.reshape.default, bias, shape, like=node)
+        edit.become(node, aten.add.Tensor, plain, added)
 
 
 def channels_last(edit: Editor) -> None:
@@ -192,23 +215,28 @@ def _heads(node: fx.Node | None) -> Any:
 
 
 def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
-    """What each head of a group is a copy of: x[:, :, None].expand(..).reshape(..)."""
+    """What each head of a group is a copy of: x[:, :, None].expand(..).reshape(..), or one head
+    that was expanded."""
     shape = edit.sizes(node)
-    if node.target is not aten.view.default or len(shape) != 4:
+    if len(shape) != 4 or type(shape[1]) is not int:
         return None
-    source: Any = node.args[0]
-    while source.target is aten.clone.default:
-        source = source.args[0]
+    source: Any = node
+    if node.target is aten.view.default:
+        source = node.args[0]
+        while source.target is aten.clone.default:
+            source = source.args[0]
     if source.target is not aten.expand.default:
         return None
-    inner = source.args[0]
-    if inner.target is not aten.unsqueeze.default or inner.args[1] != 2:
-        return None
-    found: fx.Node = inner.args[0]
+    found: Any = source.args[0]
+    if source is not node:
+        if found.target is not aten.unsqueeze.default or found.args[1] != 2:
+            return None
+        found = found.args[0]
     own = edit.sizes(found)
-    if len(own) != 4 or type(own[1]) is not int or type(shape[1]) is not int:
+    if len(own) != 4 or type(own[1]) is not int or (source is node and own[1] != 1):
         return None
-    fits = edit.sizes(source)[:3] == [*own[:2], shape[1] // own[1]]
+    as_found = [*own[:2], shape[1] // own[1]] if source is not node else [own[0], shape[1]]
+    fits = edit.sizes(source)[: len(as_found)] == as_found
     return found if fits and own[2:] == shape[2:] else None
 
 
@@ -473,7 +501,10 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
     first = next(node for node in edit.graph.nodes if node.op not in ("placeholder", "get_attr"))
     for node in reversed(list(edit.graph.nodes)):
         val = node.meta.get("val")
-        if not isinstance(val, Tensor) or val.dim() or _is_at(node, home):
+        if not isinstance(val, Tensor) or _is_at(node, home):
+            continue
+        if val.dim():
+            _bring_places(edit, node, home)
             continue
         there = [user for user in node.users if "device" in user.meta and _is_at(user, home)]
         # what reads more than numbers there stays with them: an element, a sum
@@ -502,6 +533,18 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
                 user.replace_input_with(node, twin)
     if moved:
         edit.notes.append(f"{moved} numbers of the CPU are computed on {home}")
+
+
+def _bring_places(edit: Editor, node: fx.Node, home: torch.device) -> None:
+    """Places that a program writes down, `x[:, [2, 0]]`, are copied to the GPU when the graph is
+    compiled; ATen copies them at each call, and waits."""
+    users = [user for user in node.users if user.target in _INDEXING and _is_at(user, home)]
+    if node.op != "get_attr" or not users:
+        return
+    with edit.before(node.next):
+        twin = edit.call(aten._to_copy.default, node, like=users[0], device=home)
+    for user in users:
+        user.replace_input_with(node, twin)
 
 
 def _is_tensor_elsewhere(node: fx.Node, home: torch.device) -> bool:

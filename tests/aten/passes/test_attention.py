@@ -131,6 +131,65 @@ def test_masks_that_are_known(name: str, is_trained: bool) -> None:
     assert said is None or notes[0].endswith(f"needs no mask{said}")
 
 
+# Query and key, for each of which eager multiplies whole matrices of scores.
+WITHOUT_HEADS = {
+    "three axes": ((2, 5, 8), (2, 7, 8)),
+    "one key for all heads": ((2, 3, 5, 8), (2, 1, 7, 8)),
+    "one example's keys for all": ((2, 3, 5, 8), (1, 3, 7, 8)),
+    "one key for all": ((2, 3, 5, 8), (1, 1, 7, 8)),
+}
+MASKS_OF_HEADS = {
+    "no mask": lambda shape: None,
+    "a mask": lambda shape: torch.randn(shape[-2:]),
+    "a mask for each": lambda shape: torch.randn(shape),
+    "bools": lambda shape: torch.rand(shape[-2:]) > 0.3,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS_OF_HEADS)
+@pytest.mark.parametrize("name", WITHOUT_HEADS)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_attention_gets_all_its_heads(name: str, mask: str, training: bool) -> None:
+    query, key = WITHOUT_HEADS[name]
+    q, k, v = (torch.randn(n, requires_grad=training) for n in (query, key, key))
+    given = MASKS_OF_HEADS[mask]((*query[:-1], key[-2]))
+
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=given)
+
+    def run(function: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        made = function(q, k, v)
+        return [made, *(torch.autograd.grad(made.sin().sum(), (q, k, v)) if training else ())]
+
+    compiled = fusee.compile(fn)
+    found, expected = run(compiled), run(fn)
+    torch.testing.assert_close(found, expected)
+    assert found[0].stride() == expected[0].stride()
+    calls = str(fusee.report(compiled)[0])
+    assert ("flash_attention" if training else "keys for every head") in calls
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((5, 8), (7, 8)), ((2, 1, 5, 8), (2, 3, 7, 8)), ((2, 2, 3, 5, 8), (2, 2, 1, 7, 8))],
+    ids=["a matrix", "one query for all heads", "five axes"],
+)
+def test_attention_that_stays(shapes: tuple[tuple[int, ...], ...]) -> None:
+    q, k, v = (torch.randn(n) for n in (*shapes, shapes[1]))
+    compiled = fusee.compile(F.scaled_dot_product_attention)
+    torch.testing.assert_close(compiled(q, k, v), F.scaled_dot_product_attention(q, k, v))
+    assert "keys for every head" not in str(fusee.report(compiled)[0])
+
+
+def test_heads_of_open_sizes() -> None:
+    compiled = fusee.compile(F.scaled_dot_product_attention, dynamic=True)
+    for n in (5, 9, 7):
+        q, k = torch.randn(2, 3, n, 8), torch.randn(2, 1, n + 1, 8)
+        want = F.scaled_dot_product_attention(q, k, k)
+        torch.testing.assert_close(compiled(q, k, k), want)
+    assert len(fusee.report(compiled)) == 1
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_open_sizes(name: str) -> None:
     make, said = MASKS[name]

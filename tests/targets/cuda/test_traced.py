@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import islice, product
 from typing import Any
 
@@ -382,6 +383,21 @@ def test_convolutions_that_stay(how: dict[str, int]) -> None:
     assert any("channels-last" in note for note in notes) == ("groups" not in how)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_biases_are_added_where_results_are_read(transposed: bool, groups: int) -> None:
+    conv: Callable[..., Tensor] = F.conv_transpose2d if transposed else F.conv2d
+
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return conv(x, w, b, padding=1, groups=groups).relu()
+
+    aten, _ = passed(fn, (2, 4, 9, 7), (4, 4 // groups, 3, 3), (4,))
+    (node,) = (x for x in aten.graph.nodes if "aten.convolution" in str(x.target))
+    assert node.args[2] is None
+    agrees(aten, fn, (2, 4, 9, 7), (4, 4 // groups, 3, 3), (4,))
+    assert [name for name, _ in externs(lowered(aten))] == ["aten.convolution.default"]
+
+
 @pytest.mark.parametrize("groups", [2, 4])
 def test_heads_of_a_group_share_keys(groups: int) -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -391,6 +407,32 @@ def test_heads_of_a_group_share_keys(groups: int) -> None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     shapes = (2, 4, 7, 16), (2, 4 // groups, 7, 16), (2, 4 // groups, 7, 16)
+    aten, notes = passed(fn, *shapes)
+    assert any("groups of heads" in note for note in notes) and "expand" not in str(aten.graph)
+    agrees(aten, fn, *shapes)
+
+
+def test_places_that_a_program_writes_down() -> None:
+    """They are on the GPU before a call: a copy from the CPU is in no recording."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x[:, [2, 0, 1]] + x[:, [1]]
+
+    aten, _ = passed(fn, (4, 5))
+    with torch.no_grad():
+        (derived,), _ = run_passes(aten, Options(), [partial(numbers_home, home=HOME)])
+    assert derived.sources == () and len(aten.inputs) == 2
+    assert aten.placeholders[1].meta["device"] == HOME and "slice" in str(aten.graph)
+    assert not externs(lowered(aten))
+
+
+def test_heads_that_share_one_key() -> None:
+    """As falcon has them: flash attention knows groups, and reads the key as it is."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    shapes = (2, 4, 7, 16), (2, 1, 7, 16), (2, 1, 7, 16)
     aten, notes = passed(fn, *shapes)
     assert any("groups of heads" in note for note in notes) and "expand" not in str(aten.graph)
     agrees(aten, fn, *shapes)
