@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.fx
 from torch._functorch.vmap import _process_batched_inputs
+from torch._higher_order_ops.associative_scan import generic_associative_scan
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.autograd import forward_ad
@@ -707,7 +707,7 @@ def state_restored() -> Iterator[None]:
 # torch.utils.checkpoint   the mode that asks a policy in a region's first run
 
 higher_order: Any = torch.ops.higher_order
-generic_scan: Any = sys.modules["torch._higher_order_ops.associative_scan"].generic_associative_scan
+generic_scan: Any = generic_associative_scan
 shape_as_tensor: Any = torch._shape_as_tensor
 SelectiveMode: Any = torch.utils.checkpoint._CachingTorchDispatchMode
 
