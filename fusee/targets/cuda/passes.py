@@ -27,6 +27,9 @@ _ROWS_BYTES = 13 << 20
 _EVEN, _SLOW, _FAST, _COPIED = 8, 150e12, 600e12, 3e12
 # Seconds that a kernel more costs.
 _LAUNCHED = 5e-6
+# Time in channels-last over the time in rows, of convolutions in groups of several channels and of
+# others.
+_GROUPED, _PLAIN = 1.36, 0.82
 # Elements of a column that a thread scans, and columns that are enough for a thread each.
 _PIECE, _MANY_COLUMNS = 64, 1 << 16
 _SCANS = tuple(overloads("cumsum cumprod cummax cummin"))
@@ -119,32 +122,46 @@ def biases_apart(edit: Editor) -> None:
 def channels_last(edit: Editor) -> None:
     """Convolutions that cuDNN runs on tensor cores take and give their images in that layout.
 
-    cuDNN converts them else, there and back, at each one (a fifth of densenet121's time).
+    cuDNN converts them else, there and back, at each one (a fifth of densenet121's time). Those in
+    groups of several channels are slower so: if all together gain, by torch's own measurements.
+
+    source: torch/_inductor/graph.py, decide_layout_opt
     """
-    edit.mark_channels_last(_on_tensor_cores(edit))
+    marked = _on_tensor_cores(edit)
+    work = {node: _multiplications(edit, node) for node in marked}
+    slower = sum(n for node, n in work.items() if _has_groups(node))
+    if slower * (_GROUPED - _PLAIN) <= sum(work.values()) * (1 - _PLAIN):
+        edit.mark_channels_last(marked)
+
+
+def _multiplications(edit: Editor, node: fx.Node) -> int:
+    weight: Any = node.args[1]
+    return math.prod(edit.hints(node)) * math.prod(val(weight).shape[1:])
+
+
+def _has_groups(node: fx.Node) -> bool:
+    """Of several channels each."""
+    weight: Any = node.args[1]
+    return 1 not in (node.args[8], val(weight).shape[1])
 
 
 def _on_tensor_cores(edit: Editor) -> list[fx.Node]:
-    """Convolutions of images, if none has groups of which cuDNN has slow ones in that layout."""
     if not edit.options.channels_last:
         return []
     dtypes = (*_HALVES, *([torch.float32] if torch.backends.cudnn.allow_tf32 else []))
     images = [node for node in edit.calls(aten.convolution.default) if val(node).dim() == 4]
-    weights: list[Any] = [node.args[1] for node in images]
-    grouped = (node.args[8] != 1 and val(w).shape[1] != 1 for node, w in zip(images, weights))
-    if any(grouped):  # in groups of several channels
-        return []
     return [node for node in images if not node.args[6] and val(node).dtype in dtypes]
 
 
 def joint_channels_last(edit: Editor) -> None:
     """The same in a joint graph: all that is computed of such images lies so, and what is saved.
+    If none has groups: their gradients take up to 31 times as long in that layout.
 
     Results lie as in eager mode. So do gradients of weights. In 16 bits alone: densenet121's step
     in float32 took a tenth longer.
     """
     marked = [node for node in _on_tensor_cores(edit) if val(node).dtype in _HALVES]
-    if not marked or edit.aten.symbols:
+    if not marked or edit.aten.symbols or any(map(_has_groups, marked)):
         return
     weights = {node.args[1] for node in marked}
     gradients = edit.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)

@@ -383,6 +383,18 @@ def test_convolutions_that_stay(how: dict[str, int]) -> None:
     assert any("channels-last" in note for note in notes) == ("groups" not in how)
 
 
+def test_layout_is_for_all_convolutions_together() -> None:
+    """Those in groups are slower in channels-last, and others win more, as in regnet."""
+
+    def fn(x: Tensor, first: Tensor, grouped: Tensor, last: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(F.conv2d(x, first), grouped, padding=1, groups=4), last)
+
+    shapes = (2, 16, 8, 8), (16, 16, 1, 1), (16, 4, 3, 3), (64, 16, 1, 1)
+    aten, notes = passed(fn, *shapes)
+    assert any("3 convolutions in channels-last" in note for note in notes)
+    agrees(aten, fn, *shapes)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_biases_are_added_where_results_are_read(transposed: bool, groups: int) -> None:
