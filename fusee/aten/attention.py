@@ -492,15 +492,15 @@ def _rewrite(
     def images(x: fx.Node, rows: Any) -> fx.Node:
         size = [batch, heads, rows, val(x).shape[-1]]
         if not val(x).is_contiguous():
-            x = edit.contiguous(x, node)
-        return edit.call(aten.view.default, x, size, like=node)
+            x = edit.contiguous(x)
+        return edit.call(aten.view.default, x, size)
 
     with edit.before(node):
-        keys_first = edit.call(aten.permute.default, k, [0, 2, 1], like=node)
+        keys_first = edit.call(aten.permute.default, k, [0, 2, 1])
         q, k, v = images(q, queries), images(keys_first, keys), images(v, keys)
         out = on_metas(Tensor.new_empty, val(q), (batch, heads, queries, val(v).shape[-1]))
         made = edit.call(
             aten.scaled_dot_product_attention.default, q, k, v, None, 0.0, False,
-            like=node, val=out, scale=scale,
+            val=out, scale=scale,
         )  # fmt: skip
     edit.become(node, aten.view.default, made, list(val(node).shape))
