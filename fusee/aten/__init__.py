@@ -631,10 +631,15 @@ def is_pure(node: fx.Node) -> bool:
     return not arguments(node)["dropout_p"] if found is None else found
 
 
+def draws(op: Any) -> bool:
+    """Whether an operator takes from a generator's stream."""
+    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
 @functools.cache
 def _is_pure(target: Any) -> bool | None:
     """None: its arguments say so."""
-    if isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags:
+    if draws(target):
         return None if target in _DROPOUT else False
     return not isinstance(target, OpOverload) or bool(target._schema.returns)
 

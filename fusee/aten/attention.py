@@ -483,14 +483,14 @@ def with_every_head(edit: Editor) -> None:
     """Run the pass."""
     for node in edit.calls(aten.scaled_dot_product_attention.default):
         with edit.before(node):
-            found = _headed(node, functools.partial(edit.call, like=node))
+            found = _headed(node, edit.call)
             if found is None:
                 continue
             named = arguments(node)
             op, given = aten.scaled_dot_product_attention.default, (0.0, named["is_causal"])
-            made = edit.call(op, *found, *given, scale=named["scale"], like=node)
+            made = edit.call(op, *found, *given, scale=named["scale"])
             if val(node).dim() == 3:
-                made = edit.call(aten.squeeze.dims, made, [1], like=node)
+                made = edit.call(aten.squeeze.dims, made, [1])
         edit.notes.append(f"{node} has keys for every head")
         edit.become(node, aten.clone.default, made, memory_format=torch.contiguous_format)
 
@@ -567,15 +567,15 @@ def _rewrite(
     def images(x: fx.Node, rows: Any) -> fx.Node:
         size = [batch, heads, rows, val(x).shape[-1]]
         if not val(x).is_contiguous():
-            x = edit.contiguous(x, node)
-        return edit.call(aten.view.default, x, size, like=node)
+            x = edit.contiguous(x)
+        return edit.call(aten.view.default, x, size)
 
     with edit.before(node):
-        keys_first = edit.call(aten.permute.default, k, [0, 2, 1], like=node)
+        keys_first = edit.call(aten.permute.default, k, [0, 2, 1])
         q, k, v = images(q, queries), images(keys_first, keys), images(v, keys)
         out = on_metas(Tensor.new_empty, val(q), (batch, heads, queries, val(v).shape[-1]))
         made = edit.call(
             aten.scaled_dot_product_attention.default, q, k, v, None, 0.0, False,
-            like=node, val=out, scale=scale,
+            val=out, scale=scale,
         )  # fmt: skip
     edit.become(node, aten.view.default, made, list(val(node).shape))

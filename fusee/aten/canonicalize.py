@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fusee.aten import draws
 from fusee.aten.torch_api import (
     OpOverload,
     decomposition_tables,
@@ -23,8 +24,15 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Rule, Tracer
 from fusee.fake import on_metas
-from fusee.fake.layouts import is_row_major, let_be_filled, same_ints, suggested_layout
-from fusee.fake.open_sizes import narrowed, selected, within
+from fusee.fake.layouts import (
+    extent,
+    is_row_major,
+    known,
+    let_be_filled,
+    same_ints,
+    suggested_layout,
+)
+from fusee.fake.open_sizes import narrowed, selected
 from fusee.fake.rules import LAYERS
 from fusee.source import Args, Kwargs, OpRules, overloads
 
@@ -193,12 +201,8 @@ def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     _, axis, start, end, step = bound(op, args, kwargs)
     axis %= x.dim()
-    n = x.shape[axis]
-    ends = narrowed(x, axis, start, end, step)
-    if ends is not None:
-        return t.view(op, x, axis, *ends, 1)
-    start, end = within(start, n, 0), within(end, n, n)
-    if step == 1 and same_ints((start, end), (0, n)):
+    start, end = narrowed(x, axis, start, end, step)
+    if step == 1 and same_ints((start, end), (0, x.shape[axis])):
         return t.same(x)
     if type(start) is int and type(end) is int:
         end = max(start, end)
@@ -209,28 +213,21 @@ def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _part_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """An open place, which gradients have as the program gave it, counts from the start."""
     given, x = bound(op, args, kwargs), t.value(args[0]).tensor
-    n, place = x.shape[given[2]], given[3]
-    if type(place) is not torch.SymInt:
+    if type(given[3]) is not torch.SymInt:
         return t.record(op, args, kwargs)
+    axis = given[2] % x.dim()
     if op is aten.select_scatter.default:
-        at = selected(x, given[2] % x.dim(), place)
-        given[3] = at if at is not None else place + n if place < 0 else place
+        given[3] = selected(x, axis, given[3])
     else:
-        ends = narrowed(x, given[2] % x.dim(), place, *given[4:])
-        given[3:] = (*ends, 1) if ends is not None else (within(place, n, 0), *given[4:])
+        given[3:5] = narrowed(x, axis, *given[3:])
     return t.record(op, tuple(given), {})
 
 
 @ALWAYS.rule("select.int")
 def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
-    axis, index = args[1] % x.dim(), args[2]
-    place = selected(x, axis, index)
-    if place is not None:
-        return t.view(op, x, axis, place)
-    if index < 0:
-        index = index + x.shape[axis]
-    return t.view(op, x, axis, index)
+    axis = args[1] % x.dim()
+    return t.view(op, x, axis, selected(x, axis, args[2]))
 
 
 @ALWAYS.rule("unbind.int")
@@ -294,11 +291,8 @@ def _within(
     """raises  TraceError unless these elements are among those of `base`, a whole storage"""
     if base.dtype != dtype or base.storage_offset() != 0:
         raise t.b.unsupported("as_strided of a tensor that starts inside a larger storage")
-    known = all(type(n) is int for n in (*size, *stride, offset, *base.shape, *base.stride()))
-    if known and 0 not in size:
-        last = offset + sum((n - 1) * step for n, step in zip(size, stride))
-        there = sum((n - 1) * step for n, step in zip(base.shape, base.stride()))
-        if last > there or base.numel() == 0:
+    if known((*size, *stride, offset, *base.shape, *base.stride())) and 0 not in size:
+        if offset + extent(size, stride) > extent(base.shape, base.stride()):
             raise t.b.unsupported("as_strided reaches beyond the elements of its tensor")
 
 
@@ -660,7 +654,7 @@ def keep_core(op: OpOverload) -> bool:
     """The default policy: core ATen and a few whole operators are kept, random ones always."""
     if op in _KEPT or torch.Tag.core in op.tags:
         return True
-    return torch.Tag.nondeterministic_seeded in op.tags and not is_composite(op)
+    return draws(op) and not is_composite(op)
 
 
 def decomposition(op: OpOverload) -> Callable[..., Any] | None:
@@ -696,5 +690,5 @@ def torch_table() -> Table:
     return {
         op: function
         for op, function in decomposition_tables().items()
-        if op not in _ONLY_WHOLE and torch.Tag.nondeterministic_seeded not in op.tags
+        if op not in _ONLY_WHOLE and not draws(op)
     }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -23,14 +22,14 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten import inverse, is_view, remove_dead
+from fusee.aten import draws, inverse, is_view, remove_dead
 from fusee.aten.canonicalize import bound, convert
 from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
 from fusee.fake import on_metas
-from fusee.fake.layouts import extent, is_row_major, meet, same_ints
+from fusee.fake.layouts import extent, is_row_major, known, meet, same_ints
 from fusee.fake.torch_python import mode_of
 from fusee.source import Args, Kwargs, OpRules, overloads
 from fusee.sym import Expr
@@ -112,7 +111,7 @@ def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any)
 
 
 def _is_static(x: torch.Tensor) -> bool:
-    return all(type(n) is int for n in (*x.shape, *x.stride(), x.storage_offset()))
+    return known((*x.shape, *x.stride(), x.storage_offset()))
 
 
 def _is_partial(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -218,7 +217,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
     is_out = all(name not in positions for name in written)
     plain = sum(r.alias_info is None for r in op._schema.returns)
     returns_nothing = not op._schema.returns
-    is_random = torch.Tag.nondeterministic_seeded in op.tags
+    is_random = draws(op)
 
     def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         targets = [
@@ -503,11 +502,14 @@ def _read(node: fx.Node, parts: _Parts) -> None:
     if axis != parts.axis or any(user.op == "output" for user in node.users):
         return
     source = part if is_part else parts.base
-    if not (is_part or parts.is_free(begin, end)) or not _is_in_order(source.meta["val"]):
+    val = source.meta["val"]
+    steps = val.stride()
+    is_in_order = [*steps] == sorted(steps)[::-1] if known(steps) else is_row_major(val)
+    if not (is_part or parts.is_free(begin, end)) or not is_in_order:
         return  # what is computed of other strides would lie in another order
     target: Any = node.target
     args: Args = (source, *node.args[1:])
-    rank, rank_there = node.meta["val"].dim(), source.meta["val"].dim()
+    rank, rank_there = node.meta["val"].dim(), val.dim()
     if is_part and rank_there == parts.base.meta["val"].dim():
         at = (begin - first,) if target is aten.select.int else (begin - first, end - first, 1)
         args = source, axis, *at
@@ -516,12 +518,6 @@ def _read(node: fx.Node, parts: _Parts) -> None:
     elif is_part:
         target, args = aten.permute.default, (source, [*range(rank)])
     parts.reads[node] = target, args
-
-
-def _is_in_order(val: torch.Tensor) -> bool:
-    steps = val.stride()
-    is_known = all(type(n) is int for n in steps)
-    return all(a >= b for a, b in itertools.pairwise(steps)) if is_known else is_row_major(val)
 
 
 def _put(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:

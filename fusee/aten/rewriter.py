@@ -97,6 +97,7 @@ class Editor:
         self.graph = aten.graph
         self.options = options
         self.notes: list[str] = []
+        self._like: Any = None
         written = {mutation.index for mutation in aten.mutations}
         self._static: set[fx.Node] = {
             node
@@ -161,17 +162,25 @@ class Editor:
 
     @contextlib.contextmanager
     def before(self, node: fx.Node) -> Iterator[None]:
-        """Inside, new nodes come before `node`."""
+        """Inside, new nodes come before `node`, whose device and lines of the user they take."""
+        outer, self._like = self._like, node
         with self.graph.inserting_before(node):
             yield
+        self._like = outer
 
     def call(
-        self, target: Callable[..., Any], *args: Any, like: fx.Node, val: Any = None, **kwargs: Any
+        self,
+        target: Callable[..., Any],
+        *args: Any,
+        like: fx.Node | None = None,
+        val: Any = None,
+        **kwargs: Any,
     ) -> fx.Node:
         """A new node. Its meta is `val`, or else what `target` returns for its arguments' metas.
 
-        like    whose device and lines of the user it takes over
+        like    whose device and lines it takes in place of those of the node that it comes before
         """
+        like = like or self._like
         meta: dict[str, Any] = {"device": like.meta.get("device")}
         if "stack_trace" in like.meta:
             meta["stack_trace"] = like.meta["stack_trace"]
@@ -180,10 +189,10 @@ class Editor:
         self._mark(node)
         return node
 
-    def contiguous(self, node: fx.Node, like: fx.Node) -> fx.Node:
+    def contiguous(self, node: fx.Node) -> fx.Node:
         """A copy of `node` that lies row by row."""
         layout = torch.contiguous_format
-        return self.call(torch.ops.aten.clone.default, node, like=like, memory_format=layout)
+        return self.call(torch.ops.aten.clone.default, node, memory_format=layout)
 
     def mark_channels_last(self, nodes: Collection[fx.Node], what: str = "convolutions") -> None:
         """Give calls on images that layout."""
@@ -225,13 +234,11 @@ class Editor:
             self._static.discard(node)
             pending.update(dict.fromkeys(inputs))
 
-    def cast(
-        self, node: fx.Node, dtype: torch.dtype, like: fx.Node, derive: bool = True
-    ) -> fx.Node:
+    def cast(self, node: fx.Node, dtype: torch.dtype, derive: bool = True) -> fx.Node:
         """`node` converted to `dtype`; itself if it has that dtype."""
         if val(node).dtype is dtype:
             return node
-        made = self.call(torch.ops.aten._to_copy.default, node, dtype=dtype, like=like)
+        made = self.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
         made.meta["derive"] = derive
         return made
 
@@ -594,6 +601,16 @@ class Sized(Copier):
                 given = self.call(aten.sym_size.int, given, source.axis, like=given, val=size)
             self.symbols[name] = self.numbers.proxy(given)
 
+    def rest(self, whole: AtenGraph, results: Sequence[fx.Node]) -> fx.Graph:
+        """The graph, with these results, once what stands for all placeholders of `whole` is there:
+        what has no copy yet is copied."""
+        self.name_symbols(whole)
+        for node in whole.graph.nodes:
+            if node.op != "output" and node not in self.made:
+                self.copy(node)
+        self.graph.output(tuple(self.made[node] for node in results))
+        return self.graph
+
     def argument(self, leaf: Any) -> Any:
         if isinstance(leaf, Expr):
             if leaf not in self.sizes:
@@ -615,12 +632,7 @@ def computing_sizes(whole: AtenGraph) -> fx.GraphModule:
     write = Sized()
     for node in whole.placeholders:
         write.placeholder(node)
-    write.name_symbols(whole)
-    for node in whole.graph.nodes:
-        if node.op in ("get_attr", "call_function"):
-            write.copy(node)
-    write.graph.output(tuple(write.made[node] for node in whole.results))
-    for node in write.graph.nodes:
+    for node in write.rest(whole, whole.results).nodes:
         if node.op == "call_function" and isinstance(node.meta["val"], int):
             node.meta["val"] = node.target(*fx.map_arg(node.args, lambda x: x.meta["val"]))
     return fx.GraphModule(dict(whole.constants), write.graph, "AtenGraph")
@@ -651,12 +663,7 @@ def explicit(region: AtenGraph) -> fx.Graph:
             write.made[node] = write.input(node.name, node.meta["val"])
         elif node.op == "get_attr":
             write.made[node] = constants[str(node.target)]
-    write.name_symbols(region)
-    for node in region.graph.nodes:
-        if node.op == "call_function":
-            write.copy(node)
-    write.graph.output(tuple(write.made[node] for node in region.results))
-    return write.graph
+    return write.rest(region, region.results)
 
 
 def single(node: fx.Node) -> fx.Graph:

@@ -119,16 +119,14 @@ class Budget:
         if node.meta.get("packed") or node.meta.get("free"):
             return True
         size = self.edit.bytes(node)
-        if size > self.left or (size > self.free and size > 2 * self._sources(node)):
+        sources = (x for x in closure([node]) if x.op in ("placeholder", "get_attr"))
+        least = self.free if size <= self.free else 2 * sum(map(self.edit.bytes, sources))
+        if size > min(self.left, least):
             self.refused.append(f"{node} is computed at each call: it takes {size} bytes to keep")
             return False
         self.left -= size
         self.spent += size
         return True
-
-    def _sources(self, node: fx.Node) -> int:
-        given = "placeholder", "get_attr"
-        return sum(self.edit.bytes(x) for x in closure([node]) if x.op in given)
 
 
 def constants(edit: Editor) -> tuple[Derived, ...]:
@@ -381,13 +379,13 @@ def _into_layer(edit: Editor, norm: Norm) -> bool:
     with edit.before(norm.node):
         new_weight = edit.call(
             folded_weight, weight, norm.weight, norm.variance, norm.eps, groups, wide,
-            like=norm.node, val=_typed(weight, wide),
+            val=_typed(weight, wide),
         )  # fmt: skip
         new_bias = edit.call(
             folded_bias, bias, norm.weight, norm.bias, norm.mean, norm.variance, norm.eps, wide,
-            like=norm.node, val=_typed(norm.mean, wide),
+            val=_typed(norm.mean, wide),
         )  # fmt: skip
-        new = [edit.cast(made, dtype, norm.node) for made in (new_weight, new_bias)]
+        new = [edit.cast(made, dtype) for made in (new_weight, new_bias)]
     edit.notes.append(f"folded {norm.node} into {layer}")
     edit.become(norm.result, target, x, *new, *rest)
     return True
@@ -399,20 +397,19 @@ def _as_affine(edit: Editor, norm: Norm) -> None:
     trailing = val(norm.input).dim() - 2
     channels = _typed(norm.mean, wide).view(-1, *[1] * trailing)
     image = _typed(norm.result, wide)
-    like = norm.node
     with edit.before(norm.node):
         scale = edit.call(
             norm_scale, norm.weight, norm.variance, norm.eps, wide, trailing,
-            like=like, val=channels,
+            val=channels,
         )  # fmt: skip
         shift = edit.call(
             folded_bias, None, norm.weight, norm.bias, norm.mean, norm.variance, norm.eps, wide,
-            trailing, like=like, val=channels,
+            trailing, val=channels,
         )  # fmt: skip
-        x = edit.cast(norm.input, wide, like)
-        scaled = edit.call(aten.mul.Tensor, x, scale, like=like, val=image)
+        x = edit.cast(norm.input, wide)
+        scaled = edit.call(aten.mul.Tensor, x, scale, val=image)
         if out.dtype is not wide:
-            shifted = edit.call(aten.add.Tensor, scaled, shift, like=like, val=image)
+            shifted = edit.call(aten.add.Tensor, scaled, shift, val=image)
     edit.notes.append(f"{norm.node} became one factor and one addend")
     if out.dtype is wide:
         edit.become(norm.result, aten.add.Tensor, scaled, shift)

@@ -191,13 +191,8 @@ def sparse_embedding(
 
 def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
     """The nodes whose values eager has as sparse tensors, and sums with them."""
-    found = set(graph.find_nodes(op="call_function", target=SPARSE, sort=False))
-    row = list(found)
-    for node in row:
-        new = [user for user in node.users if user.op != "output" and user not in found]
-        found.update(new)
-        row += new
-    return found
+    found = graph.find_nodes(op="call_function", target=SPARSE, sort=False)
+    return dependents(graph, found) - {graph.output_node()} if found else set()
 
 
 def why_not(graph: fx.Graph) -> str | None:

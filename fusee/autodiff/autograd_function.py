@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import Fresh, InputSpec, ViewOfOutput, closure, dependents
+from fusee.aten import Fresh, InputSpec, ViewOfOutput, closure, dependents, draws
 from fusee.aten.boundary import flatten
 from fusee.aten.torch_api import (
     as_if_not_written,
@@ -451,10 +451,7 @@ class Again:
         found = {}
         for node in joint.aten.graph.nodes:
             target = node.target
-            drawn = isinstance(target, torch._ops.OpOverload) and (
-                torch.Tag.nondeterministic_seeded in target.tags
-            )
-            if drawn:
+            if draws(target):
                 generator: Any = node.kwargs.get("generator")
                 if generator is None:
                     at = torch.device(node.meta["device"] or "cpu")
@@ -578,15 +575,7 @@ class Again:
             with self._as_it_was(held.states):
                 ends = self._results(twins)
             pairs = [(x, t) for x, t in zip(ends, tangents, strict=True) if t is not None]
-        found = torch.autograd.grad(
-            [x for x, _ in pairs],
-            list(wanted.values()),
-            [t for _, t in pairs],
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-        by_index = dict(zip(wanted, found, strict=True))
-        return [by_index.get(k) for k in range(self.count)]
+        return _differentiated(pairs, wanted, self.count, create_graph)
 
     def _twin(self, index: int, x: Any) -> Any:
         """What the graph gets for an input: a tensor that it may write to, and that is no leaf."""
@@ -730,17 +719,23 @@ class _Twice(torch.autograd.Function):
             for first, second in zip(firsts, seconds, strict=True)
             if first is not None and second is not None and first.requires_grad
         ]
-        found: Sequence[Any] = ()
-        if pairs:
-            found = torch.autograd.grad(
-                [first for first, _ in pairs],
-                list(wanted.values()),
-                [second for _, second in pairs],
-                create_graph=torch.is_grad_enabled(),
-                allow_unused=True,
-            )
-        by_position = dict(zip(wanted, found))
-        return (None, None, None, *(by_position.get(k) for k in range(len(operands))))
+        is_again = torch.is_grad_enabled()
+        return (None, None, None, *_differentiated(pairs, wanted, len(operands), is_again))
+
+
+def _differentiated(
+    pairs: Sequence[tuple[Tensor, Tensor]], wanted: dict[int, Any], count: int, create_graph: bool
+) -> list[Tensor | None]:
+    """The gradients of `count` inputs, of which those in `wanted` may have one, from pairs of an
+    output and its gradient."""
+    found: Sequence[Tensor | None] = ()
+    if pairs:
+        outputs, given = zip(*pairs)
+        found = torch.autograd.grad(
+            outputs, [*wanted.values()], given, create_graph=create_graph, allow_unused=True
+        )
+    by_place = dict(zip(wanted, found))
+    return [by_place.get(k) for k in range(count)]
 
 
 def _hides_grad(module: torch.nn.Module) -> bool:

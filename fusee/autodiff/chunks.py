@@ -288,7 +288,13 @@ class _RowLoss:
 
 
 class _ChunkWriter:
-    """Writes the chunks in place of what was there."""
+    """Writes the chunks in place of what was there.
+
+    like    what a chunk is made of now: calls take over its device and lines
+    marks   what else is in their meta
+    """
+
+    like: fx.Node
 
     def __init__(self, loss: _RowLoss, bounds: list[tuple[int, int]]) -> None:
         self.loss, self.graph, self.constants = loss, loss.graph, loss.joint.aten.constants
@@ -324,6 +330,7 @@ class _ChunkWriter:
             for k, made in enumerate(self.made):
                 self.k = k
                 for node in inside:
+                    self.like = node
                     self.marks = {} if late else {"recompute": self.region + k}
                     if node not in loss.ends:
                         made[node] = self._chunk(node)
@@ -333,30 +340,31 @@ class _ChunkWriter:
                         continue
                     for place, part in self._end(node):
                         self.marks = {}
-                        part = self._wide(part, node)
+                        part = self._wide(part)
                         if place in totals:
-                            part = self._call(aten.add.Tensor, totals[place], part, like=node)
+                            part = self._call(aten.add.Tensor, totals[place], part)
                         # a loop that sums up all parts at the end would hold them until then
                         part.meta["stored"] = True
                         totals[place], self.counted[place] = part, self.k
             self.marks = {}
             for node in [x for x in inside if x in leaving]:
+                self.like = node
                 if node in loss.exits:
                     whole = self._joined(node, parts[node])
                 elif node.target is operator.getitem:
                     source: Any = node.args[0]
                     whole = totals[source, node.args[1]]
                     if arguments(source)["reduction"] == _MEAN and node.args[1] == 0:
-                        whole = self._call(aten.div.Tensor, whole, totals[source, 1], like=node)
+                        whole = self._call(aten.div.Tensor, whole, totals[source, 1])
                 else:
                     whole = totals[node]
-                self.whole[node] = whole = self._as(whole, node)
+                self.whole[node] = whole = self._as(whole)
                 node.replace_all_uses_with(whole, lambda user: user not in inner)
 
     # -------------------------------------------------------------------------- calls
 
-    def _call(self, op: Any, *args: Any, like: fx.Node, **kwargs: Any) -> fx.Node:
-        meta = {k: x for k, x in like.meta.items() if k != "recompute"} | self.marks
+    def _call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        meta = {k: x for k, x in self.like.meta.items() if k != "recompute"} | self.marks
         return new_call(self.graph, op, args, kwargs, meta)
 
     def _constant(self, x: Tensor, like: fx.Node) -> fx.Node:
@@ -371,73 +379,69 @@ class _ChunkWriter:
             made.meta = {"val": x.to("meta"), "device": device}
         return self.taken[key]
 
-    def _wide(self, x: fx.Node, like: fx.Node) -> fx.Node:
+    def _wide(self, x: fx.Node) -> fx.Node:
         """`x`, to be summed up: of 16 bits in float32."""
         if x.meta["val"].dtype not in HALVES:
             return x
-        return self._call(aten._to_copy.default, x, like=like, dtype=torch.float32)
+        return self._call(aten._to_copy.default, x, dtype=torch.float32)
 
-    def _as(self, x: fx.Node, like: fx.Node) -> fx.Node:
-        """`x` with the shape and dtype of another."""
-        val = like.meta["val"]
+    def _as(self, x: fx.Node) -> fx.Node:
+        """`x` with the shape and dtype of what there was."""
+        val = self.like.meta["val"]
         if x.meta["val"].dtype is not val.dtype:
-            x = self._call(aten._to_copy.default, x, like=like, dtype=val.dtype)
+            x = self._call(aten._to_copy.default, x, dtype=val.dtype)
         if x.meta["val"].shape != val.shape:
-            x = self._call(aten.view.default, x, list(val.shape), like=like)
+            x = self._call(aten.view.default, x, list(val.shape))
         return x
 
     def _joined(self, node: fx.Node, parts: list[fx.Node]) -> fx.Node:
         """Values of all rows in the order that they had."""
-        whole = self._call(aten.cat.default, parts, like=node)
+        whole = self._call(aten.cat.default, parts)
         rows = self.loss.rows[node].flatten()
         if not rows.equal(self.loss.all.flatten()):
-            whole = self._call(
-                aten.index_select.default, whole, 0, self._constant(rows, node), like=node
-            )
+            whole = self._call(aten.index_select.default, whole, 0, self._constant(rows, node))
         return whole
 
-    def _part(self, x: fx.Node, rows: Tensor, has_columns: bool, like: fx.Node) -> fx.Node:
+    def _part(self, x: fx.Node, rows: Tensor, has_columns: bool) -> fx.Node:
         """What the graph has for such rows, at those of the chunk."""
         key = x, has_columns, rows.shape, tuple(rows.flatten().tolist())
         marks, self.marks = self.marks, {}
         if key not in self.taken:
             y = x
             if not has_columns:
-                y = self._call(aten.unsqueeze.default, y, -1, like=like)
+                y = self._call(aten.unsqueeze.default, y, -1)
             shape = [*rows.shape[:-1], y.meta["val"].shape[-1]]
             if list(y.meta["val"].shape) != shape:
-                y = self._call(aten.expand.default, y, shape, like=like)
+                y = self._call(aten.expand.default, y, shape)
             if not y.meta["val"].is_contiguous():
                 form = torch.contiguous_format
-                y = self._call(aten.clone.default, y, like=like, memory_format=form)
+                y = self._call(aten.clone.default, y, memory_format=form)
             if len(shape) != 2:
-                y = self._call(aten.view.default, y, [rows.numel(), shape[-1]], like=like)
+                y = self._call(aten.view.default, y, [rows.numel(), shape[-1]])
             at = torch.zeros(self.loss.count, dtype=torch.int64)
             at[rows.flatten()] = torch.arange(rows.numel())
             if not at.equal(self.loss.all.flatten()):
-                y = self._call(aten.index_select.default, y, 0, self._constant(at, x), like=like)
+                y = self._call(aten.index_select.default, y, 0, self._constant(at, x))
             self.taken[key] = y
         found = self.taken.get((*key, self.k))
         if found is None:
-            found = self._call(
-                aten.slice.Tensor, self.taken[key], 0, *self.bounds[self.k], like=like
-            )
+            found = self._call(aten.slice.Tensor, self.taken[key], 0, *self.bounds[self.k])
             self.taken[(*key, self.k)] = found
         self.marks = marks
         return found
 
-    def _filled(self, x: fx.Node, rows: Tensor, value: float, like: fx.Node) -> fx.Node:
+    def _filled(self, x: fx.Node, rows: Tensor, value: float) -> fx.Node:
         """`x` with a value at rows that are none of these."""
         if rows.numel() == self.loss.count:
             return x
         absent = torch.ones(self.loss.count, 1, dtype=torch.bool)
         absent[rows.flatten()] = False
-        mask = self._part(self._constant(absent, like), self.loss.all, True, like)
-        return self._call(aten.masked_fill.Scalar, x, mask, value, like=like)
+        mask = self._part(self._constant(absent, self.like), self.loss.all, True)
+        return self._call(aten.masked_fill.Scalar, x, mask, value)
 
     # -------------------------------------------------------------------------- nodes
 
-    def _operand(self, x: Any, rows: Tensor, has_columns: bool, like: fx.Node) -> Any:
+    def _operand(self, x: Any, rows: Tensor, has_columns: bool) -> Any:
         """An operand of a call, for the chunk."""
         if not isinstance(x, fx.Node):
             return x
@@ -448,42 +452,42 @@ class _ChunkWriter:
         leading = shape[:-1] if has_columns else shape
         if all(n == 1 for n in leading):
             wide = [1, shape[-1]] if len(shape) > 2 else None
-            return x if wide is None else self._call(aten.view.default, x, wide, like=like)
-        return self._part(x, rows, has_columns, like)
+            return x if wide is None else self._call(aten.view.default, x, wide)
+        return self._part(x, rows, has_columns)
 
-    def _column(self, x: fx.Node, like: fx.Node) -> fx.Node:
-        return self._call(aten.squeeze.dims, x, [1], like=like)
+    def _column(self, x: fx.Node) -> fx.Node:
+        return self._call(aten.squeeze.dims, x, [1])
 
     def _chunk(self, node: fx.Node) -> fx.Node:
         """A chunk of what `node` computes: rows, and columns or one."""
         loss, op, made = self.loss, node.target, self.made[self.k]
         rows, (start, stop) = loss.rows[node], self.bounds[self.k]
         if node is loss.product:
-            x = self._part(node.args[-2], loss.all, True, node)  # type: ignore[arg-type]
-            return self._call(op, *node.args[:-2], x, node.args[-1], like=node, **node.kwargs)
+            x = self._part(node.args[-2], loss.all, True)  # type: ignore[arg-type]
+            return self._call(op, *node.args[:-2], x, node.args[-1], **node.kwargs)
         if op is aten.full.default:
             sizes = [stop - start, loss.columns]
-            return self._call(op, sizes, *node.args[1:], like=node, **node.kwargs)
+            return self._call(op, sizes, *node.args[1:], **node.kwargs)
         if op is operator.getitem:
-            row = self._call(op, made[node.args[0]], 0, like=node)  # type: ignore[index]
-            return self._call(aten.unsqueeze.default, row, 1, like=node)
+            row = self._call(op, made[node.args[0]], 0)  # type: ignore[index]
+            return self._call(aten.unsqueeze.default, row, 1)
         if op in _PUT:
             source: Any = node.args[1]
-            return self._filled(made[source], loss.rows[source], 0, node)
+            return self._filled(made[source], loss.rows[source], 0)
         if op is aten.clone.default or op in _MOVES:
-            moved: fx.Node = self._operand(node.args[0], rows, True, node)
+            moved: fx.Node = self._operand(node.args[0], rows, True)
             shape = [stop - start, loss.width(node)]
             if list(moved.meta["val"].shape) == shape:
                 return moved
-            return self._call(aten.expand.default, moved, shape, like=node)
+            return self._call(aten.expand.default, moved, shape)
         if op is aten.mm.default:
-            return self._call(op, made[node.args[0]], node.args[1], like=node)  # type: ignore[index]
+            return self._call(op, made[node.args[0]], node.args[1])  # type: ignore[index]
         given = arguments(node)
         if op in (_LOSS, _LOSS_BACKWARD):
             return self._loss(node, given)
         along = not is_pointwise(op)
         has_columns = along or loss.has_columns(node)
-        given = {k: self._operand(x, rows, has_columns, node) for k, x in given.items()}
+        given = {k: self._operand(x, rows, has_columns) for k, x in given.items()}
         if along:
             given["dim"] = [1] if isinstance(given["dim"], (list, tuple)) else 1
             if "keepdim" in given:
@@ -497,31 +501,31 @@ class _ChunkWriter:
         args = [given[a.name] for a in schema._schema.arguments if not a.kwarg_only]
         named = [a for a in schema._schema.arguments if a.kwarg_only and a.name in given]
         kwargs = {a.name: given[a.name] for a in named if given[a.name] != a.default_value}
-        return self._call(schema, *args, like=node, **kwargs)
+        return self._call(schema, *args, **kwargs)
 
     def _loss(self, node: fx.Node, given: dict[str, Any]) -> fx.Node:
         """A loss and its gradient: labels of rows that have none are ignored."""
         rows, made = self.loss.rows[node], self.made[self.k]
-        target = self._part(given["target"], rows, False, node)
-        target = self._filled(target, rows, given["ignore_index"], node)
+        target = self._part(given["target"], rows, False)
+        target = self._filled(target, rows, given["ignore_index"])
         given["self"] = made[given["self"]]
         for name in given.keys() & {"grad_output", "total_weight"}:
             given[name] = self.whole.get(given[name], given[name])
         if node.target is _LOSS_BACKWARD and given["reduction"] != _MEAN:  # no weights are read
             like = given["total_weight"].meta
             options = {"dtype": like["val"].dtype, "device": like["device"]}
-            given["total_weight"] = self._call(aten.full.default, [], 0, like=node, **options)
-        given["target"] = self._column(target, node)
+            given["total_weight"] = self._call(aten.full.default, [], 0, **options)
+        given["target"] = self._column(target)
         if node.target is _LOSS:
             if given["reduction"] != _NONE:
                 given["reduction"] = _SUM  # of all chunks, then divided once
                 for name in ("self", "weight"):
                     if given[name] is not None:
-                        given[name] = self._wide(given[name], node)
+                        given[name] = self._wide(given[name])
         elif given["reduction"] == _NONE:
             grad = arguments(node)["grad_output"]
-            grad = made[grad] if grad in made else self._part(grad, rows, False, node)
-            given["grad_output"] = self._column(grad, node)
+            grad = made[grad] if grad in made else self._part(grad, rows, False)
+            given["grad_output"] = self._column(grad)
         return self._named(node, given)
 
     def _end(self, node: fx.Node) -> list[tuple[Any, fx.Node]]:
@@ -532,7 +536,7 @@ class _ChunkWriter:
         loss, is_mean = self.made[self.k][source], arguments(source)["reduction"] == _MEAN
         places = [node.args[1], 1] if is_mean and node.args[1] == 0 else [node.args[1]]
         return [
-            ((source, k), self._call(operator.getitem, loss, k, like=node))
+            ((source, k), self._call(operator.getitem, loss, k))
             for k in places
             if self.counted.get((source, k)) != self.k  # a mean's two results share the weights
         ]
@@ -541,26 +545,26 @@ class _ChunkWriter:
         loss, made = self.loss, self.made[self.k]
         if node.target in _SUMS:
             source: Any = node.args[0]
-            x = self._filled(made[source], loss.rows[source], 0, node)
+            x = self._filled(made[source], loss.rows[source], 0)
             over = [0, 1] if len(_summed(node, source)) == source.meta["val"].dim() else [0]
             dtype = node.meta["val"].dtype
             kwargs = {"dtype": torch.float32 if dtype in HALVES else dtype}
-            return self._call(aten.sum.dim_IntList, x, over, like=node, **kwargs)
+            return self._call(aten.sum.dim_IntList, x, over, **kwargs)
         left, right = list[Any](node.args)
         source = loss.turned.get(left, right)
         rows = loss.rows[source]
-        x = self._filled(made[source], rows, 0, node)
+        x = self._filled(made[source], rows, 0)
         if left in loss.turned:
-            other = self._part(right, rows, True, node)
-            return self._call(node.target, self._turned(x, node), other, like=node)
+            other = self._part(right, rows, True)
+            return self._call(node.target, self._turned(x), other)
         key = "turned", left
         if key not in self.taken:
-            self.taken[key] = self._turned(left, node)
-        other = self._turned(self._part(self.taken[key], rows, True, node), node)
-        return self._call(node.target, other, x, like=node)
+            self.taken[key] = self._turned(left)
+        other = self._turned(self._part(self.taken[key], rows, True))
+        return self._call(node.target, other, x)
 
-    def _turned(self, x: fx.Node, like: fx.Node) -> fx.Node:
-        return self._call(aten.permute.default, x, [1, 0], like=like)
+    def _turned(self, x: fx.Node) -> fx.Node:
+        return self._call(aten.permute.default, x, [1, 0])
 
 
 def _summed(node: fx.Node, source: fx.Node) -> set[int]:

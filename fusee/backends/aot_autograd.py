@@ -297,10 +297,10 @@ def _apart(
     address = Tensor.data_ptr
     changes = [k in written for k in places]
     latest: Any = None  # where all lay in the last call in which they lay apart
-    is_told = False
+    tell = _telling(report)
 
     def checked(*given: Any) -> Any:
-        nonlocal latest, is_told
+        nonlocal latest
         tensors = pick(given)
         at = [*map(address, tensors)]
         where = at if is_known else [(x.data_ptr(), x.shape, x.stride()) for x in tensors]
@@ -310,14 +310,11 @@ def _apart(
                 bytes_of = [extent(x.shape, x.stride()) * x.element_size() for x in tensors]
             found = _overlapping(at, [*map(operator.add, at, bytes_of)], changes)
             if found is not None:
-                if not is_told:
-                    is_told = True
-                    one, other = (inputs[places[k]].name for k in found)
-                    what = f"the inputs {one} and {other} share memory, and {one} is written to"
-                    report.notes.append(f"calls run eagerly in which {what}")
-                    _warn(
-                        report, what, f"pass {other}.clone(), if it needs not see what is written"
-                    )
+                one, other = (inputs[places[k]].name for k in found)
+                tell(
+                    f"the inputs {one} and {other} share memory, and {one} is written to",
+                    f"pass {other}.clone(), if it needs not see what is written",
+                )
                 return gm.forward(*given)
             latest = where
         return call(*given)
@@ -331,7 +328,7 @@ def _from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report)
     if not asked:
         return call
     count = len(gm.graph.find_nodes(op="placeholder"))
-    is_told = False
+    tell = _telling(report)
 
     def inside(given: Sequence[Any]) -> str | None:
         for spec in asked:
@@ -345,15 +342,11 @@ def _from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report)
         return None
 
     def checked(*given: Any) -> Any:
-        nonlocal is_told
         name = inside(given)
         if name is None:
             return call(*given)
-        if not is_told:
-            is_told = True
-            what = f"as_strided of {name}, which starts inside a larger storage"
-            report.notes.append(f"calls run eagerly: {what}")
-            _warn(report, what, "give as_strided a copy, or index instead")
+        what = f"as_strided of {name}, which starts inside a larger storage"
+        tell(what, "give as_strided a copy, or index instead")
         return gm.forward(*given)
 
     return checked
@@ -381,14 +374,24 @@ def _overlapping(
     return None
 
 
-def _warn(report: Report, what: str, remedy: str) -> None:
-    warn(
-        FuseeWarning,
-        f"a call of {report.name} runs eagerly: {what}",
-        where=report.where,
-        did="the captured graph ran operator by operator, as every such call will",
-        remedy=remedy,
-    )
+def _telling(report: Report) -> Callable[[str, str], None]:
+    """Takes why a call runs eagerly, and what to do; only of the first one is the user told."""
+    told: list[str] = []
+
+    def tell(what: str, remedy: str) -> None:
+        if told:
+            return
+        told.append(what)
+        report.notes.append(f"calls run eagerly: {what}")
+        warn(
+            FuseeWarning,
+            f"a call of {report.name} runs eagerly: {what}",
+            where=report.where,
+            did="the captured graph ran operator by operator, as every such call will",
+            remedy=remedy,
+        )
+
+    return tell
 
 
 # ---------------------------------------------------------------------------- stages
@@ -455,8 +458,13 @@ class Staged:
         name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
         names = {"torch": torch, "laid_out": laid_out, "no_grad": torch.no_grad}
         given, names["OtherSizes"] = listed(name.values()), OtherSizes
+        examples: dict[Any, Any] = dict(zip(aten.placeholders, self.examples))
         for k, step in enumerate(steps):
-            names[f"part{k}"] = step.target if isinstance(step, fx.Node) else self._part(step)
+            if isinstance(step, fx.Node):
+                names[f"part{k}"] = step.target
+            else:
+                known = [examples.get(x) for x in step.inputs]
+                names[f"part{k}"] = self.compile_part(step.graph, known)
         for node in aten.graph.find_nodes(op="get_attr"):
             name[node] = f"c{len(name)}"
             names[name[node]] = aten.constants[str(node.target)]
@@ -469,7 +477,3 @@ class Staged:
         if aten.mutations:  # what takes errors asks for it: all writes to inputs come last
             write.names["first_write"] = write.lines.index("    with no_grad():") + 1
         return write.function("body")
-
-    def _part(self, part: GraphPart) -> Any:
-        known: dict[Any, Any] = dict(zip(self.aten.placeholders, self.examples))
-        return self.compile_part(part.graph, [known.get(x) for x in part.inputs])

@@ -350,15 +350,11 @@ def begin_trial(owner: Any, site: Any, entry: Any, values: Values) -> None:
         for one in owner.start.entries:
             one.trial = None
     elif owner.is_tried and site is owner.start and entry.run and entry.quick is None:
-        # of one that another process captured it is not known what it asks
-        is_own = type(entry.captured) is Captured
-        if is_own and (entry.captured.stop or any(map(_is_made_tensor, entry.captured.inputs))):
-            entry.trial = Trial(entry, site, owner.name, values)
-
-
-def _is_made_tensor(origin: Any) -> bool:
-    """Whether it is a number, of which each call makes a tensor."""
-    return getattr(origin, "function", None) is as_tensor
+        captured = entry.captured
+        if type(captured) is Captured:  # of one from another process nobody knows what it asks
+            makes = any(getattr(x, "function", None) is as_tensor for x in captured.inputs)
+            if captured.stop or makes:  # a tensor of each number, at each call
+                entry.trial = Trial(entry, site, owner.name, values)
 
 
 def is_left(owner: Any, values: Values) -> bool:

@@ -18,6 +18,7 @@ import heapq
 import inspect
 import itertools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -258,16 +259,6 @@ def _sorted(m: Capturing, x: Any, /, *, key: Any = None, reverse: Any = False) -
     return sorted(m.listed(x), key=sort_key(m, key), reverse=m.truth(reverse))
 
 
-@stands_for_each(bisect.insort_left, bisect.insort_right)
-def _insort(
-    function: Any, m: Capturing, a: Any, x: Any, *ends: Any, key: Any = None, **named: Any
-) -> None:
-    find = getattr(bisect, function.__name__.replace("insort", "bisect"))
-    wanted = x if key is None else m.call(key, x)
-    place = m.call(find, a, wanted, *ends, key=key, **named)
-    m.call(m.attribute(a, "insert"), place, x)
-
-
 @stands_for_each(min, max)
 def _extreme(function: Any, m: Capturing, *args: Any, key: Any = None, **default: Any) -> Any:
     if not args:
@@ -300,15 +291,6 @@ def _mapping(kind: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 @stands_for(collections.defaultdict)
 def _defaultdict(m: Capturing, factory: Any = None, x: Any = (), /, **kwargs: Any) -> Any:
     return collections.defaultdict(factory, pairs(m, x), **kwargs)
-
-
-_count_elements: Any = collections._count_elements  # type: ignore[attr-defined]
-
-
-@stands_for(_count_elements)
-def _count(m: Capturing, counts: Any, iterable: Any) -> None:
-    for x in in_turn(m, iterable):
-        m.store_subscript(counts, x, m.binary(0, m.call(m.attribute(counts, "get"), x, 0), 1))
 
 
 # ---------------------------------------------------------------------------- sets
@@ -426,32 +408,38 @@ def _load_view(world: Any, view: Any, origin: Origin) -> Any:
 METHODS = {"__getitem__": item, "__missing__": _made}
 
 
-# ---------------------------------------------------------------------------- heapq
+# ---------------------------------------------------------------------------- library
 # Functions in C that Python's library has in Python, too.
 
 
 @functools.cache
-def _of_heaps() -> dict[str, Any]:
-    """The module heapq as it is without its part in C."""
+def _in_python(module: Any) -> dict[str, Any]:
+    """A module as it is without its part in C."""
 
     def importing(name: str, *args: Any) -> Any:
-        if name == "_heapq":
+        if name == f"_{module.__name__}":
             raise ImportError
         return builtins.__import__(name, *args)
 
     given = {**vars(builtins), "__import__": importing}
-    names: dict[str, Any] = {"__name__": heapq.__name__, "__builtins__": given}
-    exec(compile(inspect.getsource(heapq), heapq.__file__, "exec"), names)
+    names: dict[str, Any] = {"__name__": module.__name__, "__builtins__": given}
+    exec(compile(inspect.getsource(module), module.__file__, "exec"), names)
     return names
 
 
-@stands_for_each(*(x for x in vars(heapq).values() if type(x) is types.BuiltinFunctionType))
-def _by_python(function: Any, m: Capturing, /, *args: Any) -> Any:
-    name = function.__name__
+@stands_for_each(
+    *(x for x in vars(heapq).values() if type(x) is types.BuiltinFunctionType),
+    bisect.insort_left,
+    bisect.insort_right,
+    collections._count_elements,  # type: ignore[attr-defined]
+)
+def _by_python(function: Any, m: Capturing, /, *args: Any, **named: Any) -> Any:
+    name, module = function.__name__, sys.modules[function.__module__[1:]]
     takes = "heappop" in name or "heapreplace" in name
     if takes and name != "heappushpop" and type(args[0]) is list and not m.length(args[0]):
         raise IndexError("index out of range")  # in C's words
-    return m.call(m.world.hold(_of_heaps()[name], f"heapq.{name}"), *args)
+    stands = m.world.hold(_in_python(module)[name], f"{module.__name__}.{name}")
+    return m.call(stands, *args, **named)
 
 
 # ---------------------------------------------------------------------------- lru_cache

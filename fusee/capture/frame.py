@@ -332,8 +332,11 @@ class Frame:
             except StopIteration as returned:
                 if ends:
                     error = returned
-                else:
-                    self._send_ended(listed[self.at - 2], returned.value)
+                else:  # what the `yield from` gave goes on the stack
+                    if sys.version_info < (3, 12):
+                        self.pop()
+                    self.push(returned.value)
+                    self.at = listed[self.at - 2].target
                     return False
             except BaseException as other:  # whatever it raises
                 if not self._is_programs(other):
@@ -346,13 +349,6 @@ class Frame:
         finally:
             del error  # which knows this frame
         return False
-
-    def _send_ended(self, send: Instruction, value: Any) -> None:
-        """What a `yield from` gave goes on the stack: the generator below it has returned."""
-        if sys.version_info < (3, 12):
-            self.pop()
-        self.push(value)
-        self.at = send.target
 
     def _is_programs(self, error: BaseException) -> bool:
         """Whether what was raised is the program's: capture ends by exceptions too."""

@@ -363,15 +363,10 @@ class _Writer:
         else:
             self.lines.append(f"{', '.join(targets)}, = {call_text}")
         for buffer in step.results:
-            if buffer is not None:
-                self._restride(buffer)
-
-    def _restride(self, buffer: Buffer) -> None:
-        """What an Extern returned must lie as its readers were compiled for."""
-        name = self.variables[buffer]
-        self.names["laid_out"] = laid_out
-        strides = self._constant(buffer.strides)
-        self.lines.append(f"if {name}.stride() != {strides}: {name} = laid_out({name}, {strides})")
+            if buffer is not None:  # it must lie as its readers were compiled for
+                name, at = self.variables[buffer], self._constant(buffer.strides)
+                self.names["laid_out"] = laid_out
+                self.lines.append(f"if {name}.stride() != {at}: {name} = laid_out({name}, {at})")
 
     def _callable(self, step: Extern) -> str:
         base = "".join(c if c.isalnum() else "_" for c in step.name) or "extern"

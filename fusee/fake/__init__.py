@@ -34,10 +34,8 @@ from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent, is_row_ma
 from fusee.fake.open_sizes import (
     OPEN_MAKERS,
     OPEN_VIEWS,
-    PART_OF,
     UNBACKED,
     elements_put,
-    refuse_part,
 )
 from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
 from fusee.fake.torch_python import (
@@ -230,10 +228,8 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     table[overload("bernoulli_.float")] = lambda x, p=0.5, *, generator=None: (
         x if generator is None and 0 <= p <= 1 else None
     )
-    view = overload("view")
-    # torch's own permute imports torch.distributed, and those of the others refuse nothing
-    own = overloads("permute slice_scatter select_scatter diagonal_scatter")
-    table.update((op, _unless_unsure(OPEN_VIEWS[op])) for op in own)
+    view, permute = overload("view"), overload("permute")
+    table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
     del table[overload("nonzero_static")]
     return table
@@ -337,8 +333,6 @@ def _quick_mode() -> type[FakeTensorMode]:
                 found = None if run is None else _on_meta(self, run, args, there)
                 if found is not None:
                     return _wrapped(self, found, device)
-        if func in PART_OF and (is_open or not args[0].numel()):
-            refuse_part(PART_OF[func](args[0], *args[2:], **kwargs), args[1])
         if "out" in kwargs and device is not None:
             lay_out(func, args, **kwargs)
         if runs_itself(func):

@@ -6,6 +6,7 @@ returns None, or raises Unsure, torch is to say what comes out, or what is wrong
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -70,36 +71,6 @@ def _permuted(x: Tensor, axes: Sequence[int]) -> Tensor | None:
     return _strided(x, [size[k] for k in order], [stride[k] for k in order])
 
 
-@OPEN_VIEWS.rule("transpose.int")
-def _transposed(x: Tensor, a: int, b: int) -> Any:
-    order = [*range(x.dim())]
-    a, b = _axis(a, x.dim()), _axis(b, x.dim())
-    order[a], order[b] = b, a
-    return _permuted(x, order)
-
-
-@OPEN_VIEWS.rule("t")
-def _turned(x: Tensor) -> Tensor | None:
-    return _permuted(x, [*range(x.dim())][::-1]) if x.dim() <= 2 else None
-
-
-@OPEN_VIEWS.rule("unsqueeze")
-def _unsqueezed(x: Tensor, axis: int) -> Tensor:
-    axis = _axis(axis, x.dim() + 1)
-    size, stride = [*x.shape], [*x.stride()]
-    step = size[axis] * stride[axis] if axis < x.dim() else 1
-    return _strided(x, [*size[:axis], 1, *size[axis:]], [*stride[:axis], step, *stride[axis:]])
-
-
-@OPEN_VIEWS.rule("squeeze squeeze.dim squeeze.dims")
-def _squeezed(x: Tensor, axes: Any = None) -> Tensor:
-    rank = x.dim()
-    asked = range(rank) if axes is None else [axes] if isinstance(axes, int) else axes
-    gone = {_axis(k, rank) for k in asked} if rank else set()
-    kept = [k for k in range(rank) if k not in gone or not bool(x.shape[k] == 1)]
-    return _strided(x, [x.shape[k] for k in kept], [x.stride(k) for k in kept])
-
-
 def _is_negative(sizes: Sizes) -> bool:
     """Whether an open size is, which eager refuses, or takes for another one."""
     return any(isinstance(n, torch.SymInt) and n < 0 for n in sizes)
@@ -129,10 +100,8 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
 def _selected(x: Tensor, axis: int, index: Any) -> Tensor:
     axis = _axis(axis, x.dim())
     n, at = x.shape[axis], selected(x, axis, index)
-    if at is None:
-        if not -n <= index < n:  # torch's fake kernel takes any place
-            raise IndexError(f"index {index} is out of range for a size of {n}")
-        at = index if index >= 0 else index + n
+    if not 0 <= at < n:  # torch's fake kernel takes any place
+        raise IndexError(f"index {index} is out of range for a size of {n}")
     size, stride = [*x.shape], [*x.stride()]
     del size[axis]
     return _strided(x, size, stride[:axis] + stride[axis + 1 :], at * stride[axis])
@@ -143,16 +112,15 @@ def _sliced(x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: 
     axis = _axis(axis, x.dim())
     if type(step) is not int or step < 1:
         return None
-    n, ends = x.shape[axis], narrowed(x, axis, start, end, step)
-    first, last = ends or (within(start, n, 0), within(end, n, n))
-    count = (last - first + (step - 1)) // step if ends or last >= first else 0
+    first, last = narrowed(x, axis, start, end, step)
+    count = (last - first + (step - 1)) // step if last >= first else 0
     size, stride = [*x.shape], [*x.stride()]
     more = first * stride[axis]
     size[axis], stride[axis] = count, stride[axis] * step
     return _strided(x, size, stride, more)
 
 
-def within(at: Any, n: Any, default: Any) -> Any:
+def _within(at: Any, n: Any, default: Any) -> Any:
     """A bound of a slice, counted from the start of an axis of n and inside it."""
     if at is None or (type(at) is int and at == sys.maxsize):
         return default
@@ -209,25 +177,25 @@ def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Te
     return _strided(x, size, [*stride, x.stride(a) + x.stride(b)], more)
 
 
-def _scattered(
-    part_of: Callable[..., Tensor | None], x: Tensor, src: Tensor, *place: Any, **named: Any
-) -> Tensor | None:
-    part = part_of(x, *place, **named)
-    if part is None:
-        return None
-    if not equal(src.shape, part.shape):
-        raise RuntimeError(
-            "expected src to have a size equal to the slice of self."
-            f" src size = {[*src.shape]}, slice size = {[*part.shape]}"
-        )
-    if not is_row_major(x):
-        return None
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+def _scattered(view: str, x: Tensor, src: Tensor, *place: Any, **named: Any) -> Found:
+    """What torch's own shape functions put in any place, and ATen refuses."""
+    op, part = overload(view), None
+    whole = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    with contextlib.suppress(Unsure):
+        part = OPEN_VIEWS[op](whole, *place, **named)
+    part = op(whole, *place, **named) if part is None else part
+    if not same_ints(src.shape, part.shape):
+        let_be_equal(src.shape, part.shape)
+        if not equal(src.shape, part.shape):
+            raise RuntimeError(
+                "expected src to have a size equal to the slice of self."
+                f" src size = {[*src.shape]}, slice size = {[*part.shape]}"
+            )
+    return Spec(x.shape, x.stride(), x.dtype) if is_row_major(x) else None
 
 
-OPEN_VIEWS.rule("diagonal_scatter")(functools.partial(_scattered, _diagonal))
-OPEN_VIEWS.rule("slice_scatter")(functools.partial(_scattered, _sliced))
-OPEN_VIEWS.rule("select_scatter")(functools.partial(_scattered, _selected))
+for _view in ("diagonal", "slice.Tensor", "select.int"):
+    RULES.rule(f"{_view.partition('.')[0]}_scatter")(functools.partial(_scattered, _view))
 
 
 # ---------------------------------------------------------------------------- shapes
@@ -285,31 +253,13 @@ def _now(n: Any) -> int | None:
 
 
 # Their kernels take open sizes.
-OPEN_VIEWS.update({op: op for op in overloads("alias detach as_strided as_strided_")})
+_VIEWS = (
+    "alias detach as_strided as_strided_ transpose.int t unsqueeze squeeze squeeze.dim squeeze.dims"
+)
+OPEN_VIEWS.update({op: op for op in overloads(_VIEWS)})
 
 
 # ---------------------------------------------------------------------------- makers
-
-
-def _new(size: Sizes, dtype: torch.dtype) -> Tensor | None:
-    if any(n < 0 for n in size):
-        return None
-    return torch.empty_strided(*rows(size, dtype)[:2], dtype=dtype, device="meta")
-
-
-@OPEN_MAKERS.rule("zeros ones")
-def _filled(size: Sizes, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
-    return _new(size, dtype or torch.get_default_dtype())
-
-
-@OPEN_MAKERS.rule("full")
-def _full(size: Sizes, value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
-    default = torch.get_default_dtype()
-    usual = {bool: torch.bool, int: torch.int64, float: default}
-    # of 16-bit ones too, for which torch's function in Python has complex32
-    usual[complex] = torch.complex128 if default is torch.float64 else torch.complex64
-    dtype = dtype or usual.get(type(value))
-    return None if dtype is None else _new(size, dtype)
 
 
 @OPEN_MAKERS.rule("arange arange.start arange.start_step")
@@ -319,10 +269,17 @@ def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor |
         return None
     if type(step) is not int or step < 1 or not end >= start:
         return None
-    return _new([(end - start + (step - 1)) // step], dtype or torch.int64)
+    size = ((end - start + (step - 1)) // step,)
+    return torch.empty_strided(size, (1,), dtype=dtype or torch.int64, device="meta")
+
+
+def _dense(make: Run) -> Run:
+    """Without what makes another kind of tensor: no twin is of that kind."""
+    return lambda *given, layout=None, pin_memory=None, **named: make(*given, **named)
 
 
 OPEN_MAKERS.update({op: op for op in overloads("empty.memory_format empty_strided")})
+OPEN_MAKERS.update({op: _dense(op) for op in overloads("zeros ones full")})
 
 
 # ---------------------------------------------------------------------------- by C++ alone
@@ -694,42 +651,30 @@ def _let_spread(a: Sizes, b: Sizes) -> None:
 
 def narrowed(
     x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1
-) -> tuple[Any, Any] | None:
-    """Start and end of a slice, inside an axis, if only data knows one of these; None: others.
+) -> tuple[Any, Any]:
+    """Start and end of a slice, from the start of an axis on and inside it.
 
-    Nor places that an axis of two has: those are asked, so that an axis too short runs eagerly.
+    If only data knows one of these, no place is asked for but one that an axis of two has: an axis
+    too short runs eagerly.
     """
+    n = x.shape[axis]
     ends = [at for at in (start, end) if at is not None and type(at) is not torch.SymInt]
     is_far = any(abs(at) > 2 and at != sys.maxsize for at in ends)
-    given = [at for at in (start, end, x.shape[axis] if is_far else 0) if type(at) is torch.SymInt]
+    given = [at for at in (start, end, n if is_far else 0) if type(at) is torch.SymInt]
     env = next((at.node.env for at in given if type(at.node) is SizeNode), None)
-    if env is None or step != 1:
-        return None
-    if not env.data.of(*(at.node.size for at in given), known_size(x.shape[axis])):
-        return None
-    stop = sys.maxsize if end is None else end
-    n, *bounds = map(known_size, (x.shape[axis], 0 if start is None else start, stop))
-    first, last = (env.data.inside(at, n) for at in bounds)
+    if env is None or step != 1 or not env.data.of(*(at.node.size for at in given), known_size(n)):
+        return _within(start, n, 0), _within(end, n, n)
+    bounds = 0 if start is None else start, sys.maxsize if end is None else end
+    first, last = (env.data.inside(known_size(at), known_size(n)) for at in bounds)
     return wrapped(env, first), wrapped(env, first + env.data.least_0(last - first))
 
 
 def selected(x: Tensor, axis: int, index: Any) -> Any:
-    """The index of a selection from the start on, if only data knows it; None: another."""
-    if type(index) is not torch.SymInt or not isinstance(index.node, SizeNode):
-        return None
-    env, n = index.node.env, x.shape[axis]
-    if not env.data.of(index.node.size):
-        return None
-    return wrapped(env, env.data.place(known_size(index), known_size(n)))
-
-
-def refuse_part(part: Tensor, source: Tensor) -> None:
-    """Raise where torch's fake kernel puts anything in the place of a part."""
-    if part.dim() != source.dim() or any(n != m for n, m in zip(part.shape, source.shape)):
-        raise RuntimeError(f"{list(source.shape)} is put in place of {list(part.shape)}")
-
-
-PART_OF = {
-    overload(f"{name}_scatter"): overload(f"{name}.{kind}")
-    for name, kind in (("select", "int"), ("slice", "Tensor"), ("diagonal", "default"))
-}
+    """The index of a selection from the start on; whether there is one is asked if only data
+    knows it."""
+    n = x.shape[axis]
+    if type(index) is torch.SymInt and isinstance(index.node, SizeNode):
+        env, at = index.node.env, index.node.size
+        if env.data.of(at):
+            return wrapped(env, env.data.place(at, known_size(n)))
+    return index + n if index < 0 else index

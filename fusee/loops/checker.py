@@ -46,8 +46,6 @@ from fusee.loops.fusion import Schedule
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
 from fusee.loops.schedule import reads, views, writes
 from fusee.sym import (
-    Atom,
-    Call,
     Size,
     Symbol,
     coefficient,
@@ -532,15 +530,12 @@ class _Points:
         for atoms, factor in size.terms.items():
             term = torch.tensor([factor])
             for atom in atoms:
-                term = term * self._atom(atom)
+                if isinstance(atom, Symbol):
+                    term = term * self.known[atom]
+                else:
+                    term = term * _ON_SIZES[atom.op](self._size(atom.a), self._size(atom.b))
             total = total + term
         return total
-
-    def _atom(self, atom: Atom) -> torch.Tensor:
-        if isinstance(atom, Symbol):
-            return self.known[atom]
-        assert isinstance(atom, Call)
-        return _ON_SIZES[atom.op](self._size(atom.a), self._size(atom.b))
 
     def _mask(self, mask: Value) -> torch.Tensor | None:
         done: dict[Value, torch.Tensor] = {}

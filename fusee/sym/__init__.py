@@ -20,9 +20,10 @@ from math import gcd
 from typing import Any, ClassVar, Union
 
 Size = Union[int, "Expr"]
+Atom = Union["Symbol", "Call"]
 
 
-class Atom:
+class _Atom:
     """What a monomial is a product of. Ordered by `key`, which also prints it as Python."""
 
     __slots__ = ("_hash", "range")
@@ -35,7 +36,7 @@ class Atom:
 
     @property
     def expr(self) -> Expr:
-        return Expr({(self,): 1})
+        return Expr({(self,): 1})  # type: ignore[dict-item]
 
     def __hash__(self) -> int:
         return self._hash
@@ -44,7 +45,7 @@ class Atom:
         return self.key
 
 
-class Symbol(Atom):
+class Symbol(_Atom):
     """A named integer with `lo <= value`, and `value < hi` if `hi` is given.
 
     `hint` is a value it may have (the first call's), for decisions of speed only. `payload` is
@@ -75,7 +76,7 @@ class Symbol(Atom):
             and self.payload is other.payload
         )
 
-    __hash__ = Atom.__hash__
+    __hash__ = _Atom.__hash__
 
     def __reduce__(self) -> Any:
         return Symbol, (self.name, self.lo, self.hi, self.hint, self.payload)
@@ -85,7 +86,7 @@ class Symbol(Atom):
         return self.name
 
 
-class Call(Atom):
+class Call(_Atom):
     """FloorDiv, Mod, Min, Max, And or Shift of two sizes that no rule could resolve."""
 
     __slots__ = ("op", "a", "b", "_key")
@@ -123,7 +124,7 @@ class Call(Atom):
             and self.b == other.b
         )
 
-    __hash__ = Atom.__hash__
+    __hash__ = _Atom.__hash__
 
 
 Monomial = tuple[Atom, ...]

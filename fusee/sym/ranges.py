@@ -251,7 +251,6 @@ class Ranges:
         noted = self._noted.get(Expr({(atom,): 1}), (None, None))
         if isinstance(atom, Symbol):
             return _both(noted, (atom.lo, None))
-        assert isinstance(atom, Call)
         (low, high), b = self.range(atom.a), atom.b
         if atom.op == "//" and isinstance(b, int):
             found = None if low is None else low // b, None if high is None else high // b
@@ -551,7 +550,6 @@ def _magnitude(env: Any, a: Expr) -> int:
             if low is not None and high is not None:
                 most[atom] = max(abs(low), abs(high))
         else:
-            assert isinstance(atom, Call)
             left, right = total(atom.a), total(atom.b)
             most[atom] = {"<<": 1 << min(right, 63), "%": right}.get(atom.op, max(left, right))
     return total(a)

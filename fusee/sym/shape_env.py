@@ -168,7 +168,8 @@ class ShapeEnv:
             return max((read.get(s, -1) for a in sizes for s in symbols(a)), default=-1)
 
         named = sorted(symbols(difference), key=lambda s: (last(s.expr), s.name), reverse=True)
-        for atom in [*named, *calls_in(difference)]:
+        found: list[Atom] = [*named, *calls_in(difference)]
+        for atom in found:
             count, rest = linear_in(difference, atom)
             own = (atom.a, atom.b) if isinstance(atom, Call) else (atom.expr,)
             if count in (1, -1) and atom not in atoms(rest) and last(rest) <= last(*own):

@@ -554,3 +554,18 @@ def parts_of_two_axes(x: torch.Tensor) -> Any:
 def test_parts_that_are_put_are_joined(fn: Fn, puts: int) -> None:
     found = [name for name in operators(same(fn, x35())) if "_scatter" in name]
     assert len(found) == puts, found
+
+
+@pytest.mark.parametrize(
+    ("fn", "size"),
+    [
+        (lambda x, part: torch.slice_scatter(x, part, 0, 1, 2), (2, 5)),
+        (lambda x, part: torch.select_scatter(x, part, 0, -1), (1, 5)),
+        (lambda x, part: torch.select_scatter(x, part, 0, 3), (5,)),
+        (lambda x, part: torch.diagonal_scatter(x, part, 1), (2,)),
+        (lambda x, part: torch.diagonal_scatter(x, part, 0, 1, 1), (3,)),
+    ],
+)
+def test_parts_of_another_size_are_refused(fn: Fn, size: tuple[int, ...]) -> None:
+    with pytest.raises(TraceError, match=r"equal to the slice|out of range|identical"):
+        traced(fn, x35(), torch.ones(size))

@@ -47,12 +47,7 @@ def decodable(
             write.placeholder(node)
     for node in computed:
         write.placeholder(node)
-    write.name_symbols(graph)
-    for node in graph.graph.nodes:
-        if node.op in ("get_attr", "call_function") and node not in computed:
-            write.copy(node)
-    write.graph.output(tuple(write.made[node] for node in results))
-    write.graph.eliminate_dead_code()
+    write.rest(graph, results).eliminate_dead_code()
     for node in write.graph.nodes:
         node.meta.clear()  # the decoder finds out itself what a node gives
     return fx.GraphModule(attributes, write.graph, "Region")

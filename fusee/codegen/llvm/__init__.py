@@ -342,7 +342,8 @@ class _Emitter:
     def emit(self) -> KernelCode:
         ctx = self.ctx
         if self.lane is not None and not self.parallel and not self.is_strip:
-            self._one_range()
+            ctx.ranked.append(self.writer.top)  # all blocks are one range of it
+            self._ordered(0, *self._block_range("%begin", "%end"))
         else:
             self._points()
         spare = "  %spare = alloca [2048 x i8], align 64"
@@ -404,14 +405,6 @@ class _Emitter:
 
     # -------------------------------------------------------------------------- outer loops
 
-    def _one_range(self) -> None:
-        """Only the lanes axis is parallel: all blocks are one range of it."""
-        assert self.lane is not None
-        top = self.writer.top
-        self.ctx.ranked.append(top)
-        low, high = self._block_range("%begin", "%end")
-        self._ordered(0, low, high)
-
     def _block_range(self, first: str, last: str) -> tuple[str, str]:
         assert self.lane is not None
         ctx, top = self.ctx, self.writer.top
@@ -436,8 +429,7 @@ class _Emitter:
         counted = [("i64", start) for start in reversed(starts)]
         with self.writer.loop("%begin", "%end", 1, counted) as (_, at, following):
             ctx.ranked.append(self.writer.top)
-            for axis, name in zip(self.parallel, at, strict=False):
-                ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+            ctx.know_axes(self.parallel, at, 1)
             low = high = ""
             if self.lane is not None:
                 after = self.writer.top.op(f"add nsw i64 {at[-1]}, 1")

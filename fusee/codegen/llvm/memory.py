@@ -37,7 +37,6 @@ def changes(ctx: Context, atom: Atom) -> bool:
     """False for sizes, which a call of the kernel does not change."""
     if isinstance(atom, Symbol):
         return atom in ctx.axis_number or atom.payload is not None
-    assert isinstance(atom, Call)
     return any(
         changes(ctx, inner)
         for side in (atom.a, atom.b)
@@ -76,7 +75,6 @@ def _atom_key(ctx: Context, atom: Atom) -> tuple[Any, ...]:
         if atom in ctx.axis_number:
             return (0, ctx.axis_number[atom])
         return (1, ctx.payloads.setdefault(id(atom.payload), len(ctx.payloads)))
-    assert isinstance(atom, Call)
     sides = (
         tuple(mono_key(ctx, mono) for mono, _ in groups(ctx, side)) for side in (atom.a, atom.b)
     )
@@ -170,7 +168,6 @@ def _scalar_atom(ctx: Context, atom: Atom) -> str:
             return ctx.axis_name[atom]
         assert isinstance(atom.payload, Value)
         return ctx.scalar(atom.payload)
-    assert isinstance(atom, Call)
     rank, _ = ctx.atom_fact(atom)
 
     def make() -> str:
@@ -297,7 +294,6 @@ def _vector_atom(ctx: Context, atom: Atom, rank: int) -> list[str]:
             return _ramp(ctx, [((atom,), 1)], [((), 1)], rank)
         assert isinstance(atom.payload, Value)
         return ctx.vectors(atom.payload)
-    assert isinstance(atom, Call)
     a = vector_sum(ctx, groups(ctx, atom.a), rank)
     if _has_number(atom):
         b = [splat("i64", atom.b, ctx.lanes)] * ctx.copies

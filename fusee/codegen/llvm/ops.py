@@ -32,7 +32,7 @@ from fusee.runtime.llvm_text import (
     vector,
 )
 from fusee.source import Rules
-from fusee.sym import Atom, Call, Size, Symbol
+from fusee.sym import Atom, Size, Symbol
 
 # ---------------------------------------------------------------------------- ops
 
@@ -418,11 +418,14 @@ class Context:
 
     def open_axis(self, axis: Symbol, name: str, rank: int) -> None:
         """The top level becomes the body of `axis`."""
-        del self.ranked[rank:]
-        self.ranked.append(self.writer.top)
-        self.axis_rank[axis] = rank
-        self.axis_name[axis] = name
+        self.ranked[rank:] = [self.writer.top]
+        self.know_axes([axis], [name], rank)
         self.loop_axes.add(axis)
+
+    def know_axes(self, axes: Iterable[Symbol], names: Iterable[str], rank: int) -> None:
+        """Coordinates have these names, from a rank on."""
+        for axis, name in zip(axes, names, strict=False):
+            self.axis_rank[axis], self.axis_name[axis] = rank, name
 
     # -------------------------------------------------------------------------- names
 
@@ -534,7 +537,6 @@ class Context:
             if atom.payload is not None:
                 return self.facts[id(atom.payload)]
             return 0, False
-        assert isinstance(atom, Call)
         a, b = self.size_fact(atom.a), self.size_fact(atom.b)
         return max(a[0], b[0]), a[1] or b[1]
 

@@ -378,13 +378,12 @@ class _Mapping:
     def _place(self, digits: Sequence[str]) -> None:
         """Names of the outer axes' coordinates, and vectors along the last."""
         ctx = self.ctx
-        for axis, name in zip(self.parallel, digits, strict=False):
-            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        ctx.know_axes(self.parallel, digits, 1)
         if self.lane is not None:
             low = digits[-1]
             if self.vec > 1:
                 low = self.level.op(f"mul nsw i64 {low}, {self.vec}")
-            ctx.axis_rank[self.lane], ctx.axis_name[self.lane] = 1, low
+            ctx.know_axes([self.lane], [low], 1)
             self.body.set_stage(self.lane, Stage(1, self.vec), None)
         else:
             self.body.set_stage(None, Stage(1, 1), None)
@@ -403,8 +402,7 @@ class _Mapping:
             total = total * count
         block = level.op(f"zext i32 {self._special('ctaid')} to i64")
         digits = self._digits(block, sizes, _is_wide(total))
-        for axis, name in zip(others, digits, strict=False):
-            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        ctx.know_axes(others, digits, 1)
         ends = zip(tile.sizes.items(), digits[-2:], strict=True)
         first = {axis: level.op(f"mul nsw i64 {name}, {side}") for (axis, side), name in ends}
         tid = level.op(f"zext i32 {self._special('tid')} to i64")
@@ -456,8 +454,7 @@ class _Mapping:
         sizes = [*map(ctx.size_of, self.parallel), ctx.param("pieces", pieces)]
         block = level.op(f"zext i32 {self._special('ctaid')} to i64")
         *digits, piece = self._digits(block, sizes, _is_wide(rows * pieces))
-        for axis, name in zip(self.parallel, digits, strict=True):
-            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        ctx.know_axes(self.parallel, digits, 1)
         first, own = level.op(f"mul nsw i64 {piece}, {STRIP}"), self._special("tid")
         own = level.op(f"zext i32 {own} to i64")
         if store is None:
@@ -508,12 +505,8 @@ class _Mapping:
         end = level.op(
             f"select i1 {whole}, i64 {start}, i64 {t.intrinsic('smin', 'i64', high, size)}"
         )
-        ctx.base_rank, ctx.begins_anywhere = 2, True
-        with ctx.writer.each("0", stop):
-            ctx.ranked[2:] = [ctx.writer.top]
-            ctx.axis_rank[lane], ctx.axis_name[lane] = 2, low
-            self.body.set_stage(lane, Stage(1, PIECES), None)
-            self._all_phases()
+        ctx.begins_anywhere = True
+        self._once(lane, low, stop, PIECES)
         ctx.begins_anywhere = False
         self._along(lane, start, end, 1, 1)
 
@@ -541,13 +534,18 @@ class _Mapping:
         assert lane is not None
         stop = self.level.op(f"select i1 {whole}, i64 1, i64 0")
         end = self.level.op(f"select i1 {whole}, i64 {low}, i64 {ctx.size_of(lane)}")
-        ctx.base_rank = 2
-        with ctx.writer.each("0", stop):
-            ctx.ranked[2:] = [ctx.writer.top]
-            ctx.axis_rank[lane], ctx.axis_name[lane] = 2, low
-            self.body.set_stage(lane, Stage(1, self.vec), None)
-            self._all_phases()
+        self._once(lane, low, stop, self.vec)
         self._along(lane, low, end, 1, 1)
+
+    def _once(self, lane: Symbol, low: str, times: str, lanes: int) -> None:
+        """A vector from `low` on, once or not at all."""
+        ctx = self.ctx
+        ctx.base_rank = 2
+        with ctx.writer.each("0", times):
+            ctx.ranked[2:] = [ctx.writer.top]
+            ctx.know_axes([lane], [low], 2)
+            self.body.set_stage(lane, Stage(1, lanes), None)
+            self._all_phases()
 
     # -------------------------------------------------------------------------- teams
 
@@ -676,8 +674,7 @@ class _Mapping:
         digits = self._digits(flat, sizes, wide)
         if shift:
             digits[-1] = level.op(f"shl i64 {digits[-1]}, {shift}")
-        for axis, name in zip(phase.inner, digits, strict=True):
-            ctx.axis_rank[axis], ctx.axis_name[axis] = 2, name
+        ctx.know_axes(phase.inner, digits, 2)
 
     def _kept(self, phase: Phase, team: Team, member: str, hows: dict[Acc, Carried]) -> Parts:
         """All points one after the other: what is known of them stays known in later phases."""
@@ -691,8 +688,7 @@ class _Mapping:
                 stretches.append(self._stretch(phase, team, member, first, count))
             part = stretches[first // team.threads]
             ctx.ranked[2:] = [part]
-            ctx.axis_rank.update(dict.fromkeys(phase.inner, 2))
-            ctx.axis_name.update(part.axes)
+            ctx.know_axes(part.axes, part.axes.values(), 2)
             body.idle = part.idle
             parts = body.statements(phase, parts, hows, 2)
         body.idle = None

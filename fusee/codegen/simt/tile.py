@@ -164,16 +164,13 @@ class Crossing:
             for value in order:
                 emit_value(ctx, value)
             found.append((self.beyond, places, [ctx.scalar(load) for load in tile.loads]))
+        t = InsertPoint(level, ctx.machine, 1)
         for beyond, *row in found:
             with level.unless(beyond):
-                self._put(level, *row)
-
-    def _put(self, level: Level, places: Sequence[str], names: Sequence[str]) -> None:
-        t = InsertPoint(level, self.ctx.machine, 1)
-        for load, place, name in zip(self.tile.loads, places, names, strict=True):
-            kind = _kind(load)
-            name = to_memory(t, load.dtype, name) if kind == "i8" else name
-            t.level.do(f"store {kind} {name}, {_address(kind, place)}")
+                for load, place, name in zip(tile.loads, *row, strict=True):
+                    kind = _kind(load)
+                    name = to_memory(t, load.dtype, name) if kind == "i8" else name
+                    level.do(f"store {kind} {name}, {_address(kind, place)}")
 
     def _compute(self, phases: Sequence[Phase], level: Level, steps: Sequence[str]) -> None:
         tile, body, t = self.tile, self.body, InsertPoint(level, self.ctx.machine, 1)
@@ -217,8 +214,7 @@ class Crossing:
                 part.axes[axis] = t.intrinsic("smin", "i64", at, self.last[axis])
         self.body.idle = level.either("i1", "or", *outside) if outside else None
         ctx.ranked[2:] = [part]
-        ctx.axis_rank.update(dict.fromkeys(part.axes, 2))
-        ctx.axis_name.update(part.axes)
+        ctx.know_axes(part.axes, part.axes.values(), 2)
         places = []
         for load, start in zip(tile.loads, self.starts, strict=False):
             row = op(f"mul i64 {local[tile.lane]}, {tile.pitch(load)}")

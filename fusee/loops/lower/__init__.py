@@ -304,12 +304,9 @@ class Outputs:
                 if not self._is_there(part, place):
                     self.lowering.write_into(part, place)
         for tensor, target in self.copies:
-            self._copy(tensor, target)
-
-    def _copy(self, tensor: Tensor, target: Tensor) -> None:
-        windows = self.lowering.window(target), self.lowering.window(tensor)
-        how = {"mutates": (windows[0].buffer,), **_BY_ATEN}
-        self.lowering.call("aten.copy_", torch.Tensor.copy_, windows, (), **how)
+            windows = self.lowering.window(target), self.lowering.window(tensor)
+            how = {"mutates": (windows[0].buffer,), **_BY_ATEN}
+            self.lowering.call("aten.copy_", torch.Tensor.copy_, windows, (), **how)
 
     def _is_direct(self, tensor: Tensor, target: Tensor, written: set[Buffer]) -> bool:
         """True if it reads no input that is written, but for the element that it replaces."""
@@ -691,7 +688,9 @@ class GraphLowering:
             value = self._argument(arg)
             if position in self.writes:
                 target = self.writes[position]
-                outputs.write(value, self._written(target), by_aten=target in self.opaque)
+                written = self.placeholders[target]
+                assert isinstance(written, Tensor)
+                outputs.write(value, written, by_aten=target in self.opaque)
             elif isinstance(value, Tensor):
                 assert isinstance(arg, fx.Node)
                 meta = self._meta(arg.meta["val"])
@@ -700,11 +699,6 @@ class GraphLowering:
             else:
                 outputs.plain(value)
         outputs.finish()
-
-    def _written(self, position: int) -> Tensor:
-        target = self.placeholders[position]
-        assert isinstance(target, Tensor)
-        return target
 
 
 def _is_view(op: OpOverload) -> bool:

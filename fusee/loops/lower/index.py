@@ -34,7 +34,7 @@ from fusee.loops.lower.views import (
     unsqueeze,
     wrapped,
 )
-from fusee.sym import Expr, Size, known_ge, mod, product
+from fusee.sym import Size, known_ge, mod, product
 
 # ---------------------------------------------------------------------------- gather
 
@@ -412,18 +412,7 @@ def _through(call: OpCall, x: Tensor, src: Tensor, seen: Callable[[Tensor], Tens
     return scatter.tensor
 
 
-_MISFIT = "ATen refuses a source of another size"
-
-
-def _misfit(call: OpCall, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int) -> str | None:
-    sizes = [n for n in x.shape if isinstance(n, int)]
-    if len(sizes) != len(x.shape):
-        return None
-    into = torch.empty(sizes, device="meta").diagonal(offset, dim1, dim2)
-    return None if into.shape == src.shape else _MISFIT
-
-
-@lowers("diagonal_scatter", unless=_misfit)
+@lowers("diagonal_scatter")
 def _diagonal_scatter(
     call: OpCall, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int
 ) -> Tensor:
@@ -529,31 +518,7 @@ def _turned(x: Tensor, dim: int, shift: Size) -> Tensor:
 # ------------------------------------------------------------------------------ parts replaced
 
 
-def _no_such_slice(
-    call: OpCall, x: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any
-) -> str | None:
-    size, count = x.shape[dim], None
-    if not any(isinstance(n, Expr) for n in (size, start, end, step)):
-        count = len(range(size)[start:end:step])  # type: ignore[arg-type]
-    dim %= len(x.shape)
-    return _unlike(src, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
-
-
-def _unlike(src: Tensor, shape: Sequence[Size | None]) -> str | None:
-    """Refuses a source of another size than a part has; of open ones nothing is known."""
-    known = [(a, b) for a, b in zip(src.shape, shape) if isinstance(a, int) and isinstance(b, int)]
-    return _MISFIT if len(src.shape) != len(shape) or any(a != b for a, b in known) else None
-
-
-def _no_such_place(call: OpCall, x: Tensor, src: Tensor, dim: int, index: Size) -> str | None:
-    size = x.shape[dim]
-    if not (isinstance(index, Expr) or isinstance(size, Expr) or -size <= index < size):
-        return "ATen refuses an index out of range"
-    dim %= len(x.shape)
-    return _unlike(src, (*x.shape[:dim], *x.shape[dim + 1 :]))
-
-
-@lowers("slice_scatter", unless=_no_such_slice)
+@lowers("slice_scatter")
 def _slice_scatter(
     call: OpCall, x: Tensor, src: Tensor, dim: int, start: Size | None, end: object, step: Size
 ) -> Tensor:
@@ -564,7 +529,7 @@ def _slice_scatter(
     return replaced(call, x, converted(src, x.dtype), dim, begin)
 
 
-@lowers("select_scatter", unless=_no_such_place)
+@lowers("select_scatter")
 def _select_scatter(call: OpCall, x: Tensor, src: Tensor, dim: int, index: Size) -> Tensor:
     dim %= len(x.shape)
     part = unsqueeze(converted(src, x.dtype), dim)

@@ -101,8 +101,7 @@ def _affine(
             y = y * rest[0]
         return y if bias is None else y + rest[-1]
 
-    given = [t for t in (weight, bias) if t is not None]
-    return result(call, fn, *operands, *given, common=opmath(operands[0].dtype))
+    return result(call, fn, *operands, weight, bias, common=opmath(operands[0].dtype))
 
 
 def _scaled(v: Value, mean: Value, rstd: Value) -> Value:
@@ -224,7 +223,7 @@ def _inference(
         alpha, beta = folded(*rest)
         return v * alpha + beta
 
-    given, common = [t for t in _beside(x, mean, var, weight, bias) if t], opmath(x.dtype)
+    given, common = _beside(x, mean, var, weight, bias), opmath(x.dtype)
     if _lies_last(x) and not call.lowering.values.profile.shares:  # else lanes compute all of it
         parts = [elementwise(lambda *v, k=k: folded(*v)[k], *given) for k in (0, 1)]
         for part in parts:
@@ -423,7 +422,7 @@ def _batch_norm_backward(
             g = g - _share(a, b, n, count)
         return g * (r * w[0] if w else r)
 
-    operands = grad, normal, rstd, plain, turned, *([] if weight is None else [weight])
+    operands = grad, normal, rstd, plain, turned, weight
     return [
         None if of_x is None else result(call, fn, *operands, common=normal.dtype),
         *(
@@ -497,10 +496,9 @@ def _binary_cross_entropy(
 
     # the first bad place is told, and of two there the input: the last operand is computed first
     demand(lambda a, b: op("add", *reversed(checked(a, b))), x, target)
-    operands = [x, target] if weight is None else [x, target, weight]
     if reduction == NONE:
-        return result(call, fn, *operands)
-    losses = elementwise(fn, *operands)
+        return result(call, fn, x, target, weight)
+    losses = elementwise(fn, x, target, weight)
     after = divided_by(product(x.shape)) if reduction == MEAN else None
     return reshape(reduce(losses, range(len(x.shape)), dtype=meta.dtype, after=after), ())
 
@@ -513,7 +511,7 @@ def _binary_cross_entropy_backward(
         value = g * (a - b) / op("maximum", (1 - a) * a, 1e-12)
         return _averaged(x, reduction, value * w[0] if w else value)
 
-    return result(call, fn, grad, x, target, *([] if weight is None else [weight]))
+    return result(call, fn, grad, x, target, weight)
 
 
 @lowers("soft_margin_loss_backward")

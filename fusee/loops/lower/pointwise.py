@@ -117,18 +117,22 @@ def reader(
 
 def pointwise(
     lowering: Lowering,
-    operands: Sequence[Operand],
+    operands: Sequence[Operand | None],
     fn: Formula,
     shape: Shape,
     dtype: torch.dtype,
     common: torch.dtype | None = None,
     strides: tuple[Any, ...] | None = None,
 ) -> Tensor:
-    """fn over operands broadcast to `shape`, computed in `common`'s opmath, rounded to `dtype`."""
+    """fn over operands broadcast to `shape`, computed in `common`'s opmath, rounded to `dtype`.
+
+    operands   without those that are None
+    """
+    given = [x for x in operands if x is not None]
     common = dtype if common is None else common
     compute = opmath(common)
-    tensors = [x for x in operands if isinstance(x, Tensor)]
-    apart = _in_pieces(operands, shape)
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    apart = _in_pieces(given, shape)
     if apart is not None:
         dim, starts, parts = apart
         results = tuple(
@@ -137,7 +141,7 @@ def pointwise(
         result = lowering.beside(shape, dtype, Pieces(dim, starts, results))
         result.strides = strides
         return result
-    readers = [reader(lowering, x, shape, common, compute) for x in operands]
+    readers = [reader(lowering, x, shape, common, compute) for x in given]
 
     def at(ix: Index) -> Value:
         return cast(fn(*[read(ix) for read in readers]), dtype)
@@ -180,7 +184,7 @@ def _in_pieces(
 
 
 def elementwise(
-    fn: Formula, x: Tensor, *others: Operand, dtype: torch.dtype | None = None
+    fn: Formula, x: Tensor, *others: Operand | None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """fn in opmath over operands broadcast to the shape of `x`; rounded to `dtype` if given."""
     compute = opmath(x.dtype)
@@ -188,7 +192,11 @@ def elementwise(
 
 
 def result(
-    call: OpCall, fn: Formula, *operands: Operand, common: torch.dtype | None = None, place: int = 0
+    call: OpCall,
+    fn: Formula,
+    *operands: Operand | None,
+    common: torch.dtype | None = None,
+    place: int = 0,
 ) -> Tensor:
     """The call's result number `place`, computed element by element."""
     meta = call.metas[place]
@@ -362,7 +370,7 @@ def _footprint(index: Size, axes: tuple[Symbol, ...]) -> Hashable | None:
     start = 0
     steps: list[tuple[int, int]] = []
     for monomial, factor in ({(): index} if isinstance(index, int) else index.terms).items():
-        count = ranges.get(monomial[0]) if len(monomial) == 1 else None  # type: ignore[call-overload]
+        count = ranges.get(monomial[0]) if len(monomial) == 1 else None  # type: ignore[arg-type]
         if not monomial:
             start += factor
         elif type(count) is int and count > 0:
@@ -453,7 +461,7 @@ def _clamp(call: OpCall, x: Tensor, min: Operand | None, max: Operand | None) ->
         low = given[0] if min is not None else None
         return clamp(value, low, given[-1] if max is not None else None)
 
-    return result(call, fn, x, *(bound for bound in (min, max) if bound is not None))
+    return result(call, fn, x, min, max)
 
 
 @lowers("where.self where.ScalarSelf where.ScalarOther where.Scalar")

@@ -53,19 +53,46 @@ def resized(shape: Shape, dim: int, size: Size) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
-    order = [dim % len(x.shape) for dim in dims]
-    shape = tuple(x.shape[dim] for dim in order)
-    if order == list(range(len(order))):
-        return x
-    place = [order.index(dim) for dim in range(len(order))]
+def _rearranged(
+    x: Tensor,
+    shape: Shape,
+    sources: Sequence[int | None],
+    step: Callable[[Strided, Shape], Size] = lambda s, shape: 0,
+) -> Tensor:
+    """Each dimension of the result is one of `x`; None: there the same elements again and again.
+
+    Dimensions of `x` that are no source have one element.
+
+    step   the stride of the others
+    """
+    is_again = any(k is None and size != 1 for k, size in zip(sources, shape, strict=True))
+    if is_again and x.lowering.is_heavy(x, by_loads=False):
+        x.lowering.realise(x)
+    place = {k: at for at, k in enumerate(sources) if k is not None}
 
     def recipe(s: Strided) -> Strided:
-        return Strided(s.buffer, tuple(s.strides[dim] for dim in order), s.offset)
+        steps = tuple(step(s, x.shape) if k is None else s.strides[k] for k in sources)
+        return Strided(s.buffer, steps, s.offset)
 
-    if x.pieces is not None:
-        return _apart(x, shape, place[x.pieces.dim], lambda piece: permute(piece, order))
-    return x.lowering.view(x, shape, lambda ix: tuple(ix[k] for k in place), recipe)
+    def index_map(ix: Index) -> Index:
+        return tuple(ix[place[k]] if k in place else 0 for k in range(len(x.shape)))
+
+    if x.pieces is not None and (dim := x.pieces.dim) in place:
+        own = place[dim]
+        return _apart(
+            x,
+            shape,
+            own,
+            lambda piece: _rearranged(piece, resized(shape, own, piece.shape[dim]), sources, step),
+        )
+    return x.lowering.view(x, shape, index_map, recipe)
+
+
+def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
+    order = [dim % len(x.shape) for dim in dims]
+    if order == list(range(len(order))):
+        return x
+    return _rearranged(x, tuple(x.shape[dim] for dim in order), order)
 
 
 def expand(x: Tensor, shape: Shape) -> Tensor:
@@ -73,28 +100,9 @@ def expand(x: Tensor, shape: Shape) -> Tensor:
     lead = len(shape) - len(x.shape)
     if shape == x.shape:
         return x
-    repeated = [size == 1 and shape[lead + k] != 1 for k, size in enumerate(x.shape)]
-    if any(repeated) or any(size != 1 for size in shape[:lead]):
-        # its elements are read again and again
-        if x.lowering.is_heavy(x, by_loads=False):
-            x.lowering.realise(x)
-
-    def recipe(s: Strided) -> Strided:
-        steps = [0 if again else step for again, step in zip(repeated, s.strides, strict=True)]
-        return Strided(s.buffer, (0,) * lead + tuple(steps), s.offset)
-
-    def index_map(ix: Index) -> Index:
-        return tuple(0 if again else ix[lead + k] for k, again in enumerate(repeated))
-
-    if x.pieces is not None:
-        dim = x.pieces.dim
-        return _apart(
-            x,
-            shape,
-            lead + dim,
-            lambda piece: expand(piece, resized(shape, lead + dim, piece.shape[dim])),
-        )
-    return x.lowering.view(x, shape, index_map, recipe)
+    own = enumerate(zip(x.shape, shape[lead:], strict=True))
+    kept = [None if size == 1 and wide != 1 else k for k, (size, wide) in own]
+    return _rearranged(x, shape, [None] * lead + kept)
 
 
 def narrow(x: Tensor, dim: int, start: Size, length: Size, step: Size = 1) -> Tensor:
@@ -126,35 +134,17 @@ def select(x: Tensor, dim: int, index: Size) -> Tensor:
 
 def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Without the given dimensions, all of size 1."""
-    gone = set(dims)
-    kept = [k for k in range(len(x.shape)) if k not in gone]
-    if not gone:
-        return x
-    shape = tuple(x.shape[k] for k in kept)
-
-    def recipe(s: Strided) -> Strided:
-        return Strided(s.buffer, tuple(s.strides[k] for k in kept), s.offset)
-
-    def index_map(ix: Index) -> Index:
-        rest = iter(ix)
-        return tuple(0 if k in gone else next(rest) for k in range(len(gone) + len(ix)))
-
-    if x.pieces is not None and x.pieces.dim not in gone:
-        return _apart(x, shape, kept.index(x.pieces.dim), lambda piece: squeeze(piece, dims))
-    return x.lowering.view(x, shape, index_map, recipe)
+    kept = [k for k in range(len(x.shape)) if k not in dims]
+    return _rearranged(x, tuple(x.shape[k] for k in kept), kept) if dims else x
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    shape = (*x.shape[:dim], 1, *x.shape[dim:])
+    def step(s: Strided, shape: Shape) -> Size:
+        return s.strides[dim] * shape[dim] if dim < len(shape) else 1
 
-    def recipe(s: Strided) -> Strided:
-        step = s.strides[dim] * x.shape[dim] if dim < len(x.shape) else 1
-        return Strided(s.buffer, (*s.strides[:dim], step, *s.strides[dim:]), s.offset)
-
-    if x.pieces is not None:
-        place = x.pieces.dim + (dim <= x.pieces.dim)
-        return _apart(x, shape, place, lambda piece: unsqueeze(piece, dim))
-    return x.lowering.view(x, shape, lambda ix: (*ix[:dim], *ix[dim + 1 :]), recipe)
+    own = range(len(x.shape))
+    sources = [*own[:dim], None, *own[dim:]]
+    return _rearranged(x, (*x.shape[:dim], 1, *x.shape[dim:]), sources, step)
 
 
 def flip(x: Tensor, dims: Sequence[int]) -> Tensor:

@@ -125,7 +125,7 @@ def _packed_linear(
 ) -> None:
     """Replace `node` by the packed operator; `weight` is (out, in)."""
     with edit.before(node):
-        opaque = edit.call(ops.reorder_linear, weight, None, like=node, val=val(weight))
+        opaque = edit.call(ops.reorder_linear, weight, None, val=val(weight))
     opaque.meta["packed"] = True
     edit.become(node, ops.linear, x, opaque, bias, "none", [], "")
 
@@ -145,22 +145,22 @@ def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     if is_dense and all(n == 1 for n in val(x).shape[:-1]):
         out, (count, length) = val(node), val(weight).shape
         with edit.before(node):
-            row = edit.call(aten.view.default, x, [1, length], like=node)
+            row = edit.call(aten.view.default, x, [1, length])
             terms = on_metas(Tensor.new_empty, out, (count, length))
             sums = on_metas(Tensor.new_empty, out, (count,))
-            made = edit.call(aten.mul.Tensor, weight, row, like=node, val=terms)
-            made = edit.call(aten.sum.dim_IntList, made, [1], like=node, val=sums)
+            made = edit.call(aten.mul.Tensor, weight, row, val=terms)
+            made = edit.call(aten.sum.dim_IntList, made, [1], val=sums)
             if bias is not None:
-                made = edit.call(aten.add.Tensor, made, bias, like=node)
+                made = edit.call(aten.add.Tensor, made, bias)
         edit.become(node, aten.view.default, made, list(out.shape))
         return "dot products"
     with edit.before(node):
-        factor = edit.call(aten.permute.default, weight, [1, 0], like=node)
+        factor = edit.call(aten.permute.default, weight, [1, 0])
         if rank > 2:  # a matrix of its last axis
             if not val(x).is_contiguous():
-                x = edit.contiguous(x, node)
+                x = edit.contiguous(x)
             *lead, length = val(x).shape
-            x = edit.call(aten.view.default, x, [math.prod(lead), length], like=node)
+            x = edit.call(aten.view.default, x, [math.prod(lead), length])
     _become_product(edit, node, x, factor, bias)
     return "matrix product"
 
@@ -177,7 +177,7 @@ def _become_product(
         return
     size = (val(x).shape[0], val(factor).shape[1])
     with edit.before(node):
-        made = edit.call(op, *args, like=node, val=on_metas(Tensor.new_empty, out, size))
+        made = edit.call(op, *args, val=on_metas(Tensor.new_empty, out, size))
     edit.become(node, aten.view.default, made, list(out.shape))
 
 
@@ -195,7 +195,7 @@ def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
     if edit.is_static(x) or not edit.is_static(factor) or not packs_linear(val(node).dtype):
         return False
     with edit.before(node):
-        weight = edit.contiguous(edit.call(aten.permute.default, factor, [1, 0], like=node), node)
+        weight = edit.contiguous(edit.call(aten.permute.default, factor, [1, 0]))
     _packed_linear(edit, ops, node, x, weight, bias)  # type: ignore[arg-type]
     return True
 
@@ -212,9 +212,9 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
         return ""
     if _is_one_pixel(edit, node):
         with edit.before(node):
-            flat = edit.call(aten.squeeze.dims, x, [2, 3], like=node)
-            factor = edit.call(aten.squeeze.dims, weight, [2, 3], like=node)
-            factor = edit.call(aten.permute.default, factor, [1, 0], like=node)
+            flat = edit.call(aten.squeeze.dims, x, [2, 3])
+            factor = edit.call(aten.squeeze.dims, weight, [2, 3])
+            factor = edit.call(aten.permute.default, factor, [1, 0])
         node.meta.pop("layout", None)
         _become_product(edit, node, flat, factor, bias)  # type: ignore[arg-type]
         return "matrix product"
@@ -226,7 +226,7 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     with edit.before(node):
         # the weight in the order that oneDNN wants for this image size; see `for_any_size`
         given = weight, padding, stride, dilation, groups, edit.hints(x)
-        opaque = edit.call(ops.reorder_conv, *given, like=node, val=val(weight))
+        opaque = edit.call(ops.reorder_conv, *given, val=val(weight))
     opaque.meta["packed"] = True
     edit.become(node, ops.conv, x, opaque, bias, padding, stride, dilation, groups, "none", [], "")
     return "packed convolution"
@@ -446,14 +446,14 @@ def _rewrite(edit: Editor, node: fx.Node, known: dict[fx.Node, fx.Node]) -> None
         if found is None:
             large = val(arg).dim() > 1 and not derive
             found = known[arg] = _before_rounding(edit, arg) or edit.cast(
-                arg, torch.float32, node, derive=not large
+                arg, torch.float32, derive=not large
             )
         return found
 
     with edit.before(node):
         args, kwargs = fx.map_arg(node.args, wide), fx.map_arg(node.kwargs, wide)
         meta = val(node).to(torch.float32)
-        product = edit.call(node.target, *args, like=node, val=meta, **kwargs)  # type: ignore[arg-type]
+        product = edit.call(node.target, *args, val=meta, **kwargs)  # type: ignore[arg-type]
     edit.become(node, aten._to_copy.default, product, dtype=dtype)
     edit.notes.append(f"{node} multiplies in float32: {product}")
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,9 +38,9 @@ from fusee.targets.cuda.launch import (
     MISALIGNED,
     MOST,
     Beside,
+    Gpu,
     Joined,
     KernelBuild,
-    Launches,
     late_error,
     refused,
     rows_of,
@@ -59,7 +59,7 @@ from fusee.targets.cuda.passes import (
     patches_as_products,
     rows_as_sums,
 )
-from fusee.targets.cuda.recording import Copies, Recordable, Replayer, Together, why_launched
+from fusee.targets.cuda.recording import Copies, Replayer, Together, why_launched
 
 # 512: blocks that keep a GPU of 132 processors busy. Registers and arithmetic cost little beside
 # memory, so that values are computed again rather than loaded, and loops read many buffers.
@@ -113,22 +113,6 @@ _CALLS = {
 _codes = itertools.count(1)
 # In the unit of its prices.
 _MICROSECOND = 40_000_000
-
-
-class Gpu(Launches, Recordable, Protocol):
-    """What a graph needs of a GPU; see Device."""
-
-    device: torch.device
-    words: Tensor
-    messages: dict[int, Message]
-
-    def host_names(self) -> Mapping[str, Any]: ...
-
-    def arena(self, size: int) -> Tensor: ...
-
-    def described(self, status: int) -> str: ...
-
-    def together(self, calls: Sequence[Callable[[int], int]]) -> int: ...
 
 
 class CUDA(Target):

@@ -202,12 +202,15 @@ def refused(who: str, words: bytes, status: int) -> CompileError:
     )
 
 
-class Launches(Protocol):
-    """What launches need of a device."""
+class Gpu(Protocol):
+    """What launches and graphs need of a GPU; see fusee.targets.cuda.Device."""
 
     index: int
     capability: int
     imports: dict[str, int]
+    device: torch.device
+    words: Tensor
+    messages: dict[int, Message]
 
     def load(self, code: bytes, name: str) -> int: ...
 
@@ -216,6 +219,30 @@ class Launches(Protocol):
     def linker(self) -> str: ...
 
     def link(self, texts: Sequence[bytes], capability: int) -> tuple[bytes, str]: ...
+
+    def host_names(self) -> Mapping[str, Any]: ...
+
+    def arena(self, size: int) -> Tensor: ...
+
+    def described(self, status: int) -> str: ...
+
+    def together(self, calls: Sequence[Callable[[int], int]]) -> int: ...
+
+    def capturing(self) -> bool: ...
+
+    def pool(self) -> Any: ...
+
+    def record(
+        self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
+    ) -> tuple[Callable[[], None], Sequence[Any]]: ...
+
+    def holders(self, tensors: Sequence[Tensor]) -> Callable[[], list[int]]: ...
+
+    def like(self, x: Tensor) -> Callable[[], Tensor]: ...
+
+    def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]: ...
+
+    def wait(self) -> None: ...
 
 
 def late_error(words: Tensor, messages: Mapping[int, Message]) -> LateError | None:
@@ -283,7 +310,7 @@ def _on_stream(
 _runners: dict[int, Callable[..., int]] = {}
 
 
-def runner(device: Launches) -> Callable[..., int]:
+def runner(device: Gpu) -> Callable[..., int]:
     """`run` for one GPU."""
     found = _runners.get(device.index)
     if found is None:
@@ -296,7 +323,7 @@ def runner(device: Launches) -> Callable[..., int]:
 class KernelBuild(Build):
     """Units that become kernels of one GPU."""
 
-    def __init__(self, device: Launches, *, use_disk: bool, check: bool) -> None:
+    def __init__(self, device: Gpu, *, use_disk: bool, check: bool) -> None:
         super().__init__(use_disk=use_disk, check=check)
         self.device, self.target = device, target(device.capability)
         self.place = f"cuda:{device.index} "
@@ -326,7 +353,7 @@ def target(capability: int) -> Cpu:
 Link = Callable[[Sequence[bytes], int], tuple[bytes, str]]
 
 
-def linking(device: Launches) -> tuple[str, Link]:
+def linking(device: Gpu) -> tuple[str, Link]:
     """What makes machine code of PTX, and which version of it: nvJitLink, else the driver."""
     try:
         return version(), link

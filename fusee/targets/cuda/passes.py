@@ -87,12 +87,12 @@ def _as_product(
     with edit.before(node):
 
         def view(of: fx.Node, shape: list[Any]) -> fx.Node:
-            return edit.call(aten.view.default, of, shape, like=node, val=val(of).reshape(shape))
+            return edit.call(aten.view.default, of, shape, val=val(of).reshape(shape))
 
-        parts = edit.call(aten.permute.default, view(x, [n, channels, *blocks]), order, like=node)
+        parts = edit.call(aten.permute.default, view(x, [n, channels, *blocks]), order)
         flat = view(weight, [val(weight).shape[0], count])
-        rows = view(edit.contiguous(parts, node), [n * math.prod(grid), count])
-        product = edit.call(aten.linear.default, rows, flat, bias, like=node)
+        rows = view(edit.contiguous(parts), [n * math.prod(grid), count])
+        product = edit.call(aten.linear.default, rows, flat, bias)
         found = view(product, [n, *grid, val(weight).shape[0]])
     edit.become(node, aten.permute.default, found, [0, 1 + dims, *range(1, 1 + dims)])
     edit.notes.append(f"{node} is a product of patches")
@@ -113,9 +113,9 @@ def biases_apart(edit: Editor) -> None:
         named["bias"] = None
         with edit.before(node):
             op, of = aten.convolution.default, node.meta["val"]
-            plain = edit.call(op, *named.values(), like=node, val=of)
+            plain = edit.call(op, *named.values(), val=of)
             shape = [-1, *[1] * (val(weight).dim() - 2)]
-            added = edit.call(aten.reshape.default, bias, shape, like=node)
+            added = edit.call(aten.reshape.default, bias, shape)
         edit.become(node, aten.add.Tensor, plain, added)
 
 
@@ -280,11 +280,8 @@ def _attended(
     edit: Editor, node: fx.Node, q: fx.Node, k: fx.Node, v: fx.Node, heads: list[int]
 ) -> fx.Node:
     """The value, times what softmax makes of its one score."""
-
-    def call(op: Any, *args: Any) -> fx.Node:
-        return edit.call(op, *args, like=node)
-
-    q, k, v = (edit.cast(x, torch.float32, node) for x in (q, k, v))
+    call = edit.call
+    q, k, v = (edit.cast(x, torch.float32) for x in (q, k, v))
     q = call(aten.reshape.default, q, [*heads, val(q).shape[-1]])
     k, v = (call(aten.unsqueeze.default, x, 2) for x in (k, v))
     score = call(aten.sum.dim_IntList, call(aten.mul.Tensor, q, k), [-1], True)
@@ -317,18 +314,16 @@ def long_scans(edit: Editor) -> None:
             node.meta["called"] = "a scan along long rows"
         elif adds and math.prod(shape) // shape[dim] < _MANY_COLUMNS:
             with edit.before(node):
-                x = edit.cast(named["self"], val(node).dtype, node)
+                x = edit.cast(named["self"], val(node).dtype)
                 found = _in_pieces(edit, node, x, dim)
-                found = edit.call(aten.slice.Tensor, found, dim, 0, shape[dim], like=node)
+                found = edit.call(aten.slice.Tensor, found, dim, 0, shape[dim])
             edit.become(node, aten.clone.default, found, memory_format=torch.contiguous_format)
             edit.notes.append(f"{node} goes along pieces of its columns at once")
 
 
 def _in_pieces(edit: Editor, node: fx.Node, x: fx.Node, dim: int) -> fx.Node:
     """A scan of each piece, joined with what came before it; a row ends with its last piece."""
-
-    def call(op: Any, *args: Any) -> fx.Node:
-        return edit.call(op, *args, like=node)
+    call = edit.call
 
     def padded(x: fx.Node, front: int, back: int) -> fx.Node:
         pads = [0, 0] * (val(x).dim() - 1 - dim) + [front, back]
@@ -435,19 +430,19 @@ class _Padded:
         with edit.before(node):
             a, b, bias = self.a, self.longer(self.b, self.names), self.bias
             if val(a).dim() > 2:
-                a = edit.call(aten.reshape.default, a, [sizes["m"], sizes["k"]], like=node)
+                a = edit.call(aten.reshape.default, a, [sizes["m"], sizes["k"]])
             a = self.longer(a, ("m", "k"))
             if self.names == ("n", "k"):
-                b = edit.call(aten.permute.default, b, [1, 0], like=node)
+                b = edit.call(aten.permute.default, b, [1, 0])
             if bias is None:
-                found = edit.call(aten.mm.default, a, b, like=node)
+                found = edit.call(aten.mm.default, a, b)
             else:
-                found = edit.call(aten.addmm.default, self.longer(bias, "n"), a, b, like=node)
+                found = edit.call(aten.addmm.default, self.longer(bias, "n"), a, b)
             for dim, name in enumerate("mn"):
                 if name in self.more:
-                    found = edit.call(aten.slice.Tensor, found, dim, 0, sizes[name], like=node)
+                    found = edit.call(aten.slice.Tensor, found, dim, 0, sizes[name])
             if "n" in self.more:
-                found = edit.contiguous(found, node)
+                found = edit.contiguous(found)
         edit.become(node, aten.view.default, found, list(val(node).shape))
         edit.notes.append(f"{node} has rows of a multiple of 16 bytes")
 
@@ -456,7 +451,7 @@ class _Padded:
         order: Any = x.args[1] if x.target is aten.permute.default else ()
         if list(order) == [1, 0]:
             source = self.longer(x.all_input_nodes[0], names[::-1])
-            return self.edit.call(aten.permute.default, source, [1, 0], like=self.node)
+            return self.edit.call(aten.permute.default, source, [1, 0])
         pads = [n for name in reversed(names) for n in (0, self.more.get(name, 0))]
         if not any(pads):
             return x
@@ -466,13 +461,13 @@ class _Padded:
         return self.padded[key]
 
     def _padded(self, x: fx.Node, pads: Sequence[int]) -> fx.Node:
-        edit, node = self.edit, self.node
+        edit = self.edit
         if any(pads[2:]):
-            return edit.call(aten.constant_pad_nd.default, x, pads, like=node)
+            return edit.call(aten.constant_pad_nd.default, x, pads)
         # rows alone: a copy that asks of no element whether it is there takes half of the time
         tail = (*val(x).shape[:-1], pads[1])
-        zeros = edit.call(aten.full.default, tail, 0, like=node, val=val(x).new_zeros(tail))
-        found = edit.call(aten.cat.default, [x, zeros], -1, like=node)
+        zeros = edit.call(aten.full.default, tail, 0, val=val(x).new_zeros(tail))
+        found = edit.call(aten.cat.default, [x, zeros], -1)
         found.meta["stored"] = True  # else it would be, as it is and turned
         return found
 
@@ -486,21 +481,21 @@ def _along(x: fx.Node, names: tuple[str, str]) -> str | None:
 def _rows_times(edit: Editor, node: fx.Node, x: fx.Node, weight: fx.Node, bias: Any) -> fx.Node:
     dtype, *_, count = val(x).dtype, *val(x).shape
     number = val(x).numel() // count
-    given = edit.call(aten.view.default, x, [number, count], like=node)
+    given = edit.call(aten.view.default, x, [number, count])
     given.meta["stored"] = True  # each element of the result reads all of it
-    matrix, products = edit.cast(weight, torch.float32, node), []
+    matrix, products = edit.cast(weight, torch.float32), []
     for k in range(number):
         row = given
         if number > 1:
-            row = edit.call(aten.slice.Tensor, given, 0, k, k + 1, like=node)
-        row = edit.cast(row, torch.float32, node)
-        product = edit.call(aten.mul.Tensor, row, matrix, like=node)
-        found = edit.call(aten.sum.dim_IntList, product, [1], like=node)
+            row = edit.call(aten.slice.Tensor, given, 0, k, k + 1)
+        row = edit.cast(row, torch.float32)
+        product = edit.call(aten.mul.Tensor, row, matrix)
+        found = edit.call(aten.sum.dim_IntList, product, [1])
         if bias is not None:
-            wide = edit.cast(bias, torch.float32, node)
-            found = edit.call(aten.add.Tensor, found, wide, like=node)
-        products.append(edit.cast(found, dtype, node))
-    return products[0] if number == 1 else edit.call(aten.cat.default, products, like=node)
+            wide = edit.cast(bias, torch.float32)
+            found = edit.call(aten.add.Tensor, found, wide)
+        products.append(edit.cast(found, dtype))
+    return products[0] if number == 1 else edit.call(aten.cat.default, products)
 
 
 # ---------------------------------------------------------------------------- numbers of the CPU
@@ -525,10 +520,11 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
             continue
         there = [user for user in node.users if "device" in user.meta and _is_at(user, home)]
         # what reads more than numbers there stays with them: an element, a sum
+        elsewhere = (x.meta.get("val") for x in node.all_input_nodes if not _is_at(x, home))
         may_move = node.op in ("placeholder", "get_attr") or (
             node.target in HANDLERS
             and is_deterministic(node.target)
-            and not any(_is_tensor_elsewhere(x, home) for x in node.all_input_nodes)
+            and not any(isinstance(x, Tensor) and x.dim() for x in elsewhere)
         )
         if len(there) == len(node.users) and node not in written and may_move:
             moved += bool(there)
@@ -562,11 +558,6 @@ def _bring_places(edit: Editor, node: fx.Node, home: torch.device) -> None:
         twin = edit.call(aten._to_copy.default, node, like=users[0], device=home)
     for user in users:
         user.replace_input_with(node, twin)
-
-
-def _is_tensor_elsewhere(node: fx.Node, home: torch.device) -> bool:
-    val = node.meta.get("val")
-    return isinstance(val, Tensor) and val.dim() > 0 and not _is_at(node, home)
 
 
 def _is_at(node: fx.Node, home: torch.device) -> bool:

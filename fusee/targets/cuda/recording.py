@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from itertools import count as numbers_from
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ from fusee.loops.schedule import writes
 from fusee.runtime.launch import Frames, FrameSpec, LaunchSpec, Program
 from fusee.source import picker
 from fusee.sym import Size, Symbol, substitute
-from fusee.targets.cuda.launch import KernelBuild, Launches, batched, runner
+from fusee.targets.cuda.launch import Gpu, KernelBuild, batched, runner
 
 # Inputs above this are read where they are.
 _LARGE_BYTES = 8 << 20
@@ -57,28 +57,6 @@ _LAUNCH, _CALL, _REPLAY = 3.4, 8.0, 22.0
 
 Key = tuple[Any, ...]
 Result = Callable[[Sequence[Any], Sequence[Tensor]], Any]
-
-
-class Recordable(Protocol):
-    """What recordings need of a GPU."""
-
-    device: torch.device
-
-    def capturing(self) -> bool: ...
-
-    def pool(self) -> Any: ...
-
-    def record(
-        self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
-    ) -> tuple[Callable[[], None], Sequence[Any]]: ...
-
-    def holders(self, tensors: Sequence[Tensor]) -> Callable[[], list[int]]: ...
-
-    def like(self, x: Tensor) -> Callable[[], Tensor]: ...
-
-    def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]: ...
-
-    def wait(self) -> None: ...
 
 
 class _CudaGraph(NamedTuple):
@@ -163,7 +141,7 @@ class Replayer:
         recorded: Callable[..., Sequence[Any]],
         plan: Plan,
         arguments: HostArguments,
-        gpu: Recordable,
+        gpu: Gpu,
         stream: Callable[[], int],
         waiting: Mapping[int, list[Any]],
         together: Together,
@@ -195,7 +173,10 @@ class Replayer:
             return self.run(*given)
         try:
             if one is None:
-                one = self._begun(self.stream())
+                pools, stream = self.together.pools, self.stream()
+                if stream not in pools:
+                    pools[stream] = _RecordingPool(self.gpu.pool())
+                one = self.streams[stream] = _OneStream(pools[stream], self.tensors, self.brought)
             lender = one.pool.lender
             if lender is not None and not (lender.is_lent and lender.is_lent()):
                 lender = one.pool.lender = None
@@ -214,13 +195,6 @@ class Replayer:
             return self._replayed(found, inputs)
         finally:
             lock.release()
-
-    def _begun(self, stream: int) -> _OneStream:
-        pools = self.together.pools
-        if stream not in pools:
-            pools[stream] = _RecordingPool(self.gpu.pool())
-        one = self.streams[stream] = _OneStream(pools[stream], self.tensors, self.brought)
-        return one
 
     def _replayed(self, found: _CudaGraph, inputs: Sequence[Any]) -> Sequence[Any]:
         if self.refuse is not None and torch.is_grad_enabled():
@@ -313,15 +287,12 @@ class Replayer:
         take = self.gpu.copies(left, into=False)
         fresh = [*map(self.gpu.like, left)]
         gather = _gathered(made, lent, len(mine) + len(lent) + len(left))
-        about = self._is_lent(lent), gather, one.frames.arena
-        number = next(self.together.numbers)
-        return _CudaGraph(replay, moved, bring, brought, fresh, take, *about, number)
-
-    def _is_lent(self, lent: Sequence[Tensor]) -> Callable[[], bool] | None:
-        """What tells whether others hold any of these."""
         count = self.gpu.holders(lent)
         own = count()
-        return (lambda: count() != own) if lent else None
+        is_lent = (lambda: count() != own) if lent else None
+        about = is_lent, gather, one.frames.arena
+        number = next(self.together.numbers)
+        return _CudaGraph(replay, moved, bring, brought, fresh, take, *about, number)
 
     def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> Iterator[Tensor]:
         """Results that are saved for a backward, and that nobody else gets."""
@@ -424,7 +395,7 @@ class Copies:
     """
 
     def __init__(
-        self, gpu: Launches, stay: Sequence[Tensor], into: bool, stream: Callable[[], int]
+        self, gpu: Gpu, stay: Sequence[Tensor], into: bool, stream: Callable[[], int]
     ) -> None:
         self.stay, self.into, self.stream, self.run = stay, into, stream, runner(gpu)
         build = KernelBuild(gpu, use_disk=True, check=False)

@@ -30,7 +30,7 @@ _LEAST = 1 << 24  # what is above is an address: no test has as many elements
 
 
 class FakeGpu:
-    """See fusee.targets.cuda.Gpu.
+    """See fusee.targets.cuda.launch.Gpu.
 
     recorded  how many CUDA graphs were made; replayed: how often one ran; copied, waits: see Device
     refuses   why recording fails, if it does
