@@ -116,6 +116,8 @@ def biases_apart(edit: Editor) -> None:
             plain = edit.call(op, *named.values(), val=of)
             shape = [-1, *[1] * (val(weight).dim() - 2)]
             added = edit.call(aten.reshape.default, bias, shape)
+        if "layout" in node.meta:  # of a joint graph
+            plain.meta["layout"] = node.meta.pop("layout")
         edit.become(node, aten.add.Tensor, plain, added)
 
 

@@ -33,7 +33,7 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.schedule import reads
 from fusee.targets.cuda import CUDA, PROFILE
-from fusee.targets.cuda.passes import numbers_home
+from fusee.targets.cuda.passes import biases_apart, numbers_home
 
 HOME = torch.device("cuda", 0)
 Node = Callable[..., fx.Node]
@@ -381,6 +381,21 @@ def test_convolutions_that_stay(how: dict[str, int]) -> None:
     aten, notes = passed(fn, *shapes)
     assert "convolution" in str(aten.graph)
     assert any("channels-last" in note for note in notes) == ("groups" not in how)
+
+
+def test_a_convolution_keeps_its_layout_beside_its_bias() -> None:
+    """That of a joint graph, whose halves are compiled without the pass that gives layouts."""
+    aten, _ = passed(F.conv2d, (2, 4, 8, 8), (6, 4, 3, 3))
+    edit = Editor(aten, Options())
+    (node,) = edit.calls(torch.ops.aten.convolution.default)
+    with edit.before(node):
+        bias = edit.call(torch.ops.aten.zeros.default, [6], dtype=torch.bfloat16, device=HOME)
+    node.args = (*node.args[:2], bias, *node.args[3:])
+    assert node.meta["layout"] == "channels_last"
+    biases_apart(edit)
+    assert "layout" not in node.meta and node.target is torch.ops.aten.add.Tensor
+    (plain,) = edit.calls(torch.ops.aten.convolution.default)
+    assert plain.meta["layout"] == "channels_last" and plain.args[2] is None
 
 
 def test_layout_is_for_all_convolutions_together() -> None:
