@@ -118,8 +118,8 @@ def returned(x: Any) -> Any:
     if not isinstance(x.known, torch.SymFloat):
         raise TraceError("a call needs the value of a float that the graph reads from a tensor")
     node = x.known.node
-    if node.expr.is_number:  # SymPy rounds otherwise than Python, which torch takes for an error
-        return float(node.hint)
+    if not isinstance(node, FloatNode) and node.expr.is_number:
+        return float(node.hint)  # SymPy rounds otherwise than Python: torch takes it for an error
     return float(x.known)
 
 

@@ -565,9 +565,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
                     self.adopt(item, node, i, device)
         if op in UNBACKED or (env is not None and len(env.data.made) > count):
             node.meta.update(alone=True, recompute="save")  # its size belongs to its one run
+            made = {} if env is None else env.data.made  # inputs show the other symbols
             for x in out if isinstance(out, tuple) else (out,):
                 for axis, n in enumerate(x.shape):
-                    if type(n) is torch.SymInt and (symbol := only_symbol(size_of(n))) is not None:
+                    symbol = only_symbol(size_of(n)) if type(n) is torch.SymInt else None
+                    if symbol is not None and symbol in made:
                         self.b.shown.setdefault(symbol, (self.node(x), axis))
         return out
 

@@ -51,7 +51,7 @@ from fusee.autodiff import Joint, sparse_embedding, why_not
 from fusee.fake import FakeTensor, unseen_by_hooks
 from fusee.fake.gradients import checked, leaf_gradients
 from fusee.fake.layouts import suggested_layout
-from fusee.fake.open_composites import prod
+from fusee.fake.open_composites import one_hot, prod
 from fusee.fake.torch_python import python_dispatcher
 from fusee.source import Args, Rules
 from fusee.sym import Size, hint
@@ -164,6 +164,11 @@ def _group_norm(
 @_FUNCTIONS.rule(torch.prod, Tensor.prod)
 def _prod(t: Tracer, *args: Any, **kwargs: Any) -> Any:
     return (torch.prod if is_transforming() else prod)(*args, **kwargs)
+
+
+@_FUNCTIONS.rule(torch.nn.functional.one_hot)
+def _one_hot(t: Tracer, *args: Any, **kwargs: Any) -> Tensor:
+    return (torch.nn.functional.one_hot if is_transforming() else one_hot)(*args, **kwargs)
 
 
 class _Mish(torch.autograd.Function):

@@ -170,7 +170,13 @@ class Capturing(Semantics):
             kind = operands[-1].kind  # torch takes Python's numbers there, and integers of NumPy
             if not (issubclass(kind, float | complex) or hasattr(kind, "__index__")):
                 raise GraphBreak(f"a {kind.__name__} put into a tensor")
-        operands = tuple(x.number() if isinstance(x, Computed) else self.plain(x) for x in operands)
+
+        def shown(x: Any) -> Any:
+            if type(x) is tuple:  # a key of several
+                return tuple(map(shown, x))
+            return x.number() if isinstance(x, Computed) else self.plain(x)
+
+        operands = tuple(map(shown, operands))
         for x in operands:
             if function is operator.mod and isinstance(x, (str, bytes, bytearray)):
                 raise GraphBreak("printing a tensor needs its values")

@@ -225,7 +225,13 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak(f"{type(own).__qualname__}.__torch_function__ leaves a call to others")
     function = function if any(isinstance(x, torch.Tensor) for x in leaves) else moved(function)
     with m.world.mode:
-        return function(*given, **named) if named else function(*given)
+        try:
+            return function(*given, **named) if named else function(*given)
+        except TypeError:
+            if not symbols.holds_open((given, named)):
+                raise
+        # torch takes an open number for a float, but not in a list of floats (`scale_factor`)
+        return function(*symbols.value(given), **symbols.value(named))
 
 
 @stands_for_each(

@@ -89,6 +89,7 @@ STATE_QUERIES: tuple[Any, ...] = (
 )  # fmt: skip
 
 set_grad_enabled = torch._C._set_grad_enabled
+infer_size: Any = torch._C._infer_size  # torch.broadcast_shapes of two
 
 # `apply` of every class of autograd functions.
 apply_function: Any = torch.autograd.Function.__dict__["apply"].__func__

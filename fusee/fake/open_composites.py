@@ -218,11 +218,13 @@ def _window(of_known: Callable[..., Tensor], run: Callable[..., Tensor]) -> Call
 
 
 @IN_OTHERS.rule(F.one_hot)
-def _one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
-    if type(num_classes) is int:
-        return F.one_hot(x, num_classes)
-    zeros = torch.zeros([*x.shape, num_classes], dtype=torch.int64, device=x.device)
-    return zeros.scatter(-1, x.unsqueeze(-1), 1)
+def one_hot(tensor: Tensor, num_classes: Any = -1) -> Tensor:
+    """As on a CPU: a tensor without data is compared with each class by torch, in the order of its
+    axes, and any class passes."""
+    if type(num_classes) is int and num_classes < 1:
+        return F.one_hot(tensor, num_classes)
+    zeros = torch.zeros([*tensor.shape, num_classes], dtype=torch.int64, device=tensor.device)
+    return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
 def _triangle(

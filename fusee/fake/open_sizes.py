@@ -291,6 +291,16 @@ def _hashed(x: Tensor, axes: Sequence[int] = (), *, keepdim: bool = False, mode:
     return rows(reduced(x, axes, keepdim), torch.uint64)
 
 
+@RULES.rule("_sample_dirichlet _dirichlet_grad binomial")
+def _drawn(x: Tensor, *more: Tensor | None, generator: Any = None) -> Found:
+    given = [x, *(y for y in more if y is not None)]
+    is_known = all(y.dtype is x.dtype and equal(y.shape, x.shape) for y in given)
+    return rows(x.shape, x.dtype) if is_known and x.dtype in _DRAWN else None
+
+
+_DRAWN = (torch.float32, torch.float64)
+
+
 @RULES.rule("geqrf")
 def _reflectors(x: Tensor) -> Found:
     if x.dim() < 2:

@@ -22,7 +22,7 @@ from fusee.capture.builtins import Stand, stands_for_each
 from fusee.capture.dynamic import NUMPY, Number, holds_number
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.symbols import holds_open
-from fusee.capture.torch_api import FakeTensor, pytree, shape_as_tensor
+from fusee.capture.torch_api import FakeTensor, infer_size, pytree, shape_as_tensor
 from fusee.source import Args, Kwargs
 from fusee.torch_functions import higher_order, training, triton_kernels  # noqa: F401
 from fusee.torch_functions.arrays import Array, torch_dtype, unheard
@@ -52,6 +52,12 @@ def _shape_as_tensor(function: Any, m: Capturing, x: Any) -> Any:
 def _dim_order(function: Any, m: Capturing, x: Any, **kwargs: Any) -> Any:
     """Torch does not tell `__torch_function__` of its keyword."""
     return m.world.recorder.call(function, x, **kwargs)
+
+
+@composes(infer_size)
+def _infer_size(function: Any, m: Capturing, *sizes: Any) -> Any:
+    is_known = len(sizes) == 2 and all(isinstance(x, torch.Size) for x in sizes)
+    return m.call(torch.broadcast_shapes, *sizes) if is_known else function(*sizes)
 
 
 @composes(F.one_hot)

@@ -735,3 +735,19 @@ def test_a_number_of_numpys_that_torch_refuses_to_store(array: np.ndarray) -> No
             except TypeError as error:
                 told.append(str(error))
         assert told[0] == told[1]
+
+
+@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
+def test_arrays_in_a_key_of_several_end_the_graph() -> None:
+    """As one that is the key: the line runs in Python, and nothing is told to be reported."""
+    below = np.tril_indices(3, -1)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[below] = x[below[1], below[0]]
+        return y + 1
+
+    x = torch.randn(3, 3)
+    traced = Traced(fn)
+    assert traced(x).equal(fn(x))
+    assert traced.stops and all("among a torch call's arguments" in stop for stop in traced.stops)

@@ -484,3 +484,35 @@ def test_distributions_of_floats_that_vary() -> None:
     for scale in (0.5, 0.7, 1.3, 2.0):
         torch.testing.assert_close(traced(x, scale), fn(x, scale))
     assert traced.entries == 2
+
+
+DISTRIBUTIONS: list[Callable[[Tensor], Any]] = [
+    lambda x: torch.distributions.Beta(x, x + 1).rsample((2,)) * x,
+    lambda x: torch.distributions.Dirichlet(x).rsample().log(),
+    lambda x: torch.distributions.Binomial(5, logits=x, validate_args=False).sample() * x,
+    lambda x: torch.distributions.kl_divergence(
+        *[
+            torch.distributions.MultivariateNormal(
+                x * k, scale_tril=torch.diag_embed(x + k), validate_args=False
+            )
+            for k in (1, 2)
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("fn", DISTRIBUTIONS)
+def test_distributions_of_sizes_that_vary(fn: Callable[[Tensor], Any], learns: bool) -> None:
+    compiled = fusee.compile(fn, fullgraph=True)
+    for n in (3, 4, 6):
+        found = []
+        given = torch.rand(n, 3) + 0.5
+        for run in (fn, compiled):
+            x = given.clone().requires_grad_(learns)
+            torch.manual_seed(0)
+            y = run(x)
+            if learns:
+                y.square().sum().backward()
+            found.append((y.detach(), x.grad))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)

@@ -357,6 +357,18 @@ def test_numbers_made_of_sizes_stay_open(name: str, learns: bool, entries: list[
     assert len(entries) == 2
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_classes_of_a_turned_tensor_lie_in_rows(dynamic: bool | None) -> None:
+    def program(i: Tensor, x: Tensor) -> Any:
+        return F.one_hot(i.T, 3) * 2, x.cos()
+
+    compiled = fusee.compile(program, dynamic=dynamic, options={"prices": False})
+    for a in (3, 5):
+        given = torch.randint(0, 3, (a, 2)), torch.ones(a, requires_grad=True)
+        want, got = program(*given)[0], compiled(*given)[0]
+        assert got.equal(want) and got.stride() == want.stride()
+
+
 @pytest.mark.parametrize(
     "program",
     [

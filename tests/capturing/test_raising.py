@@ -220,6 +220,18 @@ def test_with_gradients_in_the_forward(number: int, backend: str) -> None:
     assert outcome(fusee.compile(fn, backend=backend), w, i) == want
 
 
+@pytest.mark.parametrize("fn, x", ALL, ids=map(str, range(len(ALL))))
+def test_beside_what_has_gradients(fn: Fn, x: Tensor) -> None:
+    """In a joint trace torch's functions run on tensors that have no data."""
+
+    def beside(x: Tensor, w: Tensor) -> Any:
+        return fn(x), w.exp() * 2
+
+    given = x, torch.ones(2, requires_grad=True)
+    compiled = fusee.compile(beside, options={"prices": False})
+    assert outcome(compiled, *given) == outcome(beside, *given)
+
+
 @pytest.mark.parametrize("engine", ["openvino", "onnxrt"])
 def test_engines_refuse_the_same(engine: str) -> None:
     pytest.importorskip("openvino" if engine == "openvino" else "onnxruntime")

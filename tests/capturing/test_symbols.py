@@ -1030,3 +1030,22 @@ def test_labels_end_at_the_first_that_is_negative(reduction: str) -> None:
         found = compiled(x, y)
         torch.testing.assert_close(found, want)
         torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], grad)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: F.interpolate(x, scale_factor=n),
+        lambda x, n: F.interpolate(x, scale_factor=(n, 1.5), mode="bilinear"),
+        lambda x, n: torch.histogram(x, bins=3, range=(-n, n)),
+        lambda x, n: F.fractional_max_pool2d(x, 2, output_ratio=(1 / n, 0.5)) if n > 1 else x,
+    ],
+)
+def test_open_numbers_in_lists_of_floats(fn: Callable[[Tensor, int], Any]) -> None:
+    compiled = fusee.compile(fn, fullgraph=True)
+    for n in (2, 3, 4):
+        x = torch.rand(1, 2, 6, 6)
+        torch.manual_seed(0)
+        want = fn(x, n)
+        torch.manual_seed(0)
+        torch.testing.assert_close(compiled(x, n), want)

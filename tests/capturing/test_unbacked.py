@@ -723,3 +723,21 @@ def test_as_many_values_as_places_that_only_data_knows(
         given = torch.arange(4.0), torch.tensor(y)
         want = outcome(program, *(x.clone() for x in given))
         same(want, outcome(compiled, *given))
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda x: torch.unique(x % 3, return_inverse=True, return_counts=True),
+        lambda x: torch.unique_consecutive(x // 2, return_inverse=True),
+        lambda x: torch.unique(x[:, None] % 3, dim=0, return_inverse=True)[1].cos(),
+        lambda x: (torch.unique(torch.ones(x.shape[0]), return_inverse=True), x + 1),
+    ],
+)
+def test_a_size_that_a_call_gives_again_is_its_inputs(find: Program) -> None:
+    def program(n: int) -> Any:
+        return find(torch.arange(n) * 5)
+
+    compiled = fusee.compile(program)
+    for n in (5, 6, 7, 1, 0):
+        same(program(n), compiled(n))
