@@ -293,6 +293,12 @@ def _plain(m: Capturing, data: Any) -> Any:
     return data
 
 
+@stands_for(torch._utils._get_obj_state)
+def _state(m: Capturing, x: Any) -> Any:
+    """What pickle is told of it, and a stand-in has more."""
+    raise GraphBreak("the state of a tensor that is taken apart")
+
+
 @stands_for(nn.Parameter)
 def _parameter(m: Capturing, data: Any = None, requires_grad: Any = True) -> torch.Tensor:
     data, recorder = _plain(m, data), m.world.recorder

@@ -386,6 +386,7 @@ def is_pytree_class(kind: type) -> bool:
 def oddity(x: torch.Tensor) -> str:
     """How the elements of a tensor lie, if not by strides; "" if they do."""
     is_left = torch._C._functorch.is_functorch_wrapped_tensor(x)  # by a transform
+    is_left |= torch._C._functorch.is_legacy_batchedtensor(x)  # a gradient of `is_grads_batched`
     if is_left or x._is_zerotensor() or torch._is_functional_tensor(x):
         return "without memory"
     by_strides = x.layout is torch.strided and not (x.is_quantized or x.is_nested)
