@@ -73,8 +73,6 @@ FIXED_ANSWERS: dict[Any, Any] = {
     torch.jit.is_scripting: False,  # type: ignore[attr-defined]
     torch.jit.is_tracing: False,  # type: ignore[attr-defined]
     torch.fx._symbolic_trace.is_fx_tracing: False,
-    # nn.MultiheadAttention then is one call of nn.functional, as backends know it
-    torch.backends.mha.get_fastpath_enabled: False,
 }
 
 # Asked while the graph is made. An entry is guarded by what they say: `state_conditions`.

@@ -513,3 +513,15 @@ def logs_what_changes(x: T) -> T:
 def test_a_log_of_tensors_ends_the_graph(caplog: Any) -> None:
     same(logs_what_changes, X, breaks=True)
     assert "tensor([[-4." in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly", "ignore:The PyTorch API of nested tensors")
+def test_attention_of_nested_tensors() -> None:
+    """They have the fast path alone, and no graph takes them."""
+    x = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)])
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    attend = layer.self_attn
+    for fn in (layer, lambda x: attend(x, x, x)[0]):
+        with torch.no_grad():
+            want, got = fn(x), fusee.compile(fn)(x)
+        torch.testing.assert_close(got.to_padded_tensor(0), want.to_padded_tensor(0))
