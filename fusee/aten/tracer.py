@@ -159,12 +159,22 @@ class Builder:
         return node
 
     def copy(self, node: fx.Node, value: TracedTensor) -> fx.Node:
-        """Append a copy of `node` in memory of its own, with the strides of `value`."""
-        op = aten.clone.default
-        val = self.twins.run(op, (value.tensor,), {})
-        if same_ints(val.stride(), value.tensor.stride()):
-            return self.emit(op, (node,), {}, value.tensor, value.store.device)
-        return self.emit(aten.copy.default, (node, node), {}, value.tensor, value.store.device)
+        """Append a copy of `node` in memory of its own, with the strides of `value`.
+
+        What is conjugated or negated when it is read is so in the copy, too.
+        """
+        found = value.tensor
+        bits = [aten._conj.default] * found.is_conj() + [aten._neg_view.default] * found.is_neg()
+        for bit in bits:
+            node = self.apply(bit, node)
+        val, op = node.meta["val"] if bits else found, aten.clone.default
+        is_kept = same_ints(self.twins.run(op, (found,), {}).stride(), found.stride())
+        args: Args = (node,) if is_kept else (node, node)
+        op = op if is_kept else aten.copy.default
+        node = self.emit(op, args, {}, val, value.store.device)
+        for bit in bits:
+            node = self.apply(bit, node)
+        return node
 
     def apply(self, op: OpOverload, node: fx.Node, *args: Any) -> fx.Node:
         """Append `op` of one node, its val computed from that node's. No mode may be active."""

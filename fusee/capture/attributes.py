@@ -479,7 +479,11 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         if id(obj) in m.world.put_on:  # of a tensor that the graph computes
             return mirror.copy
         return m.world.know(mirror.obj, mirror.origin)
-    text = f"'{m.kind_of(obj).__name__}' object has no attribute {name!r}"
+    kind = m.kind_of(obj)
+    own = vars(torch.nn.Parameter).get(name) if kind is torch.nn.Parameter else None
+    if isinstance(own, types.FunctionType):
+        return types.MethodType(own, obj)
+    text = f"'{kind.__name__}' object has no attribute {name!r}"
     if hasattr(torch.Tensor, name):  # a stand-in has more
         try:
             return getattr(obj, name)
@@ -550,7 +554,7 @@ def super_of(m: Capturing, *args: Any) -> Any:
     if python_getattribute(type(args[-1])):
         if len(args) == 2 and not issubclass(type(args[1]), (*_OURS, type, args[0])):
             raise GraphBreak("super() of an object that says which class it has")
-    if id(args[-1]) in m.world.seen:
+    if issubclass(type(args[-1]), FakeTensor):
         return Super(__thisclass__=args[0], __self__=args[1])
     return super(*args)
 

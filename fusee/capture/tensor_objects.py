@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 
 from fusee.capture.attributes import Capturing, flat
 from fusee.capture.builtins import SPECIAL, Breaking, stands_for, stands_for_each
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.mirrors import Mirror
 from fusee.capture.sources import Held, given_by
@@ -291,6 +291,20 @@ def _plain(m: Capturing, data: Any) -> Any:
     if not isinstance(data, FakeTensor) or id(data) in m.world.seen or m.modes:
         raise GraphBreak("a leaf of no tensor, or of one whose class, or a mode, is asked about it")
     return data
+
+
+@stands_for(torch.backends.mha.get_fastpath_enabled)
+def _has_fast_path(m: Capturing) -> bool:
+    """No: nn.MultiheadAttention then is one call of nn.functional, as backends know it."""
+    if any(isinstance(x, Opaque) for x in m.frames[-1].locals.values()):
+        raise GraphBreak("attention of tensors that no graph takes, nested ones")
+    return False
+
+
+@stands_for(torch._utils._get_obj_state)
+def _state(m: Capturing, x: Any) -> Any:
+    """What pickle is told of it, and a stand-in has more."""
+    raise GraphBreak("the state of a tensor that is taken apart")
 
 
 @stands_for(nn.Parameter)

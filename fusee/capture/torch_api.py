@@ -73,8 +73,6 @@ FIXED_ANSWERS: dict[Any, Any] = {
     torch.jit.is_scripting: False,  # type: ignore[attr-defined]
     torch.jit.is_tracing: False,  # type: ignore[attr-defined]
     torch.fx._symbolic_trace.is_fx_tracing: False,
-    # nn.MultiheadAttention then is one call of nn.functional, as backends know it
-    torch.backends.mha.get_fastpath_enabled: False,
 }
 
 # Asked while the graph is made. An entry is guarded by what they say: `state_conditions`.
@@ -387,6 +385,7 @@ def is_pytree_class(kind: type) -> bool:
 def oddity(x: torch.Tensor) -> str:
     """How the elements of a tensor lie, if not by strides; "" if they do."""
     is_left = torch._C._functorch.is_functorch_wrapped_tensor(x)  # by a transform
+    is_left |= torch._C._functorch.is_legacy_batchedtensor(x)  # a gradient of `is_grads_batched`
     if is_left or x._is_zerotensor() or torch._is_functional_tensor(x):
         return "without memory"
     by_strides = x.layout is torch.strided and not (x.is_quantized or x.is_nested)

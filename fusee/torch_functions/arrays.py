@@ -161,6 +161,14 @@ _EMPTY = "empty", "empty_like"
 # Methods of known arrays that torch._numpy lacks.
 _PLAIN = "item", "tolist", "tobytes"
 _IN_MEMORY = object()
+# What NumPy computes of singles in double precision, and rounds; pinv drops what is 0 then.
+_IN_DOUBLE = () if np is None else tuple(
+    getattr(np.linalg, name)
+    for name in "cholesky cond det eigh eigvalsh inv lstsq pinv qr slogdet solve tensorinv"
+    " tensorsolve".split()
+)  # fmt: skip
+_NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+_WIDER = {narrow: wide for wide, narrow in _NARROWER.items()} | {torch.float16: torch.float64}
 
 
 # Of ordinary values these may make others that NumPy warns of.
@@ -235,16 +243,16 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(function, np.ufunc) and ("out" in named or len(values) > function.nin):
         named = {key: x for key, x in named.items() if key != "out"}
         made = _by_numpy(m, name, function, not is_known, values[: function.nin], named)
-    is_float = _is_loop(function) and getattr(getattr(made, "dtype", None), "kind", "?") in "fc"
-    to = torch_dtype(made.dtype) if is_float else None
+    is_rounded = function in _IN_DOUBLE and all(x.shadow.dtype.char in "fF" for x in operands)
     before = _versions(operands)
     try:
         with m.world.mode, by_torch():
-            others = [_other(x, to) for x in given]
+            others = _others(function, given, made, shadow, is_rounded)
             if is_list:  # of tensors, which torch._numpy stacks
                 others = [x if tensor_of(x) is None else tensor_of(x) for x in others]
             args, kwargs = pytree.tree_unflatten(others, spec)
             found = by_name(*args, **kwargs)
+            found = pytree.tree_map(lambda x: _cast(x, _NARROWER), found) if is_rounded else found
     except Exception as error:  # noqa: BLE001  # whatever it does not take
         what = (str(error).splitlines() or [""])[0]
         raise GraphBreak(f"torch._numpy cannot run this {name}: {what}") from None
@@ -445,6 +453,21 @@ def _other(x: Any, to: torch.dtype | None) -> Any:
     return np.dtype(x).name if is_dtype else x
 
 
+def _others(function: Any, given: list[Any], made: Any, result: Any, is_rounded: bool) -> list[Any]:
+    """What torch._numpy is given: to NumPy operands have the dtype of what it makes of them."""
+    dtype = getattr(made, "dtype", np.dtype(bool))
+    to = torch_dtype(dtype) if _is_loop(function) and dtype.kind in "fc" else None
+    is_wide = is_rounded or dtype.char in "dD"
+    pairs = [(_other(x, to), getattr(x, "shadow", None) is result) for x in given]
+    return [_cast(x, _WIDER) if is_wide and not is_out else x for x, is_out in pairs]
+
+
+def _cast(x: Any, dtypes: dict[torch.dtype, torch.dtype]) -> Any:
+    """An array of torch._numpy's in another dtype; anything else as it is."""
+    found = tensor_of(x)
+    return x if found is None else as_array(found.to(dtypes.get(found.dtype, found.dtype)))
+
+
 def _by_numpy(m: Capturing, name: str, function: Any, is_shadow: bool, *given: Any) -> Any:
     """What NumPy itself makes of a call."""
     wanted = _wanted(np)
@@ -511,7 +534,8 @@ def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: torch
 
 def torch_dtype(dtype: Any) -> torch.dtype | None:
     is_numpys = dtype.isnative and dtype.isbuiltin == 1  # ml_dtypes has a bfloat16, too
-    found = getattr(torch, dtype.name, None) if is_numpys else None
+    is_first = is_numpys and np.dtype(dtype.name).num == dtype.num  # np.longlong is an int64, too
+    found = getattr(torch, dtype.name, None) if is_first else None
     return found if isinstance(found, torch.dtype) else None
 
 
@@ -647,9 +671,10 @@ def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
         for way in ("detach", "cpu", "resolve_conj", "resolve_neg"):
             x = m.call(getattr(torch.Tensor, way), x)
     with torch._C.DisableTorchFunction():
-        plain = not (x.requires_grad or x.is_conj() or x.is_neg()) and x.device.type == "cpu"
+        plain = x.layout is torch.strided and x.device.type == "cpu"
+        plain = plain and not (x.requires_grad or x.is_conj() or x.is_neg())
         width = x.element_size() if x.numel() else 0  # NumPy's own arrays without elements have 0
-        strides = tuple(step * width for step in x.stride())
+        strides = tuple(step * width for step in x.stride()) if plain else ()
     name = str(x.dtype).removeprefix("torch.")
     if not plain or id(x) in m.world.seen or name == "bfloat16":
         raise GraphBreak("numpy() of a tensor whose elements must be computed or moved first")

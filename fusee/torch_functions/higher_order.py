@@ -357,17 +357,21 @@ class _Context:
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
         self.saved_tensors: tuple[Any, ...] = ()
+        self.dirty: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
 
+    def mark_dirty(self, *tensors: Any) -> None:
+        self.dirty = tensors
+
     def note(self, *_: Any) -> None:
         """What torch is told of results; it shows in them once `apply` is called."""
 
-    save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = note
+    save_for_forward = mark_non_differentiable = set_materialize_grads = note
 
 
-for _method in (_Context.save_for_backward, _Context.note):
+for _method in (_Context.save_for_backward, _Context.mark_dirty, _Context.note):
     _method.__dict__["_fusee_inlined"] = True
 
 
@@ -394,7 +398,7 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     if not (is_grad and any(needs)):  # nothing goes backward: it is what its lines do
         _switch_grad(m, False)
         try:
-            return _run_forward(m, cls, given, _Context((False,) * len(needs)))
+            return _without_backward(m, cls, given, has_context)
         finally:
             _switch_grad(m, is_grad)
     if m.modes:
@@ -420,7 +424,6 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         raise GraphBreak(f"{cls.__qualname__} does more than compute tensors")
     if asks:  # it would run otherwise on stand-ins, and keep them
         raise GraphBreak(f"{cls.__qualname__} asks whether it is compiled, where nobody tells it")
-
     return _apply_whole(m, cls, given)
 
 
@@ -447,6 +450,21 @@ def _run_forward(m: Capturing, cls: Any, given: Args, context: _Context) -> Any:
     out = m.call(m.attribute(cls, "forward"), *given)
     m.call(m.attribute(cls, "setup_context"), context, given, out)
     return out
+
+
+def _without_backward(m: Capturing, cls: Any, given: Args, has_context: bool) -> Any:
+    """Its forward; an input that it gives back is another tensor."""
+    context = _Context((False,) * len(given))
+    out = _run_forward(m, cls, given, context)
+    results = list(out) if type(out) is tuple else [out]
+    for k, x in enumerate(results):
+        is_given = isinstance(x, FakeTensor) and any(x is one for one in given)
+        if is_given and (x.requires_grad or all(x is not one for one in context.dirty)):
+            if has_context and any(x is one for one in context.saved_tensors):
+                raise GraphBreak(f"{cls.__qualname__} saves an input that it gives back")
+            way = (torch.Tensor.detach, x) if x.requires_grad else (torch.Tensor.view_as, x, x)
+            results[k] = m.call(*way)
+    return tuple(results) if type(out) is tuple else results[0]
 
 
 _CHECKPOINT: Any = checkpoint.checkpoint

@@ -60,6 +60,12 @@ def lazily(z: Tensor) -> Any:
     return z.conj(), z.conj().imag * 2, z.imag, z.real, torch.view_as_real(z)
 
 
+def constants(z: Tensor) -> Any:
+    """Of what a graph holds it gives copies."""
+    c = torch.tensor([[1 + 2j, 3j], [4 - 1j, 5j]])
+    return z * c, c.conj(), c.mH, c.conj().imag, c.conj()[:1].imag
+
+
 def lazily_fresh(z: Tensor) -> Any:
     return (z * 2).conj(), (z * 2).conj().imag, (z * 3).mH, (z * 4).imag.neg()
 
@@ -92,6 +98,7 @@ PROGRAMS: list[tuple[Program, Sequence[Tensor]]] = [
     (spectrogram, (real(2, 64),)),
     (lazily, (cplx(3, 4),)),
     (lazily_fresh, (cplx(3, 4),)),
+    (constants, (cplx(2, 2),)),
     (products, (cplx(4, 4, dtype=torch.complex128),)),
     (pointwise, (cplx(3, 4),)),
     (rearranged, (cplx(4, 4),)),

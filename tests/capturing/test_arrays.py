@@ -393,6 +393,23 @@ def reduces(a: Any) -> Any:
     )
 
 
+def twins(a: Any) -> Any:
+    """dtypes of C's that are equal to others, which torch does not take."""
+    n, b = np.ulonglong(3), a.astype("q")
+    return (2**40 + n) >> n, type(n + 1), np.array([1, 2], "Q") + n, type(b[0, 0]), b * 2
+
+
+def sparse(a: Any) -> Any:
+    found: list[Any] = []
+    for x in (torch.eye(2).to_sparse(), torch.eye(2).to_mkldnn()):
+        for force in (False, True):
+            try:
+                found.append(x.numpy(force=force))
+            except TypeError as error:
+                found.append(str(error))
+    return a * 2, found
+
+
 @pytest.mark.parametrize(
     "fn",
     [
@@ -405,6 +422,8 @@ def reduces(a: Any) -> Any:
         of_records,
         of_other_packages,
         reduces,
+        twins,
+        sparse,
     ],
     ids=lambda fn: fn.__name__,
 )
@@ -751,3 +770,26 @@ def test_arrays_in_a_key_of_several_end_the_graph() -> None:
     traced = Traced(fn)
     assert traced(x).equal(fn(x))
     assert traced.stops and all("among a torch call's arguments" in stop for stop in traced.stops)
+def _linear(name: str) -> Callable[..., Any]:
+    return lambda a: getattr(np.linalg, name)(a)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        *map(_linear, ("pinv", "inv", "det", "slogdet", "cond", "qr")),
+        lambda a: np.linalg.pinv(a * 0 + np.arange(36, dtype="f4").reshape(6, 6)),
+        lambda a: np.linalg.solve(a, np.arange(6, dtype="f4")),
+        lambda a: np.average(a, axis=0, weights=np.arange(6)),
+        lambda a: np.add(a, np.ones(6), out=np.empty_like(a)),
+        lambda a: np.cov(a[:3] + 1000),
+    ],
+)
+@pytest.mark.parametrize("kind", ["f4", "c8"])
+def test_singles_are_computed_as_numpy_computes_them(fn: Callable[..., Any], kind: str) -> None:
+    """Its linear algebra has doubles within, as has what gives doubles."""
+    hilbert = (1 / (np.arange(6)[:, None] + np.arange(6) + 1)).astype(kind)
+    want, found = fn(hilbert), fusee.compile(fn, backend="eager")(hilbert)
+    for x, y in zip(*[r if isinstance(r, tuple) else (r,) for r in (want, found)], strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-6 * np.abs(x).max())

@@ -349,3 +349,14 @@ def test_zeros_without_memory_are_no_input_of_a_graph() -> None:
         made, itself = traced(given)
         assert itself is given and torch.equal(made, given * 2 + 1)
     assert "without memory" in str(traced.stops)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_gradients_that_are_asked_for_in_batches() -> None:
+    """`is_grads_batched` has tensors of torch's older vmap, which hooks are given."""
+    x, told = torch.ones(3, requires_grad=True), []
+    for hook in (torch.cos, fusee.compile(lambda g: g.cos())):
+        y = x * 2
+        y.register_hook(hook)
+        told.append(torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)[0])
+    assert torch.equal(*told)

@@ -211,3 +211,18 @@ def test_requires_grad_where_it_says_so_already() -> None:
                 told.append(str(error))
             told.append(str(x.grad if x.is_leaf else base.grad))
         assert told[: len(told) // 2] == told[len(told) // 2 :]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_what_a_parameter_has_of_its_own() -> None:
+    def told(x: torch.Tensor) -> Any:
+        twin = x.__deepcopy__({})
+        made, state = x.__reduce_ex__(2)
+        return x.__repr__(), type(twin), twin.requires_grad, made.__name__, len(state)
+
+    def of_one_that_is_made(x: torch.Tensor) -> Any:
+        return told(nn.Parameter(x.detach() * 2))
+
+    for x in (nn.Parameter(torch.ones(2)), torch.ones(2)):
+        for fn in (told, of_one_that_is_made):
+            assert fusee.compile(fn)(x) == fn(x)

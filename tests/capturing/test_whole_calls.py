@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import fusee
 from tests.capturing.same import Traced, same
 
 T = Any
@@ -101,6 +102,52 @@ def test_autograd_functions(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None
     if grad:
         grads = [torch.autograd.grad(y[0].sum(), x)[0] for y in (got, want)]
         torch.testing.assert_close(*grads)
+
+
+class Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: T, x: T, is_written: bool) -> T:
+        if is_written:
+            ctx.mark_dirty(x.add_(1))
+        return x, x.shape[0]
+
+    @staticmethod
+    def backward(ctx: T, grad: T, _: T) -> T:
+        return grad, None
+
+
+class Saving(torch.autograd.Function):
+    @staticmethod
+    def forward(x: T) -> T:
+        return x
+
+    @staticmethod
+    def setup_context(ctx: T, inputs: T, output: T) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: T, grad: T) -> T:
+        return grad
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+def test_an_input_that_an_autograd_function_gives_back(grad: bool) -> None:
+    def fn(x: T, is_written: bool) -> T:
+        z = x.clone()
+        with torch.no_grad():
+            y, count = Back.apply(z, is_written)
+        try:
+            Saving.apply(z.detach())
+        except RuntimeError as error:
+            count = str(error)
+        return y is z, y.requires_grad, (y * z).sum(), count
+
+    for is_written in (False, True):
+        x = X.clone().requires_grad_(grad)
+        wants, gets = fn(x, is_written), fusee.compile(fn)(x, is_written)
+        assert (wants[:2], wants[3]) == (gets[:2], gets[3])
+        if grad:
+            torch.testing.assert_close(*[torch.autograd.grad(r[2], x)[0] for r in (wants, gets)])
 
 
 def test_an_autograd_function_with_effects_runs_in_python() -> None:
@@ -466,3 +513,15 @@ def logs_what_changes(x: T) -> T:
 def test_a_log_of_tensors_ends_the_graph(caplog: Any) -> None:
     same(logs_what_changes, X, breaks=True)
     assert "tensor([[-4." in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly", "ignore:The PyTorch API of nested tensors")
+def test_attention_of_nested_tensors() -> None:
+    """They have the fast path alone, and no graph takes them."""
+    x = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(2, 4)])
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    attend = layer.self_attn
+    for fn in (layer, lambda x: attend(x, x, x)[0]):
+        with torch.no_grad():
+            want, got = fn(x), fusee.compile(fn)(x)
+        torch.testing.assert_close(got.to_padded_tensor(0), want.to_padded_tensor(0))
