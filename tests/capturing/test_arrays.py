@@ -770,6 +770,8 @@ def test_arrays_in_a_key_of_several_end_the_graph() -> None:
     traced = Traced(fn)
     assert traced(x).equal(fn(x))
     assert traced.stops and all("among a torch call's arguments" in stop for stop in traced.stops)
+
+
 def _linear(name: str) -> Callable[..., Any]:
     return lambda a: getattr(np.linalg, name)(a)
 
