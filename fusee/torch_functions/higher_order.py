@@ -11,9 +11,8 @@ stand-ins too, for what the results look like, and whatever it refuses ends the 
 What a program may learn of a tensor within a transform is what a stand-in surely tells as well, its
 shape and dtype for one, not its strides. Anything else ends the graph.
 
-A class of autograd functions is one node of the graph, which calls `apply`: whoever traces the
-graph sees what eager's autograd makes of it. What its methods read from outside must be known, so
-the machine runs them too, and drops the calls that this would put into the graph.
+A class of autograd functions is one node, which calls `apply`: whoever traces the graph sees what
+eager's autograd makes of it. What its methods read must be known, so the machine runs them as well.
 """
 
 from __future__ import annotations
@@ -539,10 +538,8 @@ def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
 
 if hasattr(higher_order, "out_dtype"):
     SPECIAL[higher_order.out_dtype] = _out_dtype
-if hasattr(higher_order, "associative_scan"):  # by points: as of any function, in pairs of rows
-    SPECIAL[higher_order.associative_scan] = lambda m, function, xs, outside, /: m.call(
-        generic_scan, function, xs, 0, outside
-    )
+# The operator is for points alone, where the graph has what torch does for any function.
+SPECIAL[higher_order.associative_scan] = lambda m, f, xs, more: m.call(generic_scan, f, xs, 0, more)
 if hasattr(higher_order, "wrap"):  # it is the call, for tracers that want it as one node
     SPECIAL[higher_order.wrap] = lambda m, function, /, *args, **kw: m.call(function, *args, **kw)
 
