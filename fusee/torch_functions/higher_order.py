@@ -538,7 +538,6 @@ def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
 
 if hasattr(higher_order, "out_dtype"):
     SPECIAL[higher_order.out_dtype] = _out_dtype
-# The operator is for points alone, where the graph has what torch does for any function.
 SPECIAL[higher_order.associative_scan] = lambda m, f, xs, more: m.call(generic_scan, f, xs, 0, more)
 if hasattr(higher_order, "wrap"):  # it is the call, for tracers that want it as one node
     SPECIAL[higher_order.wrap] = lambda m, function, /, *args, **kw: m.call(function, *args, **kw)
