@@ -421,8 +421,8 @@ def uses_flash_attention(
             given = [
                 None
                 if x is None
-                else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).requires_grad_(
-                    x.requires_grad
+                else torch.empty_strided(
+                    x.shape, x.stride(), dtype=x.dtype, requires_grad=x.requires_grad
                 )
                 for x in (q, k, v, mask)
             ]

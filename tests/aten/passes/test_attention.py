@@ -181,6 +181,24 @@ def test_attention_that_stays(shapes: tuple[tuple[int, ...], ...]) -> None:
     assert "keys for every head" not in str(fusee.report(compiled)[0])
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("heads", [(), (3,)], ids=str)
+def test_attention_under_vmap_trains(heads: tuple[int, ...]) -> None:
+    """The graph ran eagerly: which kernel eager takes was asked with tensors of the transform."""
+    given = [torch.randn(2, 4, *heads, n, 8, requires_grad=True) for n in (5, 7, 7)]
+
+    def fn(*given: torch.Tensor) -> torch.Tensor:
+        attend: Callable[..., torch.Tensor] = F.scaled_dot_product_attention
+        return torch.vmap(attend)(*given)
+
+    compiled = fusee.compile(fn)
+    found, expected = (function(*given) for function in (compiled, fn))
+    torch.testing.assert_close(found, expected)
+    pairs = (torch.autograd.grad(y.sin().sum(), given) for y in (found, expected))
+    torch.testing.assert_close(*pairs)
+    assert not any(report.eager for report in fusee.report(compiled))
+
+
 def test_heads_of_open_sizes() -> None:
     compiled = fusee.compile(F.scaled_dot_product_attention, dynamic=True)
     for n in (5, 9, 7):
