@@ -551,10 +551,11 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
 
 
 def _bring_places(edit: Editor, node: fx.Node, home: torch.device) -> None:
-    """Places that a program writes down, `x[:, [2, 0]]`, are copied to the GPU when the graph is
-    compiled; ATen copies them at each call, and waits."""
+    """Places that a program writes down, `x[:, [2, 0]]`, or makes of nothing else,
+    `x[torch.arange(3)]`, are copied to the GPU when the graph is compiled; ATen copies them at each
+    call, and waits."""
     users = [user for user in node.users if user.target in _INDEXING and _is_at(user, home)]
-    if node.op != "get_attr" or not users:
+    if node.op == "placeholder" or not edit.is_static(node) or not users:
         return
     with edit.before(node.next):
         twin = edit.call(aten._to_copy.default, node, like=users[0], device=home)
