@@ -82,6 +82,21 @@ def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any
     return t.call(aten.full.default, [], args[0], **{**kwargs, "dtype": dtype})
 
 
+@ALWAYS.rule("zeros_like ones_like full_like new_zeros new_ones new_full")
+def _filled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """`full`, which reads no tensor: what is made of it alone is computed once."""
+    given = {a.name: x for a, x in zip(op._schema.arguments, bound(op, args, kwargs))}
+    source, is_new = t.value(given["self"]), "size" in given
+    if given["pin_memory"] or given["layout"] not in (None, torch.strided):
+        return t.record(op, args, kwargs)
+    if not is_new and not (given["memory_format"] is None and is_row_major(source.tensor)):
+        return t.record(op, args, kwargs)
+    size = given["size"] if is_new else source.tensor.shape
+    value = given.get("fill_value", int("ones" in op.__name__))
+    dtype, device = given["dtype"] or source.tensor.dtype, given["device"] or source.store.device
+    return t.call(aten.full.default, list(size), value, dtype=dtype, device=device)
+
+
 @ALWAYS.rule("_efficientzerotensor")
 def _zero_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.zeros.default, *args, **kwargs)  # it has no memory that a kernel could read

@@ -119,14 +119,16 @@ class Budget:
         if node.meta.get("packed") or node.meta.get("free"):
             return True
         size = self.edit.bytes(node)
-        sources = (x for x in closure([node]) if x.op in ("placeholder", "get_attr"))
-        least = self.free if size <= self.free else 2 * sum(map(self.edit.bytes, sources))
-        if size > min(self.left, least):
+        if size > self.left or (size > self.free and size > 2 * self._sources(node)):
             self.refused.append(f"{node} is computed at each call: it takes {size} bytes to keep")
             return False
         self.left -= size
         self.spent += size
         return True
+
+    def _sources(self, node: fx.Node) -> int:
+        given = "placeholder", "get_attr"
+        return sum(self.edit.bytes(x) for x in closure([node]) if x.op in given)
 
 
 def constants(edit: Editor) -> tuple[Derived, ...]:

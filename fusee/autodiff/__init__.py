@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import AtenGraph, arguments, dependents
+from fusee.aten import AtenGraph, dependents
 from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
@@ -346,7 +346,6 @@ def replay(joint: Joint, node: fx.Node) -> bool:
 # Rewrites of a joint graph that leave less to save.
 #
 # narrow   a value that the backward may read again goes through the smallest dtype that holds it
-# fills    zeros_like(x) -> full(sizes of x): the backward does not need x for it
 # parts    zeros with a part put in + zeros with another part put in -> zeros with both put in
 
 
@@ -365,13 +364,6 @@ def prepare(joint: Joint) -> None:
         dtype = _narrow_dtype(node)
         if dtype is not None:
             _narrow(graph, node, dtype)
-        elif node.op == "call_function" and node.target in _FILLS:
-            val, value = node.meta["val"], _FILLS[node.target]
-            value = arguments(node)["fill_value"] if value is None else value
-            if is_row_major(val) and not isinstance(value, fx.Node):
-                sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]
-                node.target, node.args = aten.full.default, (sizes, value)
-                node.kwargs = {"dtype": val.dtype, "device": node.meta["device"]}
 
 
 def _narrow_dtype(node: fx.Node) -> torch.dtype | None:
@@ -417,14 +409,3 @@ def _narrow(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
     wide = write(aten._to_copy.default, small, dtype=val.dtype, val=_like(val, val.dtype))
     for user in users:
         user.replace_input_with(node, wide)
-
-
-# The number that fills the result; None: an argument says it.
-_FILLS: dict[Any, Any] = {
-    aten.zeros_like.default: 0,
-    aten.ones_like.default: 1,
-    aten.full_like.default: None,
-    aten.new_zeros.default: 0,
-    aten.new_ones.default: 1,
-    aten.new_full.default: None,
-}
