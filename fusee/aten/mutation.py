@@ -548,7 +548,7 @@ def _added(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
     a, b = (known.get(x) if isinstance(x, fx.Node) else None for x in summands)
     if not node.meta.get("backward") or node.kwargs or a is None or b is None or a is b:
         return None  # in the program's own sum a part of -0.0 becomes 0.0
-    is_sum = all(known[x].is_of(x, node) and known[x].base.target in _ZEROS for x in summands)
+    is_sum = all(known[x].is_of(x, node) and _is_zero(known[x].base) for x in summands)
     a, b = sorted((a, b), key=lambda parts: -len(parts.at))
     if not is_sum or a.axis != b.axis or not all(a.is_free(k, b.at[k][0]) for k in b.begins):
         return None
@@ -596,6 +596,10 @@ def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
                 made.append(part)
     node.target, node.args = aten.cat.default, (made, axis)
     return True
+
+
+def _is_zero(node: fx.Node) -> bool:
+    return node.target in _ZEROS or (node.target is aten.full.default and node.args[1] == 0)
 
 
 _READS, _PUTS = overloads("select.int slice.Tensor"), overloads("select_scatter slice_scatter")
