@@ -617,6 +617,12 @@ def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return found
 
 
+@FOREACH.rule("_foreach_zero")
+def _zeros(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    # torch's own kernel calls `_foreach_zero_`, which asks for this
+    return [t.call(aten.zero.default, x) for x in args[0]]
+
+
 @FOREACH.rule("_amp_foreach_non_finite_check_and_unscale")
 def _unscaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Gradients without the scale of their loss, and 1 if one of them is not finite."""

@@ -187,7 +187,9 @@ def clamp_chain(x: torch.Tensor) -> Any:
 def foreach(x: torch.Tensor, y: torch.Tensor) -> Any:
     torch._foreach_add_([x, y], 1.0)
     torch._foreach_mul_([x, y], [y.clone(), x.clone()])
-    return torch._foreach_add([x, y], [y, x])
+    zeros = [x * 2, y[0].clone()]
+    torch._foreach_zero_(zeros)
+    return torch._foreach_add([x, y], [y, x]), zeros
 
 
 def write_strided(x: torch.Tensor) -> Any:
