@@ -599,7 +599,7 @@ def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
 
 
 def _is_zero(node: fx.Node) -> bool:
-    return node.target in _ZEROS or (node.target is aten.full.default and node.args[1] == 0)
+    return node.target in _ZEROS or (node.target is aten.full.default and node.args[1] in (0,))
 
 
 _READS, _PUTS = overloads("select.int slice.Tensor"), overloads("select_scatter slice_scatter")
