@@ -275,7 +275,15 @@ def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor |
 
 def _dense(make: Run) -> Run:
     """Without what makes another kind of tensor: no twin is of that kind."""
-    return lambda *given, layout=None, pin_memory=None, **named: make(*given, **named)
+
+    def made(
+        *given: Any, layout: Any = None, pin_memory: Any = None, **named: Any
+    ) -> Tensor | None:
+        if type(given[-1]) is complex and torch.get_default_dtype().itemsize == 2:
+            named["dtype"] = named.get("dtype") or torch.complex64  # meta kernels have complex32
+        return make(*given, **named)
+
+    return made
 
 
 OPEN_MAKERS.update({op: op for op in overloads("empty.memory_format empty_strided")})

@@ -713,6 +713,7 @@ def test_parts_put_into_a_tensor() -> None:
             alike(misfit, x, n, is_used)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")  # a call that warns would run in Python
 def test_complex_numbers_where_16_bit_floats_are_the_default() -> None:
     def fn() -> Any:
         made = torch.full((2,), 1j)
