@@ -276,9 +276,7 @@ def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor |
 def _dense(make: Run) -> Run:
     """Without what makes another kind of tensor: no twin is of that kind."""
 
-    def made(
-        *given: Any, layout: Any = None, pin_memory: Any = None, **named: Any
-    ) -> Tensor | None:
+    def made(*given: Any, layout: Any = None, pin_memory: Any = None, **named: Any) -> Any:
         if type(given[-1]) is complex and torch.get_default_dtype().itemsize == 2:
             named["dtype"] = named.get("dtype") or torch.complex64  # meta kernels have complex32
         return make(*given, **named)
