@@ -42,6 +42,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "eager fused": {"fused": True},
     "fusee": {"foreach": True},
 }
+# How far sums of parameters may differ, elsewhere by no more than of equal numbers: on a GPU forms
+# round in another order (8e-7 of a sum, at the first run).
+SAME: dict[str, tuple[float | None, float | None]] = {"cuda": (1e-5, 1e-3)}
 
 
 def optimizer(
@@ -57,14 +60,12 @@ def optimizer(
 
 def seconds(call: Callable[[], object], device: str) -> float:
     is_gpu = device != "cpu"
-    one = torch.get_num_threads() == 1 and not is_gpu
-    clock = time.thread_time if one else time.perf_counter
-    if is_gpu:
-        torch.cuda.synchronize()
+    wait: Callable[[], object] = torch.cuda.synchronize if is_gpu else lambda: None
+    clock = time.perf_counter if is_gpu or torch.get_num_threads() > 1 else time.thread_time
+    wait()
     begin = clock()
     call()
-    if is_gpu:
-        torch.cuda.synchronize()
+    wait()
     return clock() - begin
 
 
@@ -83,7 +84,8 @@ def measure(mix: str, turns: int, device: str) -> dict[str, Any]:
         sums[name] = [p.double().sum().item() for p in params]
         row["elements"] = sum(p.numel() for p in params)
     for found in sums.values():
-        torch.testing.assert_close(found, sums["eager loop"], rtol=1e-5, atol=1e-3)
+        rtol, atol = SAME.get(device, (None, None))
+        torch.testing.assert_close(found, sums["eager loop"], rtol=rtol, atol=atol)
     return row
 
 
