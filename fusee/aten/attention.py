@@ -10,6 +10,7 @@ the answer holds for sizes that are open, too.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,6 @@ from torch import Tensor, fx
 from fusee.aten import arguments
 from fusee.aten.rewriter import Editor, only_user, val
 from fusee.aten.torch_api import OpOverload
-from fusee.fake import on_metas
 from fusee.fake.layouts import like, same_ints
 from fusee.source import OpRules, overloads
 from fusee.sym import Expr, Size, Symbol, known_ge, known_lt, substitute
@@ -33,6 +33,7 @@ _MASKED = (
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
 _MOST_STEPS = 1000  # of following one mask
+_DROWNS = 1e30  # what is added to a number of float32 is the sum, from here on
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -136,7 +137,7 @@ class _Followed:
 
     @staticmethod
     def _is_hidden(x: Element, dtype: torch.dtype) -> bool:
-        return x is False or (type(x) is float and x <= torch.finfo(dtype).min)
+        return x is False or (type(x) is float and x <= max(torch.finfo(dtype).min, -_DROWNS))
 
     # ------------------------------------------------------------------------------ elements
 
@@ -498,57 +499,151 @@ def with_every_head(edit: Editor) -> None:
 # ---------------------------------------------------------------------------- products
 # Attention written as matmul, softmax, matmul becomes one operator that needs no score matrix.
 #
-#     bmm(softmax(bmm(q, k^T) * scale), v)  =>  scaled_dot_product_attention(q, k, v, scale)
+#     bmm(softmax(bmm(q, k^T) * scale + bias), v)
+#         =>  scaled_dot_product_attention(q, k, v, bias, scale)
 #
-# Only for many keys: below, two products with our softmax between them are as fast, because a block
-# of scores stays in the cache (benchmarks.md, Externs). Only where nothing else reads the scores,
-# and without a mask: of a row that is masked whole softmax makes NaN, the operator zeros.
+# Only where nothing else reads the scores. On a CPU only for many keys: below, two products with
+# our softmax between them are as fast, because a block of scores stays in the cache (benchmarks.md,
+# Externs). With a bias only where a target asks for it (`biased`). Of a row whose bias is -inf
+# everywhere softmax makes NaN, the operator zeros: such a row gets a bias of NaN.
 
 
 LEAST_SCORES = 512 * 512  # per head
-
 _RESHAPES = tuple(overloads("view expand clone"))
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
+_SCALES = (*_PRODUCTS, aten.div.Tensor, aten.div.Scalar)
+# A choice between scores and a number, by the places of the condition, the scores and the number.
+_CHOICES = {
+    aten.where.self: (0, 1, 2),
+    aten.where.ScalarOther: (0, 1, 2),
+    aten.masked_fill.Scalar: (1, 0, 2),
+}
 
 
-def fuse_attention(edit: Editor) -> None:
-    """Run the pass."""
+class _Bias(NamedTuple):
+    """What is added to scores of `shape` before they are multiplied by `factor`; a condition where
+    scores stay as they are (`hides`: where they don't) and elsewhere become `number`."""
+
+    node: fx.Node
+    shape: list[int]
+    factor: float
+    number: float | None = None
+    hides: bool = False
+
+
+class _Scores:
+    """The operand of a softmax, as bmm(q, k) times `scale` plus `biases`; `product` is None where
+    it is something else, or something else reads what is between."""
+
+    def __init__(self, x: fx.Node, dtype: torch.dtype) -> None:
+        self.scale, self.biases, self.dtype = 1.0, list[_Bias](), dtype
+        self.product: fx.Node | None = None
+        while only_user(x) is not None:
+            if x.target is aten.bmm.default:
+                self.product = x
+                return
+            source = self._before(x)
+            if source is None or source.op != "call_function":
+                return
+            x = source
+
+    def _before(self, x: fx.Node) -> fx.Node | None:
+        args: Any = x.args
+        if x.target in _RESHAPES or _is_cast(x):
+            return args[0] if same_ints((val(x).numel(),), (val(args[0]).numel(),)) else None
+        if x.target in _SCALES:
+            factor = _factor(x)
+            self.scale *= factor or 0.0
+            return args[0] if factor else None
+        if x.target is aten.add.Tensor and not x.kwargs and len(args) == 2:
+            found = [a for a in args if isinstance(a, fx.Node) and val(a).shape == val(x).shape]
+            scores = next((a for a in found if _leads_to_product(a)), None)
+            other = next((a for a in args if a is not scores), None)
+            if scores is None or not isinstance(other, fx.Node) or val(other).dtype != self.dtype:
+                return None
+            self.biases.append(_Bias(other, list(val(x).shape), self.scale))
+            return scores
+        if x.target in _CHOICES:
+            condition, scores, number = (args[k] for k in _CHOICES[x.target])
+            number = number.args[1] if _is_number(number) else number
+            is_low = isinstance(number, (int, float)) and number < -_DROWNS
+            if not is_low or self.scale != 1.0 or val(scores).shape != val(x).shape:
+                return None
+            hides = x.target is aten.masked_fill.Scalar
+            self.biases.append(_Bias(condition, list(val(x).shape), 1.0, float(number), hides))
+            return scores  # type: ignore[no-any-return]
+        return None
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, fx.Node) and x.target is aten.full.default and x.args[0] == []
+
+
+def _is_cast(x: fx.Node) -> bool:
+    """From a float to one that is as wide or wider, or to 16 bits."""
+    is_copy = x.target is aten._to_copy.default and set(x.kwargs) <= {"dtype"}
+    return is_copy and val(x).dtype in _FLOATS and val(x.all_input_nodes[0]).dtype in _FLOATS
+
+
+def _factor(x: fx.Node) -> float | None:
+    """What a number multiplies by; None where that is no number, or zero."""
+    number = x.args[1]
+    if not isinstance(number, (int, float)) or not number:
+        return None
+    return float(number) if x.target in _PRODUCTS else 1.0 / number
+
+
+def _leads_to_product(x: fx.Node) -> bool:
+    """Whether scores are the first operands from here up to a product."""
+    while x.op == "call_function":
+        if x.target is aten.bmm.default:
+            return True
+        place = _CHOICES[x.target][1] if x.target in _CHOICES else 0
+        known = x.target in (*_RESHAPES, *_SCALES, *_CHOICES, aten.add.Tensor) or _is_cast(x)
+        source: Any = x.args[place] if known else None
+        if not isinstance(source, fx.Node):
+            return False
+        x = source
+    return False
+
+
+def fuse_attention(
+    edit: Editor, dtypes: Sequence[torch.dtype] = (torch.float32,), biased: bool = False
+) -> None:
+    """Run the pass for products in `dtypes`.
+
+    biased   with what is added to scores, too, and for few of them
+    """
     if edit.aten.symbols:
         return  # whether an expand only reshapes must be known
     for node in edit.calls(aten.bmm.default):
         weights, v = node.args
         assert isinstance(weights, fx.Node) and isinstance(v, fx.Node)
-        softmax = _through(weights, aten._softmax.default)
-        if softmax is None or val(node).dtype is not torch.float32:
+        softmax = _softmax_of(weights)
+        if softmax is None or val(node).dtype not in dtypes:
             continue
-        x, axis = softmax.args[:2]  # x = product * scale, with product = bmm(q, k)
+        (x, axis), dims = softmax.args[:2], val(softmax).dim()
         assert isinstance(x, fx.Node)
-        if val(softmax).dim() != 4 or axis not in (-1, 3):
+        if dims not in ((3, 4) if biased else (4,)) or axis not in (-1, dims - 1):
             continue
-        scale = 1.0
-        if x.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
-            factor = x.args[1]
-            if not isinstance(factor, (int, float)) or only_user(x) is None or factor == 0:
-                continue
-            is_product = x.target in (aten.mul.Tensor, aten.mul.Scalar)
-            scale = float(factor) if is_product else 1.0 / factor
-            assert isinstance(x.args[0], fx.Node)
-            x = x.args[0]
-        product = _through(x, aten.bmm.default)
-        if product is None:
+        scores = _Scores(x, val(node).dtype)
+        if scores.product is None or (scores.biases and not biased):
             continue
-        batch, heads, queries, keys = edit.hints(softmax)
-        out, is_long = [batch * heads, queries], queries * keys >= LEAST_SCORES
-        if is_long and edit.hints(product) == [*out, keys] and edit.hints(node)[:2] == out:
+        *lead, queries, keys = edit.hints(softmax)
+        out = [math.prod(lead), queries]
+        is_long = queries > 1 if biased else queries * keys >= LEAST_SCORES
+        fits = edit.hints(scores.product) == [*out, keys] and edit.hints(node)[:2] == out
+        if is_long and fits:
             edit.notes.append(f"{node} became attention")
-            _rewrite(edit, node, softmax, product, scale, v)
+            _rewrite(edit, node, softmax, scores, v)
 
 
-def _through(node: fx.Node, target: Any) -> fx.Node | None:
-    """The call of `target` that `node` is a reshape of, if no other node reads what is between."""
+def _softmax_of(node: fx.Node) -> fx.Node | None:
+    """The softmax that `node` is a reshape or a cast of, if no other node reads what is between."""
     while node.op == "call_function" and only_user(node) is not None:
-        if node.target is target:
+        if node.target is aten._softmax.default:
             return node
-        if node.target not in _RESHAPES:
+        if node.target not in _RESHAPES and not _is_cast(node):
             return None
         source = node.all_input_nodes[0]
         if not same_ints((val(node).numel(),), (val(source).numel(),)):
@@ -557,25 +652,109 @@ def _through(node: fx.Node, target: Any) -> fx.Node | None:
     return None
 
 
-def _rewrite(
-    edit: Editor, node: fx.Node, softmax: fx.Node, product: fx.Node, scale: float, v: fx.Node
-) -> None:
-    q, k = product.args
+def _rewrite(edit: Editor, node: fx.Node, softmax: fx.Node, scores: _Scores, v: fx.Node) -> None:
+    assert scores.product is not None
+    q, k = scores.product.args
     assert isinstance(q, fx.Node) and isinstance(k, fx.Node)
-    batch, heads, queries, keys = val(softmax).shape
-
-    def images(x: fx.Node, rows: Any) -> fx.Node:
-        size = [batch, heads, rows, val(x).shape[-1]]
-        if not val(x).is_contiguous():
-            x = edit.contiguous(x)
-        return edit.call(aten.view.default, x, size)
-
+    *lead, queries, keys = val(softmax).shape
+    if len(lead) == 1:
+        lead.append(1)
     with edit.before(node):
-        keys_first = edit.call(aten.permute.default, k, [0, 2, 1])
-        q, k, v = images(q, queries), images(keys_first, keys), images(v, keys)
-        out = on_metas(Tensor.new_empty, val(q), (batch, heads, queries, val(v).shape[-1]))
+        q, factor = _heads_of(edit, q, lead, _SCALES)
+        k, other = _heads_of(edit, k, lead, _SCALES, is_key=True)
+        v, _ = _heads_of(edit, v, lead)
+        bias, is_causal = _bias(edit, scores.biases, [*lead, queries, keys], scores.dtype)
         made = edit.call(
-            aten.scaled_dot_product_attention.default, q, k, v, None, 0.0, False,
-            val=out, scale=scale,
+            aten.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal,
+            scale=scores.scale * factor * other,
         )  # fmt: skip
     edit.become(node, aten.view.default, made, list(val(node).shape))
+    for user in list(node.users):  # as made: the way there and back would be a copy
+        if user.target is aten.view.default and val(user).shape == val(made).shape:
+            edit.replace(user, made)
+
+
+def _heads_of(
+    edit: Editor, x: fx.Node, lead: list[int], scales: Sequence[Any] = (), is_key: bool = False
+) -> tuple[fx.Node, float]:
+    """An operand of a product with its axes of examples and heads, and a number that it is to be
+    multiplied by; of what it was copied from, where that has rows.
+
+    scales   the products with numbers that may be left to the caller
+    is_key   it is a transposed one
+    """
+    rows, columns = val(x).shape[1:]
+    size, row = [*lead, rows, columns], -2 if is_key else -1
+    factor, passed, found, source = 1.0, 1.0, None, x
+    while source.op == "call_function":
+        if list(val(source).shape) == size and val(source).stride(row) == 1:
+            found, factor = source, passed
+        if source.target in scales and (number := _factor(source)):
+            passed *= number
+        elif source.target not in _RESHAPES:
+            break
+        before: Any = source.args[0]
+        if val(before).numel() != val(source).numel() or val(before).dtype != val(source).dtype:
+            break
+        source = before
+    if found is not None:
+        return (edit.call(aten.permute.default, found, [0, 1, 3, 2]) if is_key else found), factor
+    if is_key:
+        x = edit.call(aten.permute.default, x, [0, 2, 1])
+    if not val(x).is_contiguous():
+        x = edit.contiguous(x)
+    return edit.call(aten.view.default, x, [*lead, *val(x).shape[1:]]), factor
+
+
+def _bias(
+    edit: Editor, biases: Sequence[_Bias], size: list[int], dtype: torch.dtype
+) -> tuple[fx.Node | None, bool]:
+    """All of them in one, which broadcasts to `size`, computed once for what it is repeated for;
+    or none, and whether what comes later is hidden, if nothing else is."""
+    if not biases:
+        return None, False
+    call, total = edit.call, None
+    axes = next((one.shape for one in biases if one.shape != size), size)
+    for one in biases:
+        x = one.node
+        if one.number is not None:
+            zero, low = (_number(edit, n, one.node) for n in (0.0, one.number))
+            x = call(aten.where.self, x, *((low, zero) if one.hides else (zero, low)))
+        x = edit.cast(x, torch.float32)
+        if one.factor != 1.0:
+            x = call(aten.mul.Tensor, x, one.factor)
+        x = _with_axes(edit, x, one.shape, axes)
+        total = x if total is None else call(aten.add.Tensor, total, x)
+    assert total is not None
+    known = as_causal(total, edit.sizes) if total.target is aten.where.self else None
+    if known is not None:
+        edit.erase(total)
+        return None, known
+    if any(one.number in (None, -math.inf) for one in biases):
+        most = call(aten.amax.default, total, [-1], True)
+        shown = call(aten.ne.Scalar, most, -math.inf)
+        total = call(aten.where.self, shown, total, _number(edit, math.nan, total))
+    total = edit.cast(total, dtype)
+    if axes == [size[0], *size[2:]]:  # without heads
+        return (call(aten.unsqueeze.default, total, 1) if val(total).dim() == 3 else total), False
+    if axes != size:
+        total.meta["stored"] = True
+        total = call(aten.reshape.default, call(aten.expand.default, total, axes), size)
+    return total, False
+
+
+def _with_axes(edit: Editor, x: fx.Node, shape: list[int], axes: list[int]) -> fx.Node:
+    """What broadcasts to `shape`, as many elements as `axes` has, as what broadcasts to `axes`."""
+    if shape == axes:
+        return x
+    pairs = zip(reversed(shape), reversed(axes))
+    same = next((k for k, (m, n) in enumerate(pairs) if m != n), min(len(shape), len(axes)))
+    own = list(val(x).shape)
+    if all(n == 1 for n in own[: max(len(own) - same, 0)]):
+        return edit.call(aten.reshape.default, x, own[max(len(own) - same, 0) :])
+    return edit.call(aten.reshape.default, edit.call(aten.expand.default, x, shape), axes)
+
+
+def _number(edit: Editor, number: float, beside: fx.Node) -> fx.Node:
+    of = val(beside).new_empty((), dtype=torch.float32)
+    return edit.call(aten.full.default, [], number, dtype=torch.float32, val=of)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from fusee.aten.attention import fuse_attention
 from fusee.aten.rewriter import Pass
 from fusee.aten.torch_api import storage_holders
 from fusee.autodiff.min_cut import Prices
@@ -47,13 +48,16 @@ from fusee.targets.cuda.launch import (
     runner,
 )
 from fusee.targets.cuda.passes import (
+    HALVES,
     biases_apart,
     channels_last,
     even_rows,
+    few_keys,
     heads_of_groups,
     in_one_order,
     joint_channels_last,
     long_scans,
+    masks_as_read,
     numbers_home,
     one_key,
     patches_as_products,
@@ -105,6 +109,7 @@ def _attention_backward(*operands: Any, **kwargs: Any) -> Any:
 
 _CALLS = {
     **PRODUCTS,
+    _aten.scaled_dot_product_attention.default: ExternSpec(few_keys),
     _EFFICIENT: ExternSpec(_attention, exact=True),
     _EFFICIENT_BACKWARD: ExternSpec(_attention_backward, exact=True),
 }
@@ -153,11 +158,13 @@ class CUDA(Target):
     def passes(self, options: Options) -> Sequence[Pass]:
         return (
             partial(numbers_home, home=self.device),
+            partial(fuse_attention, dtypes=HALVES, biased=True),
             patches_as_products,
             biases_apart,
             channels_last,
             heads_of_groups,
             one_key,
+            masks_as_read,
             rows_as_sums,
             even_rows,
             long_scans,

@@ -18,8 +18,8 @@ from fusee.source import overloads
 
 aten = torch.ops.aten
 
-_HALVES = (torch.float16, torch.bfloat16)
-_FLOATS = (*_HALVES, torch.float32)
+HALVES = (torch.float16, torch.bfloat16)
+_FLOATS = (*HALVES, torch.float32)
 # Of a matrix that is faster by ours for up to four rows.
 _ROWS_BYTES = 13 << 20
 # Elements of 16 bits in an access of 16 bytes. What products do in a second on an H200 if rows of
@@ -56,7 +56,7 @@ def patches_as_products(edit: Editor) -> None:
         x, weight = named["input"], named["weight"]
         kernel, sizes = list(val(weight).shape[2:]), list(val(x).shape)
         fits = (
-            val(x).dtype in _HALVES
+            val(x).dtype in HALVES
             and len(sizes) == 2 + len(kernel)
             and all(type(n) is int for n in sizes[1:])
             and kernel == list(named["stride"])
@@ -82,13 +82,19 @@ def _as_product(
     grid = [size // k for size, k in zip(pixels, kernel, strict=True)]
     dims = len(kernel)
     blocks = [size for pair in zip(grid, kernel, strict=True) for size in pair]
-    order = [0, *range(2, 2 + 2 * dims, 2), 1, *range(3, 3 + 2 * dims, 2)]
+    patch = [1, *range(3, 3 + 2 * dims, 2)]
+    if val(x).stride(1) == 1 and not val(x).is_contiguous():  # pieces that lie in one are copied
+        patch.append(patch.pop(0))
+    order = [0, *range(2, 2 + 2 * dims, 2), *patch]
     count = channels * math.prod(kernel)
     with edit.before(node):
 
         def view(of: fx.Node, shape: list[Any]) -> fx.Node:
             return edit.call(aten.view.default, of, shape, val=val(of).reshape(shape))
 
+        if patch[0] != 1:
+            last = edit.call(aten.permute.default, weight, [0, *range(2, 2 + dims), 1])
+            weight = edit.contiguous(last)
         parts = edit.call(aten.permute.default, view(x, [n, channels, *blocks]), order)
         flat = view(weight, [val(weight).shape[0], count])
         rows = view(edit.contiguous(parts), [n * math.prod(grid), count])
@@ -108,7 +114,7 @@ def biases_apart(edit: Editor) -> None:
         named = arguments(node)
         weight, bias = named["weight"], named["bias"]
         is_single = named["groups"] > 1 and val(weight).shape[1] == 1
-        if bias is None or (is_single and val(node).dtype not in _HALVES):
+        if bias is None or (is_single and val(node).dtype not in HALVES):
             continue
         named["bias"] = None
         with edit.before(node):
@@ -150,7 +156,7 @@ def _has_groups(node: fx.Node) -> bool:
 def _on_tensor_cores(edit: Editor) -> list[fx.Node]:
     if not edit.options.channels_last:
         return []
-    dtypes = (*_HALVES, *([torch.float32] if torch.backends.cudnn.allow_tf32 else []))
+    dtypes = (*HALVES, *([torch.float32] if torch.backends.cudnn.allow_tf32 else []))
     images = [node for node in edit.calls(aten.convolution.default) if val(node).dim() == 4]
     return [node for node in images if not node.args[6] and val(node).dtype in dtypes]
 
@@ -162,7 +168,7 @@ def joint_channels_last(edit: Editor) -> None:
     Results lie as in eager mode. So do gradients of weights. In 16 bits alone: densenet121's step
     in float32 took a tenth longer.
     """
-    marked = [node for node in _on_tensor_cores(edit) if val(node).dtype in _HALVES]
+    marked = [node for node in _on_tensor_cores(edit) if val(node).dtype in HALVES]
     if not marked or edit.aten.symbols or any(map(_has_groups, marked)):
         return
     weights = {node.args[1] for node in marked}
@@ -216,7 +222,7 @@ def heads_of_groups(edit: Editor) -> None:
         named = arguments(node)
         q, k, v = (named[name] for name in ("query", "key", "value"))
         head = val(q).shape[-1]
-        if named["attn_mask"] is not None or named["dropout_p"] or val(q).dtype not in _HALVES:
+        if named["attn_mask"] is not None or named["dropout_p"] or val(q).dtype not in HALVES:
             continue
         if type(head) is not int or head > _MOST_HEAD or head % 8:
             continue
@@ -257,6 +263,90 @@ def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
     as_found = [*own[:2], shape[1] // own[1]] if source is not node else [own[0], shape[1]]
     fits = edit.sizes(source)[: len(as_found)] == as_found
     return found if fits and own[2:] == shape[2:] else None
+
+
+# Elements that ATen's fused attention wants rows of a mask to be multiples of. One that is not, or
+# whose rows are scattered, it copies at each call, or multiplies, masks and normalises whole
+# matrices of scores. Keys up to which the kernel that suits short rows is the faster one: 49 keys
+# take 37 us there, 69 in cuDNN's, and 97 by products; 128 keys 15 and 12.
+_ROW, _FEW_KEYS = 16, 64
+
+
+def few_keys(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention, by the kernel for few keys where they have a mask."""
+    batch, heads, rows, _ = query.shape
+    is_short = (
+        attn_mask is not None
+        and query.dtype in HALVES
+        and not (dropout_p or enable_gqa or attn_mask.dtype is torch.bool)
+        and 1 < key.shape[-2] <= _FEW_KEYS
+        and key.shape[:2] == value.shape[:2] == query.shape[:2]
+        and all(n % _ROW == 0 for n in attn_mask.stride()[:-1])
+        and attn_mask.stride(-1) == query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+        and torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+    )
+    if not is_short:
+        return aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    assert attn_mask is not None
+    mask = attn_mask.expand(batch, heads, rows, key.shape[-2])
+    found: Tensor = aten._scaled_dot_product_efficient_attention.default(
+        query, key, value, mask, False, 0.0, is_causal, scale=scale
+    )[0]
+    return found
+
+
+def masks_as_read(edit: Editor) -> None:
+    """Masks as ATen's fused kernels read them: numbers that are added, in rows of 16, once for all
+    layers that have the same.
+
+    source: aten/src/ATen/native/transformers/attention.cpp, convert_boolean_attn_mask and pad_bias;
+    cuda/sdp_utils.cpp
+    """
+    found: dict[fx.Node, fx.Node] = {}
+    for node in sorted(edit.calls(aten.scaled_dot_product_attention.default)):
+        named = arguments(node)
+        mask, q = named["attn_mask"], named["query"]
+        if not isinstance(mask, fx.Node) or val(q).dtype not in _FLOATS or val(q).dim() != 4:
+            continue
+        if mask not in found:
+            with edit.before(node):
+                found[mask] = _as_read(edit, mask, val(q).dtype)
+        if found[mask] is not mask:
+            node.replace_input_with(mask, found[mask])
+            edit.erase(mask)
+
+
+def _as_read(edit: Editor, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
+    keys = val(mask).shape[-1] if val(mask).dim() else None
+    if type(keys) is not int or keys == 0 or val(mask).dtype not in (torch.bool, dtype):
+        return mask
+    x = mask
+    if val(x).dtype is torch.bool:
+        shown, hidden = (
+            edit.call(aten.full.default, [], n, dtype=dtype, val=val(x).new_empty((), dtype=dtype))
+            for n in (0.0, -math.inf)
+        )
+        x = edit.call(aten.where.self, x, shown, hidden)
+    elif all(n % _ROW == 0 for n in val(x).stride()[:-1]) and val(x).stride(-1) == 1:
+        return mask
+    x = edit.contiguous(x)
+    if keys % _ROW:
+        longer = edit.call(aten.constant_pad_nd.default, x, [0, -keys % _ROW])
+        longer.meta["stored"] = True
+        x = edit.call(aten.slice.Tensor, longer, val(x).dim() - 1, 0, keys)
+    return x
 
 
 def one_key(edit: Editor) -> None:
@@ -379,7 +469,7 @@ def even_rows(edit: Editor) -> None:
     """
     padded: _Longer = {}
     for node in list(edit.graph.nodes):
-        if node.target in _PRODUCTS and val(node).dtype in _HALVES:
+        if node.target in _PRODUCTS and val(node).dtype in HALVES:
             product = _Padded(edit, node, padded)
             if product.pays():
                 product.run()

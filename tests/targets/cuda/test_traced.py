@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice, product
@@ -35,6 +36,7 @@ from fusee.targets.cuda import CUDA, PROFILE
 from fusee.targets.cuda.passes import biases_apart, numbers_home
 
 HOME = torch.device("cuda", 0)
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 Node = Callable[..., fx.Node]
 
 
@@ -451,6 +453,146 @@ def test_places_that_a_program_writes_down(places: Any, monkeypatch: pytest.Monk
     assert any("1 tensors derived from 0 parameters" in note for note in notes)
     assert aten.placeholders[1].meta["device"] == HOME and "slice" in str(aten.graph)
     assert not externs(lowered(aten))
+
+
+def _scored(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.transpose(-2, -1) * 0.25
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return x.new_ones(x.shape[-2:], dtype=torch.bool).tril()
+
+
+WRITTEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "plain": lambda scores, bias: scores.softmax(-1),
+    "bias": lambda scores, bias: (scores + bias[:, :1]).softmax(-1),
+    "bias first": lambda scores, bias: (bias[0, :1] + scores).div(2.0).softmax(-1),
+    "float32": lambda scores, bias: (scores + bias).softmax(-1, dtype=torch.float32).to(bias.dtype),
+    "nanoGPT": lambda scores, bias: scores.masked_fill(~_triangle(scores), -math.inf).softmax(-1),
+    "GPT-2": lambda scores, bias: torch.where(
+        _triangle(scores), scores, torch.finfo(scores.dtype).min
+    ).softmax(-1),
+    "windows": lambda scores, bias: (
+        (scores.view(2, 2, 3, 17, 17) + bias[:2, :1].unsqueeze(0)).view(4, 3, 17, 17) + bias[:1]
+    ).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_written_as_products(name: str, packed: bool) -> None:
+    """One operator, which reads queries, keys and values where a layer put them."""
+
+    def fn(qkv: Tensor, bias: Tensor) -> Tensor:
+        q, k, v = qkv.view(3, 4, 3, 17, 8)
+        if packed:
+            q, k, v = qkv.view(4, 17, 3, 3, 8).permute(2, 0, 3, 1, 4)
+        found = WRITTEN[name](_scored(q, k), bias) @ v
+        return found.transpose(1, 2).reshape(4, 17, 24)
+
+    shapes = (4, 17, 72), (4, 3, 17, 17)
+    aten, notes = passed(fn, *shapes)
+    assert any("became attention" in note for note in notes) and "bmm" not in str(aten.graph)
+    agrees(aten, fn, *shapes)
+    assert [name for name, _ in externs(lowered(aten))] == [str(ATTENTION)]
+    (node,) = aten.graph.find_nodes(op="call_function", target=ATTENTION)
+    assert node.args[5] == (name in ("nanoGPT", "GPT-2"))  # causal
+
+
+def test_attention_without_heads_written_as_products() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return torch.bmm((torch.bmm(q * 0.3, k.mT) + bias).softmax(2), v)
+
+    shapes = (4, 9, 16), (4, 24, 16), (4, 24, 8), (4, 9, 24)
+    aten, _ = passed(fn, *shapes)
+    assert [name for name, _ in externs(lowered(aten))] == [str(ATTENTION)]
+    agrees(aten, fn, *shapes)
+
+
+def test_rows_that_a_bias_hides_are_no_numbers() -> None:
+    """Softmax gives these; of a row of -inf ATen's attention would give zeros."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return (_scored(q, k) + bias.masked_fill(bias < 0, -math.inf)).softmax(-1) @ v
+
+    shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (5, 7)
+    aten, notes = passed(fn, *shapes)
+    assert any("became attention" in note for note in notes)
+    given = [torch.randn(shape).bfloat16() for shape in shapes]
+    given[-1][2] = -1.0
+    (got,) = fx.Interpreter(fx.GraphModule({}, aten.graph)).run(*given)
+    want = fn(*given)
+    assert want[:, :, 2].isnan().all() and not want[:, :, 3].isnan().any()
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+NOT_ATTENTION: dict[str, Callable[..., Any]] = {
+    "scores are read": lambda s, v, bias: (s.softmax(-1) @ v, s),
+    "shares are read": lambda s, v, bias: ((p := s.softmax(-1)) @ v, p),
+    "a mask of small numbers": lambda s, v, bias: s.masked_fill(bias < 0, -1e4).softmax(-1) @ v,
+    "a wider bias": lambda s, v, bias: (s + bias.float()).softmax(-1).to(v.dtype) @ v,
+    "one row": lambda s, v, bias: s[:, :, :1].softmax(-1) @ v,
+    "another axis": lambda s, v, bias: s.softmax(-2) @ v,
+    "another function": lambda s, v, bias: (s + bias).tanh().softmax(-1) @ v,
+    "scores that are their own bias": lambda s, v, bias: (s + s).softmax(-1) @ v,
+}
+
+
+@pytest.mark.parametrize("name", NOT_ATTENTION)
+def test_products_that_stay(name: str) -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
+        found = NOT_ATTENTION[name](_scored(q, k), v, bias)
+        return found if isinstance(found, Tensor) else found[0] + found[1].sum()
+
+    shapes = (2, 3, 6, 8), (2, 3, 6, 8), (2, 3, 6, 8), (6, 6)
+    aten, _ = passed(fn, *shapes)
+    assert "scaled_dot_product_attention" not in str(aten.graph)
+    agrees(aten, fn, *shapes)
+
+
+def test_masks_are_made_numbers_once() -> None:
+    """Of bools ATen would make them at each call."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        mask = y > 0
+        for _ in range(2):
+            x = F.scaled_dot_product_attention(x, x, x, mask)
+        return x
+
+    shapes = (2, 3, 32, 8), (2, 1, 32, 32)
+    aten, _ = passed(fn, *shapes)
+    assert str(aten.graph).count("aten.where.self") == 1
+    agrees(aten, fn, *shapes)
+
+
+@pytest.mark.parametrize("keys", [32, 20])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool])
+def test_masks_have_rows_that_fused_kernels_read(keys: int, dtype: torch.dtype) -> None:
+    """T5's biases lie head by head, which ATen takes for no mask of its kernels."""
+
+    def fn(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+        mask = bias.permute(2, 0, 1)
+        return F.scaled_dot_product_attention(
+            q, k, k, mask if dtype.is_floating_point else mask > 0
+        )
+
+    shapes = (2, 3, 12, 8), (2, 3, keys, 8), (12, keys, 3)
+    aten, _ = passed(fn, *shapes)
+    agrees(aten, fn, *shapes)
+    loops = lowered(aten)
+    (step,) = (step for step in loops.steps if isinstance(step, Extern))
+    mask = step.args[3]
+    assert mask.strides[-1] == 1 and not any(n % 16 for n in mask.strides[:-1])
+
+
+def test_patches_of_images_by_channels_are_copied_in_pieces() -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv2d(x.permute(0, 3, 1, 2), w, b, stride=2)
+
+    shapes = (2, 8, 6, 16), (5, 16, 2, 2), (5,)
+    aten, _ = passed(fn, *shapes)
+    agrees(aten, fn, *shapes)
+    assert "[0, 2, 4, 3, 5, 1]" in str(aten.graph)
 
 
 def test_heads_that_share_one_key() -> None:
