@@ -504,8 +504,8 @@ def with_every_head(edit: Editor) -> None:
 #
 # Only where nothing else reads the scores. On a CPU only for many keys: below, two products with
 # our softmax between them are as fast, because a block of scores stays in the cache (benchmarks.md,
-# Externs). With a bias only where a target asks for it (`biased`). Of a row whose bias is -inf
-# everywhere softmax makes NaN, the operator zeros: such a row gets a bias of NaN.
+# Externs). Of a row whose bias is -inf everywhere softmax makes NaN, the operator zeros: such a row
+# gets a bias of NaN.
 
 
 LEAST_SCORES = 512 * 512  # per head
@@ -608,11 +608,15 @@ def _leads_to_product(x: fx.Node) -> bool:
 
 
 def fuse_attention(
-    edit: Editor, dtypes: Sequence[torch.dtype] = (torch.float32,), biased: bool = False
+    edit: Editor,
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+    few: bool = False,
+    row: int = 1,
 ) -> None:
     """Run the pass for products in `dtypes`.
 
-    biased   with what is added to scores, too, and for few of them
+    few   for few scores, too
+    row   elements that rows of what is added to scores are best multiples of
     """
     if edit.aten.symbols:
         return  # whether an expand only reshapes must be known
@@ -624,18 +628,18 @@ def fuse_attention(
             continue
         (x, axis), dims = softmax.args[:2], val(softmax).dim()
         assert isinstance(x, fx.Node)
-        if dims not in ((3, 4) if biased else (4,)) or axis not in (-1, dims - 1):
+        if dims not in (3, 4) or axis not in (-1, dims - 1):
             continue
         scores = _Scores(x, val(node).dtype)
-        if scores.product is None or (scores.biases and not biased):
+        if scores.product is None:
             continue
         *lead, queries, keys = edit.hints(softmax)
         out = [math.prod(lead), queries]
-        is_long = queries > 1 if biased else queries * keys >= LEAST_SCORES
+        is_long = queries > 1 if few else queries * keys >= LEAST_SCORES
         fits = edit.hints(scores.product) == [*out, keys] and edit.hints(node)[:2] == out
         if is_long and fits:
             edit.notes.append(f"{node} became attention")
-            _rewrite(edit, node, softmax, scores, v)
+            _rewrite(edit, node, softmax, scores, v, row)
 
 
 def _softmax_of(node: fx.Node) -> fx.Node | None:
@@ -652,7 +656,9 @@ def _softmax_of(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _rewrite(edit: Editor, node: fx.Node, softmax: fx.Node, scores: _Scores, v: fx.Node) -> None:
+def _rewrite(
+    edit: Editor, node: fx.Node, softmax: fx.Node, scores: _Scores, v: fx.Node, row: int
+) -> None:
     assert scores.product is not None
     q, k = scores.product.args
     assert isinstance(q, fx.Node) and isinstance(k, fx.Node)
@@ -663,7 +669,7 @@ def _rewrite(edit: Editor, node: fx.Node, softmax: fx.Node, scores: _Scores, v: 
         q, factor = _heads_of(edit, q, lead, _SCALES)
         k, other = _heads_of(edit, k, lead, _SCALES, is_key=True)
         v, _ = _heads_of(edit, v, lead)
-        bias, is_causal = _bias(edit, scores.biases, [*lead, queries, keys], scores.dtype)
+        bias, is_causal = _bias(edit, scores, [*lead, queries, keys], row)
         made = edit.call(
             aten.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal,
             scale=scores.scale * factor * other,
@@ -706,11 +712,10 @@ def _heads_of(
     return edit.call(aten.view.default, x, [*lead, *val(x).shape[1:]]), factor
 
 
-def _bias(
-    edit: Editor, biases: Sequence[_Bias], size: list[int], dtype: torch.dtype
-) -> tuple[fx.Node | None, bool]:
+def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.Node | None, bool]:
     """All of them in one, which broadcasts to `size`, computed once for what it is repeated for;
     or none, and whether what comes later is hidden, if nothing else is."""
+    biases = scores.biases
     if not biases:
         return None, False
     call, total = edit.call, None
@@ -734,12 +739,16 @@ def _bias(
         most = call(aten.amax.default, total, [-1], True)
         shown = call(aten.ne.Scalar, most, -math.inf)
         total = call(aten.where.self, shown, total, _number(edit, math.nan, total))
-    total = edit.cast(total, dtype)
+    total = edit.cast(total, scores.dtype)
     if axes == [size[0], *size[2:]]:  # without heads
         return (call(aten.unsqueeze.default, total, 1) if val(total).dim() == 3 else total), False
     if axes != size:
-        total.meta["stored"] = True
-        total = call(aten.reshape.default, call(aten.expand.default, total, axes), size)
+        keys, longer = size[-1], -size[-1] % row
+        total = call(aten.constant_pad_nd.default, total, [0, longer])
+        expanded = call(aten.expand.default, total, [*axes[:-1], keys + longer])
+        whole = call(aten.reshape.default, expanded, [*size[:-1], keys + longer])
+        total.meta["stored"] = whole.meta["stored"] = True
+        total = call(aten.slice.Tensor, whole, len(size) - 1, 0, keys)
     return total, False
 
 

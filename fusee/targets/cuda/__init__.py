@@ -49,6 +49,7 @@ from fusee.targets.cuda.launch import (
 )
 from fusee.targets.cuda.passes import (
     HALVES,
+    ROW,
     biases_apart,
     channels_last,
     even_rows,
@@ -109,7 +110,7 @@ def _attention_backward(*operands: Any, **kwargs: Any) -> Any:
 
 _CALLS = {
     **PRODUCTS,
-    _aten.scaled_dot_product_attention.default: ExternSpec(few_keys),
+    _aten.scaled_dot_product_attention.default: ExternSpec(few_keys, exact=True),
     _EFFICIENT: ExternSpec(_attention, exact=True),
     _EFFICIENT_BACKWARD: ExternSpec(_attention_backward, exact=True),
 }
@@ -158,7 +159,7 @@ class CUDA(Target):
     def passes(self, options: Options) -> Sequence[Pass]:
         return (
             partial(numbers_home, home=self.device),
-            partial(fuse_attention, dtypes=HALVES, biased=True),
+            partial(fuse_attention, dtypes=HALVES, few=True, row=ROW),
             patches_as_products,
             biases_apart,
             channels_last,

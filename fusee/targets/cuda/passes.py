@@ -269,7 +269,7 @@ def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
 # whose rows are scattered, it copies at each call, or multiplies, masks and normalises whole
 # matrices of scores. Keys up to which the kernel that suits short rows is the faster one: 49 keys
 # take 37 us there, 69 in cuDNN's, and 97 by products; 128 keys 15 and 12.
-_ROW, _FEW_KEYS = 16, 64
+ROW, _FEW_KEYS = 16, 64
 
 
 def few_keys(
@@ -291,7 +291,7 @@ def few_keys(
         and not (dropout_p or enable_gqa or attn_mask.dtype is torch.bool)
         and 1 < key.shape[-2] <= _FEW_KEYS
         and key.shape[:2] == value.shape[:2] == query.shape[:2]
-        and all(n % _ROW == 0 for n in attn_mask.stride()[:-1])
+        and all(n % ROW == 0 for n in attn_mask.stride()[:-1])
         and attn_mask.stride(-1) == query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
         and torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
     )
@@ -339,11 +339,11 @@ def _as_read(edit: Editor, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
             for n in (0.0, -math.inf)
         )
         x = edit.call(aten.where.self, x, shown, hidden)
-    elif all(n % _ROW == 0 for n in val(x).stride()[:-1]) and val(x).stride(-1) == 1:
+    elif all(n % ROW == 0 for n in val(x).stride()[:-1]) and val(x).stride(-1) == 1:
         return mask
     x = edit.contiguous(x)
-    if keys % _ROW:
-        longer = edit.call(aten.constant_pad_nd.default, x, [0, -keys % _ROW])
+    if keys % ROW:
+        longer = edit.call(aten.constant_pad_nd.default, x, [0, -keys % ROW])
         longer.meta["stored"] = True
         x = edit.call(aten.slice.Tensor, longer, val(x).dim() - 1, 0, keys)
     return x

@@ -57,9 +57,13 @@ def test_few_keys_stay_as_they_are() -> None:
 def test_masked_rows_stay_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "LEAST_SCORES", 0)
     build = Build()
-    mask = torch.full((30, 40), -torch.inf)
+    mask = torch.randn(30, 40)
+    mask[3:5] = -torch.inf
     passed = through_passes(build, attend(build, 30, 40, 2.0, mask)[0])
-    assert SDPA not in passed.targets and passed.after[0].isnan().all()
+    passed.check()
+    found = passed.after[0].unflatten(0, (2, 3))
+    assert SDPA in passed.targets and found[:, :, 3:5].isnan().all()
+    assert not found[:, :, 5:].isnan().any()
 
 
 def test_weights_that_are_read_stay(monkeypatch: pytest.MonkeyPatch) -> None:
