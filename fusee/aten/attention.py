@@ -34,7 +34,8 @@ _MASKED = (
 )
 _MOST_STEPS = 1000  # of following one mask
 _DROWNS = 1e30  # what is added to a number of float32 is the sum, from here on
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (*HALVES, torch.float32)
 
 
 class Either(NamedTuple):
@@ -472,7 +473,7 @@ def _headed(node: fx.Node, call: Callable[..., Any]) -> Given | None:
         return None
     named = arguments(node)
     q = named["query"]
-    if named["dropout_p"] or named["enable_gqa"] or val(q).dtype not in _FLOATS:
+    if named["dropout_p"] or named["enable_gqa"] or val(q).dtype not in FLOATS:
         return None
     if val(q).dtype is not torch.float32 and same_ints(val(q).shape[-2:-1], (1,)):
         return None  # of one row the products are faster
@@ -582,7 +583,7 @@ def _is_number(x: object) -> bool:
 def _is_cast(x: fx.Node) -> bool:
     """From a float to one that is as wide or wider, or to 16 bits."""
     is_copy = x.target is aten._to_copy.default and set(x.kwargs) <= {"dtype"}
-    return is_copy and val(x).dtype in _FLOATS and val(x.all_input_nodes[0]).dtype in _FLOATS
+    return is_copy and val(x).dtype in FLOATS and val(x.all_input_nodes[0]).dtype in FLOATS
 
 
 def _factor(x: fx.Node) -> float | None:
@@ -631,7 +632,7 @@ def fuse_attention(
         if dims not in (3, 4) or axis not in (-1, dims - 1):
             continue
         scores = _Scores(x, val(node).dtype)
-        if scores.product is None:
+        if scores.product is None or val(scores.product).dtype != val(node).dtype:
             continue
         *lead, queries, keys = edit.hints(softmax)
         out = [math.prod(lead), queries]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fusee.aten.attention import fuse_attention
+from fusee.aten.attention import HALVES, fuse_attention
 from fusee.aten.rewriter import Pass
 from fusee.aten.torch_api import storage_holders
 from fusee.autodiff.min_cut import Prices
@@ -48,7 +48,6 @@ from fusee.targets.cuda.launch import (
     runner,
 )
 from fusee.targets.cuda.passes import (
-    HALVES,
     ROW,
     biases_apart,
     channels_last,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import arguments, is_deterministic
+from fusee.aten.attention import FLOATS, HALVES
 from fusee.aten.rewriter import Editor, val
 from fusee.fake import on_metas
 from fusee.loops.lower import is_home
@@ -18,8 +19,6 @@ from fusee.source import overloads
 
 aten = torch.ops.aten
 
-HALVES = (torch.float16, torch.bfloat16)
-_FLOATS = (*HALVES, torch.float32)
 # Of a matrix that is faster by ours for up to four rows.
 _ROWS_BYTES = 13 << 20
 # Elements of 16 bits in an access of 16 bytes. What products do in a second on an H200 if rows of
@@ -273,38 +272,30 @@ ROW, _FEW_KEYS = 16, 64
 
 
 def few_keys(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *rest: Any, **named: Any
 ) -> Tensor:
     """scaled_dot_product_attention, by the kernel for few keys where they have a mask."""
-    batch, heads, rows, _ = query.shape
+    dropout, is_causal = (*rest, 0.0, False)[:2]
+    three = query, key, value
     is_short = (
-        attn_mask is not None
+        mask is not None
+        and query.dtype == mask.dtype
         and query.dtype in HALVES
-        and not (dropout_p or enable_gqa or attn_mask.dtype is torch.bool)
+        and not (dropout or named.get("enable_gqa"))
         and 1 < key.shape[-2] <= _FEW_KEYS
         and key.shape[:2] == value.shape[:2] == query.shape[:2]
-        and all(n % ROW == 0 for n in attn_mask.stride()[:-1])
-        and attn_mask.stride(-1) == query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+        and all(n % ROW == 0 for n in mask.stride()[:-1])
+        and all(x.stride(-1) == 1 for x in (*three, mask))
         and torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
     )
-    if not is_short:
-        return aten.scaled_dot_product_attention.default(  # type: ignore[no-any-return]
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    assert attn_mask is not None
-    mask = attn_mask.expand(batch, heads, rows, key.shape[-2])
-    found: Tensor = aten._scaled_dot_product_efficient_attention.default(
-        query, key, value, mask, False, 0.0, is_causal, scale=scale
-    )[0]
-    return found
+    if mask is None or not is_short:
+        op: Any = aten.scaled_dot_product_attention.default
+        return op(*three, mask, *rest, **named)  # type: ignore[no-any-return]
+    mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    found: tuple[Tensor, ...] = aten._scaled_dot_product_efficient_attention.default(
+        *three, mask, False, 0.0, is_causal, scale=named.get("scale")
+    )
+    return found[0]
 
 
 def masks_as_read(edit: Editor) -> None:
@@ -318,7 +309,7 @@ def masks_as_read(edit: Editor) -> None:
     for node in sorted(edit.calls(aten.scaled_dot_product_attention.default)):
         named = arguments(node)
         mask, q = named["attn_mask"], named["query"]
-        if not isinstance(mask, fx.Node) or val(q).dtype not in _FLOATS or val(q).dim() != 4:
+        if not isinstance(mask, fx.Node) or val(q).dtype not in FLOATS or val(q).dim() != 4:
             continue
         if mask not in found:
             with edit.before(node):
@@ -354,7 +345,7 @@ def one_key(edit: Editor) -> None:
     for node in list(edit.calls(aten.scaled_dot_product_attention.default)):
         named = arguments(node)
         q, k, v = (named[name] for name in ("query", "key", "value"))
-        if named["attn_mask"] is not None or named["dropout_p"] or val(q).dtype not in _FLOATS:
+        if named["attn_mask"] is not None or named["dropout_p"] or val(q).dtype not in FLOATS:
             continue
         sizes = [*val(q).shape, *val(k).shape]
         if len(sizes) != 8 or not all(type(n) is int and n > 0 for n in sizes):
@@ -453,7 +444,7 @@ def rows_as_sums(edit: Editor) -> None:
             continue
         # so many rows are faster than cuBLAS's: on an H200 four up to 13 MB
         most = 4 if matrix.nbytes <= _ROWS_BYTES else 2
-        if dtype not in _FLOATS or not 0 < math.prod(rows) <= most:
+        if dtype not in FLOATS or not 0 < math.prod(rows) <= most:
             continue
         with edit.before(node):
             found = _rows_times(edit, node, x, weight, bias)

@@ -531,6 +531,9 @@ NOT_ATTENTION: dict[str, Callable[..., Any]] = {
     "shares are read": lambda s, v, bias: ((p := s.softmax(-1)) @ v, p),
     "a mask of small numbers": lambda s, v, bias: s.masked_fill(bias < 0, -1e4).softmax(-1) @ v,
     "a wider bias": lambda s, v, bias: (s + bias.float()).softmax(-1).to(v.dtype) @ v,
+    "scores of another type": lambda s, v, bias: (
+        (s.float() @ s.float().mT).softmax(-1).to(v.dtype) @ v
+    ),
     "one row": lambda s, v, bias: s[:, :, :1].softmax(-1) @ v,
     "another axis": lambda s, v, bias: s.softmax(-2) @ v,
     "another function": lambda s, v, bias: (s + bias).tanh().softmax(-1) @ v,
