@@ -59,6 +59,7 @@ from fusee.aten.torch_api import (
 from fusee.aten.tracer import Builder, Rule, Tracer
 from fusee.errors import TraceError
 from fusee.fake import Twins, fake_mode, may_raise
+from fusee.fake.combine import SCAN, associative_scan, combine_of
 from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
@@ -180,7 +181,10 @@ def _run(
 
 
 def composite_of(t: Tracer, call: Any) -> Callable[..., Any] | None:
-    """The form of a function in Python, where sizes are open; None: it has none."""
+    """The form of a function in Python, where sizes are open; of one that is an operator of ours,
+    that one, unless autograd is to see what it is made of; None: it has none."""
+    if call is associative_scan and t.above is None:
+        return SCAN  # type: ignore[no-any-return]
     if t.b.to_size is None:
         return None
     return (IN_OTHERS if t.above is None else COMPOSITES).get(call)
@@ -371,6 +375,8 @@ def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
             return run_inner(t, inner, rest, attribute)
     if name in ("strict_mode", "hints_wrapper"):
         return run_inner(t, args[0], list(args[1]), attribute)
+    if name == "associative_scan":
+        return _associative_scan(t, *args)
     if name in _RUNS:
         if t.b.to_size is not None:
             raise t.b.unsupported(f"{op.name()} with sizes that are not known")
@@ -390,6 +396,17 @@ def run_inner(t: Tracer, inner: Any, inputs: list[Any], attribute: Any) -> Any:
     if not isinstance(inner, fx.GraphModule):
         raise t.b.unsupported("a higher-order operator on something that is not a graph")
     return run_nodes(t, inner, inner.graph, inputs, attribute)
+
+
+def _associative_scan(t: Tracer, function: Any, xs: Sequence[Tensor], more: Sequence[Any]) -> Any:
+    """A scan by a function of elements as one operator, whose argument is the function as text."""
+    shows = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
+    combine = None
+    if not more and not shows and isinstance(function, fx.GraphModule):
+        combine = combine_of(function.forward, [x.dtype for x in xs], xs[0].dim())
+    if combine is None:
+        raise t.b.unsupported("an associative_scan that is differentiated, or not of elements")
+    return t.call(SCAN, list(xs), combine.text)
 
 
 # ------------------------------------------------------------------------------ control flow

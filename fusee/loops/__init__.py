@@ -15,7 +15,8 @@ A Kernel's outer axes are free of dependences and may run in parallel, in any or
 of them its phases run one after another; accumulators start at their identity when their phase
 starts and hold their result afterwards: a later phase reads it as Value `acc`. A phase that reads
 an accumulator of its own body is a scan: its innermost axis runs in order, and `acc` is the running
-value including the present element. All indices are flat element offsets into a buffer.
+value including the present element, `carry` the one before it. All indices are flat element
+offsets into a buffer.
 """
 
 from __future__ import annotations
@@ -97,17 +98,19 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 #   index   attr: a Size over axis variables            no operands; dtype int64
 #   load    attr: (Buffer, flat element index: Size)    operands: () or (mask, other)
 #   acc     attr: Acc                                   no operands
+#   carry   attr: Acc, a fold: what it was before the present element, at the first one anything
 #   cast    operand x -> dtype. Float to integer truncates; out of range as the CPU; bool: x != 0;
 #           to bfloat16/float16: round to nearest even
 #   bitcast operand x -> dtype of equal width
 #   where   operands (bool, x, y)
 #   check   attr: (size, message index, wraps)   operand int64 x: reports what is outside of
 #           [0, size), or where it wraps negatives of [-size, size)
-SPECIAL_OPS = frozenset("const index load acc cast bitcast where check".split())
+SPECIAL_OPS = frozenset("const index load acc carry cast bitcast where check".split())
 
 # Reductions: what an accumulator may do. The identity is derived from the accumulator's dtype.
 #   argmax/argmin accumulate a value beside its index (Accumulate.index) and yield the int64 index:
 #   the first one among equals; NaN wins over all.
+# Of scans there is one more, "fold": it becomes the value, which is made of what is carried.
 REDUCTIONS: dict[str, str] = {
     "sum": "add",
     "prod": "mul",
@@ -123,7 +126,7 @@ REDUCTIONS: dict[str, str] = {
 
 def identity(op: str, dtype: torch.dtype) -> float | int | bool:
     """The value that changes nothing when accumulated with `op` in `dtype`."""
-    if op in ("sum", "any", "xor"):
+    if op in ("sum", "any", "xor", "fold"):
         return False if dtype is torch.bool else 0
     if op in ("prod", "all"):
         return True if dtype is torch.bool else 1
@@ -310,7 +313,7 @@ class Values:
             found.table, found.op, found.args = self, op, args
             found.dtype, found.attr = dtype, attr
             row = SCALAR_OPS.get(op)
-            own = row.heavy if row else int(op not in ("const", "index", "acc"))
+            own = row.heavy if row else int(op not in ("const", "index", "acc", "carry"))
             found.cost = min(own + sum(arg.cost for arg in args), MOST)
             found.operands, found.order = args, ()
             if op in ("load", "index"):
@@ -346,6 +349,9 @@ class Values:
 
     def acc(self, acc: Acc) -> Value:
         return self.make("acc", (), acc.dtype, acc)
+
+    def carry(self, acc: Acc) -> Value:
+        return self.make("carry", (), acc.dtype, acc)
 
     def indirect(self, value: Value, size: Size) -> Size:
         """An int64 value used as an index: known to be in [0, size)."""
@@ -511,7 +517,7 @@ class Acc:
     """An accumulator: one scalar per point of the outer axes."""
 
     name: str
-    op: str  # a key of scalar.REDUCTIONS
+    op: str  # a key of REDUCTIONS, or "fold"
     dtype: torch.dtype  # of the result: int64 for argmax and argmin
 
 
@@ -526,7 +532,8 @@ class Loop:
     With `acc`, `value` is what is accumulated over reduce_axes, `index` mentions `axes` only, and
     `result` (default: the accumulator cast to the buffer's dtype) is what is stored: a value over
     `axes` that reads the accumulator. With `scan`, reduce_axes is the one scanned axis and `index`
-    and `result` mention it too: the running accumulator is stored at each of its points.
+    and `result` mention it too: the running accumulator is stored at each of its points. `folds`:
+    further accumulators whose carried values `value` is made of, and what they become.
     Several loops may write disjoint parts of one buffer (cat), or the same part in order (scatter).
     """
 
@@ -539,6 +546,7 @@ class Loop:
     result: Value | None = None
     which: Value | None = None  # argmax, argmin: the int64 index of the element
     scan: bool = False
+    folds: tuple[tuple[Acc, Value], ...] = ()
     mode: Mode = "set"
     ordered: tuple[Symbol, ...] = ()  # axes whose points may store to the same place
     stays: bool = False  # it runs for its checks, though nobody reads what it stores
@@ -550,8 +558,19 @@ class Loop:
     @property
     def operands(self) -> list[Value]:
         """What it computes, as `Store.operands`."""
-        values = (self.value, self.result, self.which)
+        values = (self.value, self.result, self.which, *(value for _, value in self.folds))
         return [v for v in values if v is not None] + payloads(self.index)
+
+    @property
+    def is_fold(self) -> bool:
+        """Whether it is a scan whose step is a function of the program's."""
+        return self.acc is not None and self.acc.op == "fold"
+
+    @property
+    def gathered(self) -> list[Accumulate]:
+        """What it does to its accumulators."""
+        own = [] if self.acc is None else [Accumulate(self.acc, self.value, self.which)]
+        return [*(Accumulate(acc, value) for acc, value in self.folds), *own]
 
 
 @dataclass(eq=False)
@@ -696,12 +715,11 @@ def kernel_of(loop: Loop) -> Kernel:
             loop.buffer, loop.index, cast(loop.value, loop.buffer.dtype), loop.mode
         )
         return Kernel(loop.axes, [Phase((), [stored])], None, loop.ordered, loop.origin)
-    gathered = Accumulate(loop.acc, loop.value, loop.which)
     result = cast(loop.result or table.acc(loop.acc), loop.buffer.dtype)
     stored = Store(loop.buffer, loop.index, result, loop.mode)
-    phases = [Phase(loop.reduce_axes, [gathered, stored])]
+    phases = [Phase(loop.reduce_axes, [*loop.gathered, stored])]
     if not loop.scan:
-        phases = [Phase(loop.reduce_axes, [gathered]), Phase((), [stored])]
+        phases = [Phase(loop.reduce_axes, [*loop.gathered]), Phase((), [stored])]
     return Kernel(loop.axes, phases, None, loop.ordered, loop.origin)
 
 

@@ -88,7 +88,8 @@ def check_plan(plan: Plan) -> None:
 
 def _check(stage: str, graph: LoopGraph, items: Sequence[Item]) -> None:
     checked: set[object] = set()
-    scans = {step.acc for step in graph.steps if isinstance(step, Loop) and step.scan}
+    loops = [step for step in graph.steps if isinstance(step, Loop) and step.scan]
+    scans = {gathered.acc for loop in loops for gathered in loop.gathered}
     for item in items:
         faults: Iterable[str]
         if isinstance(item, Extern):
@@ -198,6 +199,7 @@ _SPECIAL: dict[str, Callable[[Value, list[torch.dtype]], bool]] = {
     "index": lambda v, d: not d and v.dtype is torch.int64,
     "load": lambda v, d: v.dtype is v.attr[0].dtype and d in ([], [torch.bool, v.dtype]),
     "acc": lambda v, d: not d and v.dtype is v.attr.dtype,
+    "carry": lambda v, d: not d and v.dtype is v.attr.dtype and v.attr.op == "fold",
     "cast": lambda v, d: len(d) == 1,
     "bitcast": lambda v, d: len(d) == 1 and d[0].itemsize == v.dtype.itemsize,
     "where": lambda v, d: d == [torch.bool, v.dtype, v.dtype],
@@ -212,7 +214,7 @@ def reductions(kernel: Kernel, inside: Inside, scans: Container[Acc | None]) -> 
         for statement in phase.body:
             if isinstance(statement, Accumulate):
                 acc, dtype = statement.acc, statement.value.dtype
-                if acc.op not in REDUCTIONS:
+                if acc.op not in (*REDUCTIONS, "fold"):
                     yield f"there is no reduction {acc.op!r}"
                 elif acc.op in ("argmax", "argmin"):
                     which = statement.which
@@ -226,6 +228,8 @@ def reductions(kernel: Kernel, inside: Inside, scans: Container[Acc | None]) -> 
                     yield f"the accumulator {acc.name} gathers twice"
                 began[acc] = number
         for value in values:
+            if value.op == "carry" and began.get(value.attr) != number:
+                yield f"{value.attr.name} is carried by no loop around it"
             if value.op != "acc":
                 continue
             if value.attr not in began:
@@ -665,8 +669,8 @@ class _Body:
             buffer, index = value.attr
             masked = f" if {args[0]} else {args[1]}" if args else ""
             return f"{buffer}[{self._index(index)}]{masked}"
-        if value.op == "acc":
-            return str(value.attr.name)
+        if value.op in ("acc", "carry"):
+            return f"{value.attr.name}{'' if value.op == 'acc' else '_before'}"
         if value.op == "cast":
             return f"{str(value.dtype).removeprefix('torch.')}({args[0]})"
         if value.op == "check":

@@ -38,6 +38,7 @@ from fusee.loops import (
 )
 from fusee.loops.schedule import (
     checks,
+    cut_apart,
     cuts,
     cuts_of,
     in_one_pass,
@@ -109,7 +110,8 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
         if loop.acc is None:
             bodies[member.phase].append(store)
             continue
-        bodies[member.phase].append(Accumulate(loop.acc, loop.value, loop.which))
+        known = {s.acc for s in bodies[member.phase] if isinstance(s, Accumulate)}
+        bodies[member.phase] += [s for s in loop.gathered if s.acc not in known]
         (bodies if loop.scan else finals)[member.phase].append(store)
     phases = []
     for inner, body, final in zip(group.phases, bodies, finals, strict=True):
@@ -150,7 +152,7 @@ def _forwarded(
         limit = profile.reloaded if producer.loop.buffer in live else profile.again
         if stored.cost > limit:
             return None
-    elif producer.loop.scan:
+    elif producer.loop.scan and not (producer.loop.is_fold and producer.phase == member.phase):
         return None
     # masked: the mask may protect what the producer never computed
     return None if value.args else stored
@@ -296,6 +298,9 @@ class _Fuser:
         if self.merge and not _stands_alone(loop):
             for group in self._candidates(loop, earliest):
                 answer = self._try(loop, group)
+                folds = any(m.loop.is_fold for m in group.members)
+                if folds and isinstance(answer, str) and (cut := cut_apart(loop)) is not None:
+                    answer = self._try(cut, group)
                 if isinstance(answer, str):
                     with_whom = group.members[0].loop
                     self.refusals.append(f"{_label(loop)} with {_label(with_whom)}: {answer}")
@@ -527,7 +532,7 @@ def _links(
     loop: Loop, group: Group, produced: dict[Buffer, Member]
 ) -> Iterable[tuple[Size, Size, Buffer, bool]]:
     """(group's index, loop's index, buffer, must be equal) for each buffer both touch."""
-    values = [v for v in (loop.value, loop.result) if v is not None]
+    values = [v for v in (loop.value, loop.result, *dict(loop.folds).values()) if v is not None]
     loads = [v for v in walk(values) if v.op == "load"]
     shared: list[tuple[Size, Size, Buffer, bool]] = []
     if loop.buffer in produced:  # what lies between the elements of others fills the same lines
@@ -547,7 +552,7 @@ def _links(
             found: dict[Size, None] = {}
             for member in group.members:
                 if buffer in reads(member.loop):
-                    for value in walk([member.loop.value]):
+                    for value in walk([member.loop.value, *dict(member.loop.folds).values()]):
                         if value.op == "load" and value.attr[0] is buffer:
                             found[value.attr[1]] = None
             for other in list(found):
@@ -655,11 +660,16 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     if loop.acc is None and not (
         all(stride(axis) >= widest for axis in outer)
         or _follows(group, member.loop.index, inner, points)
+        or _goes_along(group, member.loop.index, inner)
     ):
         return "its further axes are not the innermost of what it stores"
     if _wastes_lanes(group, member, outer, inner):
         return "one element at a time would be computed of what takes long, for few others"
     placement = Placement(group, member, outer, inner, saved)
+    accs = {s.acc for s in loop.gathered}
+    twins = {m.phase for m in group.members for s in m.loop.gathered if s.acc in accs}
+    if twins - {_phase_of(group, member, inner)}:
+        return "what both gather would be gathered twice"
     if few and group.profile.shares and not _takes_one_pass(placement):
         return "threads share few points in a single pass only"
     return placement
@@ -711,6 +721,17 @@ def _follows(group: Group, index: Size, inner: tuple[Symbol, ...], points: int) 
     return run >= group.profile.run
 
 
+def _goes_along(group: Group, index: Size, inner: tuple[Symbol, ...]) -> bool:
+    """True if a fold of the kernel walks the same axes, and both store in one piece along one."""
+
+    def narrowest(index: Size) -> list[Symbol]:
+        steps = [(coefficient(index, axis), axis) for axis in (*group.outer, *inner)]
+        return [axis for parts, axis in steps if parts is not None and parts[0] == 1]
+
+    folds = [m for m in group.members if m.loop.is_fold and {*group.phases[m.phase]} == {*inner}]
+    return any(narrowest(m.loop.index) == narrowest(index) for m in folds)
+
+
 def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]:
     """The group's symbol for each of the loop's axes; unpaired axes take equal-sized inner ones."""
     names = dict(pairing.pairs)
@@ -737,6 +758,30 @@ def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]
 # ------------------------------------------------------------------------------ joining
 
 
+def _phase_of(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:
+    """The first phase with a loop's inner axes after everything it needs is complete.
+
+    What a fold has gathered is complete at each point, so it is read in its own phase.
+    """
+    needed = set(reads(member.loop))
+    ends = (
+        m.phase + (m.loop.acc is not None and not m.loop.is_fold)
+        for m in group.members
+        if m.loop.buffer in needed
+    )
+    taken = {m.phase for m in group.members if not _share_a_phase(m.loop, member.loop)}
+    after = range(max(ends, default=0), len(group.phases))
+    fitting = (k for k in after if {*group.phases[k]} == {*inner} and k not in taken)
+    return next(fitting, len(group.phases))
+
+
+def _share_a_phase(old: Loop, new: Loop) -> bool:
+    """Folds run point by point; sums do not, and other scans have a phase of their own."""
+    if any(loop.scan and not loop.is_fold for loop in (old, new)):
+        return False
+    return old.acc is None or new.acc is None or old.is_fold == new.is_fold
+
+
 def _join(placement: Placement) -> None:
     """Put the member into its group: outer axes shrink, the member takes its phase."""
     group, member = placement.group, placement.member
@@ -744,16 +789,7 @@ def _join(placement: Placement) -> None:
         gone = tuple(axis for axis in group.outer if axis not in placement.outer)
         group.outer = placement.outer
         group.phases = [gone + inner for inner in group.phases]
-    # the first phase with its inner axes after everything it needs is complete
-    needed = set(reads(member.loop))
-    ends = (m.phase + (m.loop.acc is not None) for m in group.members if m.loop.buffer in needed)
-    taken = {m.phase for m in group.members if m.loop.scan}
-    fitting = (
-        k
-        for k in range(max(ends, default=0), len(group.phases))
-        if {*group.phases[k]} == {*placement.inner} and k not in taken and not member.loop.scan
-    )
-    member.phase = next(fitting, len(group.phases))
+    member.phase = _phase_of(group, member, placement.inner)
     if member.phase == len(group.phases):
         group.phases.append(placement.inner)
     if member.loop.acc is not None:

@@ -124,6 +124,7 @@ def rewritten(
         value=new[id(loop.value)],
         result=of(loop.result),
         which=of(loop.which),
+        folds=tuple((acc, new[id(value)]) for acc, value in loop.folds),
         reads_memo=loop.reads_memo if change is None else None,
     )
 
@@ -156,13 +157,15 @@ def is_scan(phase: Phase, values: Iterable[Value] | None = None) -> bool:
     """Whether the phase, of these values, reads an accumulator that it is still accumulating."""
     own = {s.acc for s in phase.body if isinstance(s, Accumulate)}
     values = walk(phase.operands) if values is None else values
-    return any(v.op == "acc" and v.attr in own for v in values)
+    return any(v.op in ("acc", "carry") and v.attr in own for v in values)
 
 
 def scans_along(phase: Phase) -> bool:
-    """Whether a scan's elements may be put together in another order; products may overflow."""
+    """Whether a scan's elements may be put together in another order: products may overflow, and
+    functions of the program's are of one element and what came before it."""
     return not any(
-        isinstance(s, Accumulate) and s.acc.op == "prod" and s.value.dtype.is_floating_point
+        isinstance(s, Accumulate)
+        and (s.acc.op == "fold" or (s.acc.op == "prod" and s.value.dtype.is_floating_point))
         for s in phase.body
     )
 
@@ -174,7 +177,8 @@ def scanned_rows(kernel: Kernel) -> Symbol | None:
     """
     own = {*kernel.outer, *(axis for phase in kernel.phases for axis in phase.inner)}
     scans = [is_scan(phase) for phase in kernel.phases]
-    if kernel.ordered or not any(scans):
+    accs = [s.acc for s in kernel.statements() if isinstance(s, Accumulate)]
+    if kernel.ordered or not any(scans) or any(acc.op == "fold" for acc in accs):
         return None
     for phase, scan in zip(kernel.phases, scans, strict=True):
         sums = any(isinstance(s, Accumulate) for s in phase.body)
@@ -238,6 +242,20 @@ def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
     indices = [loop.index, *(index_of(v) for v in walk(loop.operands) if v.op in ("load", "index"))]
     for index in indices:
         yield from cuts(index, own)
+
+
+def cut_apart(loop: Loop) -> Loop | None:
+    """A loop whose axes are those that its indices cut them into; None if they cut none."""
+    cut = loop
+    while loop.acc is None and not loop.ordered:
+        found = next(cuts_of(cut), None)
+        if found is None or len(cut.axes) > 8:
+            break
+        high, low, whole = split_symbols(*found)
+        pairs = ((high, low) if axis == found[0] else (axis,) for axis in cut.axes)
+        axes = tuple(axis for pair in pairs for axis in pair)
+        cut = replace(rewritten(cut, {found[0]: whole}), axes=axes, reads_memo=None)
+    return None if cut is loop else cut
 
 
 def split_symbols(axis: Symbol, chunk: Size) -> tuple[Symbol, Symbol, Size]:
@@ -508,7 +526,7 @@ class _Form:
             return self._buffer(attr[0]), self._index(attr[1])
         if op == "index":
             return self._index(attr)  # type: ignore[arg-type]
-        if op == "acc":
+        if op in ("acc", "carry"):
             return self._acc(attr)
         # repr tells 0.0 from -0.0 and makes NaN equal to itself
         return repr(attr)

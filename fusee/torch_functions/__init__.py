@@ -24,7 +24,12 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.symbols import holds_open
 from fusee.capture.torch_api import FakeTensor, infer_size, pytree, shape_as_tensor
 from fusee.source import Args, Kwargs
-from fusee.torch_functions import higher_order, training, triton_kernels  # noqa: F401
+from fusee.torch_functions import (  # noqa: F401
+    associative_scan,
+    higher_order,
+    training,
+    triton_kernels,
+)
 from fusee.torch_functions.arrays import Array, torch_dtype, unheard
 
 

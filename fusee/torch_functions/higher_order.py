@@ -43,7 +43,6 @@ from fusee.capture.torch_api import (
     State,
     apply_function,
     batch_axes,
-    generic_scan,
     graph_module,
     higher_order,
     is_pytree_class,
@@ -147,7 +146,7 @@ def run_body(
         needs = any(isinstance(x, FakeTensor) and x.requires_grad for x in leaves)
     outer = m.within
     m.within = (*outer, name, *(["grad"] if needs and torch.is_grad_enabled() else []))
-    before = _effects(m)
+    before = effects_of(m)
     args, kwargs = pytree.tree_unflatten(shown, spec)
     recorder = m.world.recorder
     with recorder.apart(*(shown[k] for k in picked)) as inner:
@@ -158,7 +157,7 @@ def run_body(
             raise GraphBreak(f"the function under {name} raises {error!r}") from None
         finally:
             m.within = outer
-        if _effects(m) != before:
+        if effects_of(m) != before:
             raise GraphBreak(f"the function under {name} does more than compute tensors")
         tensors, found, out_spec = _apart(result)
         if not all(x is None or is_scalar(x[0]) for x in found):
@@ -183,7 +182,8 @@ def _example(m: Capturing, x: torch.Tensor, axis: int | None) -> torch.Tensor:
         return x.select(axis, 0).detach()
 
 
-def _effects(m: Capturing) -> Any:
+def effects_of(m: Capturing) -> Any:
+    """What a function has changed so far, besides tensors."""
     return m.world.changes()[1:], len(m.regions), State.now()
 
 
@@ -538,7 +538,6 @@ def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
 
 if hasattr(higher_order, "out_dtype"):
     SPECIAL[higher_order.out_dtype] = _out_dtype
-SPECIAL[higher_order.associative_scan] = lambda m, f, xs, more: m.call(generic_scan, f, xs, 0, more)
 if hasattr(higher_order, "wrap"):  # it is the call, for tracers that want it as one node
     SPECIAL[higher_order.wrap] = lambda m, function, /, *args, **kw: m.call(function, *args, **kw)
 

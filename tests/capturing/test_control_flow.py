@@ -12,6 +12,7 @@ from torch._higher_order_ops.out_dtype import out_dtype
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import fusee
+from fusee.capture.graph_break import associative_scan as associative_scan_of_elements
 from fusee.errors import GraphBreakError
 from tests.capturing.same import Traced
 
@@ -70,6 +71,22 @@ def scanned_in_pairs(x: T) -> Any:
     return associative_scan(lambda a, b: a * b + b, x * 2, 0, combine_mode="generic")
 
 
+def scanned_back_in_pairs(x: T) -> Any:
+    def combine(a: Any, b: Any) -> Any:
+        top = torch.maximum(a["top"], b["top"])
+        sums = a["sum"] * (a["top"] - top).exp(), b["sum"] * (b["top"] - top).exp()
+        return {"top": top, "sum": sums[0] + sums[1]}
+
+    xs = {"top": x * 2, "sum": x.cos()}
+    found: Any = associative_scan(combine, xs, -1, reverse=True, combine_mode="generic")
+    return found["sum"]
+
+
+def scanned_matrices(x: T) -> Any:
+    y = x.sin().reshape(3, 2, 2)
+    return associative_scan(lambda a, b: a @ b, y, 0, combine_mode="generic")
+
+
 def scanned_by_points(x: T) -> Any:
     """What associative_scan calls with tensors of a GPU, as mamba does there."""
 
@@ -88,6 +105,8 @@ PROGRAMS = [
     scanned,
     scanned_back,
     scanned_in_pairs,
+    scanned_back_in_pairs,
+    scanned_matrices,
     scanned_by_points,
 ]
 IDS = [fn.__name__ for fn in PROGRAMS]
@@ -175,6 +194,42 @@ def test_the_graph_is_as_torch_compile_has_it() -> None:
     assert isinstance(getattr(graph, yes.target), torch.fx.GraphModule)
     _close(traced(-X), _by_python(chosen, -X))
     assert traced.entries == 1
+
+
+@pytest.mark.parametrize("fn", [scanned_by_points, scanned_back_in_pairs, scanned_in_pairs])
+def test_an_associative_scan_of_elements_is_one_node(fn: Any) -> None:
+    traced = Traced(fn)
+    _close(traced(X), _by_python(fn, X))
+    (graph,) = traced.graphs
+    calls = [n for n in graph.graph.nodes if n.target is associative_scan_of_elements]
+    assert len(calls) == (fn is not scanned_in_pairs)  # its function is not associative
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (2, 4), (9, 4)])
+def test_an_associative_scan_of_open_length(sizes: tuple[int, ...]) -> None:
+    compiled = fusee.compile(scanned_by_points, fullgraph=True, dynamic=True)
+    for x in (X, torch.linspace(-1, 1, 24).reshape(6, 4), torch.ones(sizes)):
+        _close(compiled(x), _by_points_of(x))
+
+
+def _by_points_of(x: T) -> Any:
+    return _by_points(lambda a, b, c, d: (a * c, c * b + d), [x * 0.5, x.sin()], ())
+
+
+def test_an_associative_scan_with_effects_has_them_as_often_as_in_eager() -> None:
+    seen: list[int] = []
+
+    def counting(x: T) -> Any:
+        def combine(a: T, b: T) -> T:
+            seen.append(1)
+            return a + b
+
+        return associative_scan(combine, x, 0, combine_mode="generic") * 2
+
+    want = counting(X)
+    count, seen[:] = len(seen), []
+    _close(fusee.compile(counting)(X), want)
+    assert len(seen) == count
 
 
 def test_a_known_predicate_chooses_while_capturing() -> None:

@@ -139,6 +139,9 @@ class _Interpreter:
         if loop.acc is None:
             self._store(loop, values.index(loop.index), values(loop.value), shape)
             return
+        if loop.is_fold:
+            self._fold(loop, env)
+            return
         elements = values(loop.value).expand(shape)
         which = None if loop.which is None else values(loop.which).expand(shape)
         if loop.scan:
@@ -151,6 +154,18 @@ class _Interpreter:
         values.accs[loop.acc] = running
         stored = running if loop.result is None else values(loop.result)
         self._store(loop, values.index(loop.index), stored, shape)
+
+    def _fold(self, loop: Loop, env: Env) -> None:
+        (axis,) = loop.reduce_axes
+        carried: dict[Acc, Grid] = {}
+        for place in env[axis].flatten():
+            env[axis] = place.reshape([1] * env[axis].dim())
+            values = _Evaluator(self, env, env[axis].dim())
+            values.carried = carried
+            carried = {s.acc: values(s.value) for s in loop.gathered}
+            assert loop.acc is not None
+            shape = [env[other].numel() for other in (*loop.axes, axis)]
+            self._store(loop, values.index(loop.index), carried[loop.acc], shape)
 
     def _store(self, loop: Loop, index: Grid, value: Grid, shape: Sequence[int]) -> None:
         target = self._allocated(loop.buffer)
@@ -227,6 +242,7 @@ class _Evaluator:
         self.run, self.env, self.rank = run, env, rank
         self.done: dict[int, Grid] = {}
         self.accs: dict[Acc, Grid] = {}
+        self.carried: dict[Acc, Grid] = {}
 
     def __call__(self, value: Value) -> Grid:
         for each in walk([value]):
@@ -267,6 +283,9 @@ class _Evaluator:
             return self.index(value.attr)
         if value.op == "acc":
             return self.accs[value.attr]
+        if value.op == "carry":
+            first = torch.full([1] * self.rank, identity("fold", value.dtype), dtype=value.dtype)
+            return self.carried.get(value.attr, first)
         if value.op == "load":
             return self._load(value, args)
         if value.op == "cast":

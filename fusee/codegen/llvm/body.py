@@ -53,8 +53,8 @@ def emit_value(ctx: Context, value: Value) -> None:
 def _scalar(ctx: Context, value: Value, rank: int) -> str:
     if value.op == "const":
         return ctx.number(value)
-    if value.op == "acc":
-        found = ctx.acc_names[value.attr]
+    if value.op in ("acc", "carry"):
+        found = (ctx.acc_names if value.op == "acc" else ctx.carried)[value.attr]
         assert isinstance(found, str)
         return found
     if value.op == "load":
@@ -66,8 +66,8 @@ def _scalar(ctx: Context, value: Value, rank: int) -> str:
 
 
 def _vectors(ctx: Context, value: Value, rank: int) -> list[str]:
-    if value.op == "acc":
-        found = ctx.acc_names[value.attr]
+    if value.op in ("acc", "carry"):
+        found = (ctx.acc_names if value.op == "acc" else ctx.carried)[value.attr]
         assert isinstance(found, list)
         return found
     t = ctx.target(rank, ctx.lanes)
@@ -214,6 +214,8 @@ class Body:
         if scans:
             for acc in hows:
                 ctx.acc_facts[acc] = (rank, ctx.lanes > 1)
+                before = [result(hows[acc], part) for part in parts[acc]]
+                ctx.carried[acc] = before if ctx.lanes > 1 else before[0]
         ctx.learn(self.order(phase))
         parts = dict(parts)
         pending: list[Store] = []
@@ -430,6 +432,8 @@ def accumulate(
     if mask is not None:
         value = t.select(mask, HELD[how.dtype], new[0], how.start(t.lanes)[0])
         new = [value, *new[1:]]
+    if how.acc.op == "fold":
+        return new
     if not how.is_arg:
         return [combine(t, how, old[0], new[0])]
     better = _better(t, how, old[0], new[0])

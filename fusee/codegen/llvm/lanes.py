@@ -102,7 +102,7 @@ def _copies(phase: Phase, order: Sequence[Value], lane: Symbol) -> int:
             return 1
         if value.op == "load" and any(s.payload is not None for s in symbols(index)):
             return 1
-        weight += value.op not in ("const", "index", "load", "acc")
+        weight += value.op not in ("const", "index", "load", "acc", "carry")
     weight += sum(isinstance(s, Accumulate) for s in phase.body)
     return 4 if weight <= FEW else 2 if weight <= SOME else 1
 
@@ -117,7 +117,7 @@ def outlined(orders: Iterable[Sequence[Value]]) -> frozenset[tuple[str, torch.dt
 
 def is_light(orders: Sequence[Sequence[Value]]) -> bool:
     """True if a kernel does little more than move data."""
-    plain = ("const", "index", "load", "acc", "cast")
+    plain = ("const", "index", "load", "acc", "carry", "cast")
     return sum(value.op not in plain for order in orders for value in order) <= FEW and not any(
         row.heavy >= HEAVY
         for order in orders
@@ -131,7 +131,7 @@ def phase_cost(phase: Phase, order: Sequence[Value]) -> Size:
     cost = len(phase.body)
     for value in order:
         row = SCALAR_OPS.get(value.op)
-        cost += row.heavy if row is not None else value.op not in ("const", "acc", "index")
+        cost += row.heavy if row is not None else value.op not in ("const", "acc", "carry", "index")
     return count_points(phase.inner) * cost
 
 

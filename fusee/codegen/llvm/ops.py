@@ -398,6 +398,7 @@ class Context:
         self.facts: dict[int, Fact] = {}
         self.acc_facts: dict[Acc, Fact] = {}
         self.acc_names: dict[Acc, str | list[str]] = {}
+        self.carried: dict[Acc, str | list[str]] = {}  # by folds, from the element before
         self.begins_anywhere = False  # whether vectors of 16 bytes that are loaded do
         self.rough: set[int] = set()  # ids of values that are rounded to 16 bits later
         self.uses_spare = False
@@ -505,7 +506,7 @@ class Context:
         """Find rank and variation of values, operands first."""
         facts = self.facts
         for value in order:
-            if value.op == "acc":
+            if value.op in ("acc", "carry"):
                 facts[id(value)] = self.acc_facts[value.attr]
                 continue
             rank, varies = 0, False

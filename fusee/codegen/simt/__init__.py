@@ -82,7 +82,7 @@ FEW_GROUPS, LEAST = 264, 4
 CACHED = 1 << 13
 # Elements of a row that a thread keeps in registers; values in a body up to which it has several.
 KEPT, MANY_VALUES = 32, 96
-ACCESS_BYTES, MOST_LANES = 16, 8
+ACCESS_BYTES, MOST_LANES, SECTOR_BYTES = 16, 8, 32
 
 
 _WIDE = re.compile(r"(<\d+ x (\w+)>.*, ptr .*), align \d+")
@@ -212,7 +212,15 @@ class _Mapping:
         most = max((hint(count_points(phase.inner)) for phase in self.inner), default=1)
         threads = hint(count_points(self.kernel.outer))
         alone = ALONE if threads >= ENOUGH else STATIC_SIZE
-        return most <= alone and all(map(is_short, self.inner))
+        return most <= alone and all(is_short(p) and not self._fills_rows(p) for p in self.inner)
+
+    def _fills_rows(self, phase: Phase) -> bool:
+        """Whether a phase stores rows in pieces of a sector and more: threads with a row each would
+        write into many sectors at once, which leave the cache before they are full."""
+        axis, stores = phase.inner[-1], [s for s in phase.body if isinstance(s, Store)]
+        along = [s for s in stores if (coefficient(s.index, axis) or (0,))[0] == 1]
+        sizes = [s.buffer.dtype.itemsize * hint(axis.hi or 0) for s in along]
+        return self.kernel.lanes is None and max(sizes, default=0) >= SECTOR_BYTES
 
     def _team(self) -> Team | None:
         machine, points = self.ctx.machine, self._points()

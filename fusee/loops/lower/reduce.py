@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fusee.loops import Loop, Value, cast, const, identity, op, rewrite, where
+from fusee.loops import (
+    Acc,
+    Loop,
+    Value,
+    cast,
+    const,
+    contiguous,
+    identity,
+    op,
+    rewrite,
+    walk,
+    where,
+)
+from fusee.loops.associative import SCAN, CombineCall, parsed
 from fusee.loops.lower.pointwise import elementwise
 from fusee.loops.lower.tensor import (
+    DTYPES,
+    HANDLERS,
     Index,
     Lowering,
+    Meta,
     OpCall,
     Shape,
     Tensor,
     axis_strides,
+    bound,
     dense,
     lowers,
     opmath,
+    refusal,
 )
 from fusee.loops.lower.views import converted, squeeze
 from fusee.loops.operators import abs_, exp, is_true, itself_times, log, power, unary
@@ -549,3 +567,87 @@ def _extreme_so_far(kind: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 lowers("cummax")(_extreme_so_far("max"))
 lowers("cummin")(_extreme_so_far("min"))
+
+
+# ------------------------------------------------------------------------------ folds
+# Scans with a function of the program's (fusee/loops/associative.py). An accumulator carries each
+# value that the function gives from one element to the next.
+
+
+class _Refused(Exception):
+    """A function that is no expression of one element."""
+
+
+def _folds(call: OpCall, xs: Sequence[Tensor], text: str) -> list[tuple[Acc, Value]]:
+    """What the accumulators of a scan become at the general element, whose axis r0 is the first."""
+    lowering, shape = call.lowering, xs[0].shape
+    running = lowering.axis("r0", shape[0]).expr
+    index = (running, *lowering.axes(shape)[1:])
+    accs = [lowering.accumulator("fold", opmath(x.dtype)) for x in xs]
+
+    def apply(one: CombineCall, args: Any, kwargs: Any) -> Tensor:
+        meta = Meta(shape, one.dtype, contiguous(shape))
+        inner = replace(call, op=one.op, metas=(meta,), used=(True,), overwrites=False)
+        reason = refusal(one.op, inner, args, kwargs) if one.op in HANDLERS else "no lowering"
+        if reason is not None:
+            raise _Refused(f"{one.name}: {reason}")
+        found: Tensor = bound(HANDLERS[one.op], inner, args, kwargs)
+        return found
+
+    def before_here(acc: Acc) -> Tensor:
+        return lowering.computed(shape, acc.dtype, lambda ix: lowering.values.carry(acc))
+
+    before = [*map(before_here, accs)]
+    present = [converted(x, acc.dtype) for x, acc in zip(xs, accs, strict=True)]
+    steps = len(lowering.graph.steps)
+    found = parsed(text).values([*before, *present], apply)
+    first = op("eq", lowering.values.index(running), 0)
+    rows = [where(first, x.at(index), y.at(index)) for x, y in zip(present, found, strict=True)]
+    if len(lowering.graph.steps) > steps or any(v.op == "check" for v in walk(rows)):
+        raise _Refused("it takes more than a step of a loop")
+    return [*zip(accs, rows, strict=True)]
+
+
+def _is_no_loop(call: OpCall, xs: Sequence[Tensor], text: str) -> str | None:
+    if any(x.shape != xs[0].shape or x.dtype not in DTYPES for x in xs):
+        return "operands of several sizes, or of numbers that loops do not have"
+    trial = replace(call, lowering=Lowering(call.lowering.values.profile))
+    like = [trial.lowering.filled(x.shape, 0, x.dtype) for x in xs]
+    try:
+        _folds(trial, like, text)
+    except _Refused as error:
+        return str(error)
+    return None
+
+
+@lowers([SCAN], unless=_is_no_loop)
+def _associative_scan(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Tensor]:
+    lowering, shape = call.lowering, xs[0].shape
+    if shape[0] == 1:
+        return [lowering.computed(shape, x.dtype, x.at, (x,)) for x in xs]
+    running = lowering.axis("r0", shape[0])
+    axes = tuple(lowering.axis(f"i{k}", n) for k, n in enumerate(shape) if k > 0 and n != 1)
+    folds, results = _folds(call, xs, text), list[Tensor]()
+    for (acc, value), x, is_used in zip(folds, xs, call.used, strict=True):
+        buffer = lowering.buffer(shape, x.dtype)
+        index = buffer.index((running.expr, *lowering.axes(shape)[1:]))
+        if is_used:
+            others = _carried_by(value, dict(folds), acc)
+            loop = Loop(buffer, axes, index, value, (running,), acc, scan=True, folds=others)
+            lowering.emit(loop)
+        results.append(lowering.whole(buffer))
+    return results
+
+
+def _carried_by(
+    value: Value, known: Mapping[Acc, Value], own: Acc
+) -> tuple[tuple[Acc, Value], ...]:
+    """The other accumulators that a value is made of, and what they become."""
+    found: dict[Acc, Value] = {}
+    waiting = [value]
+    while waiting:
+        for part in walk([waiting.pop()]):
+            if part.op == "carry" and part.attr not in found and part.attr is not own:
+                found[part.attr] = known[part.attr]
+                waiting.append(known[part.attr])
+    return tuple(found.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusee
+from fusee.fake.combine import SCAN, combine_of
 from fusee.loops import Loop
 from tests.loops.lower.against_eager import check, check_op, lowered
 
@@ -89,6 +91,59 @@ def test_odd_shapes(shape: tuple[int, ...]) -> None:
     check(lambda x: (x.sum(), x.mean(), x.prod(), x.any()), x)
     if shape:
         check(lambda x: (x.sum(0), x.cumsum(0), x.softmax(0), x.all(-1)), x)
+
+
+def _recurrence(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Any:
+    return a * c, c * b + d
+
+
+def _weighted(m: Tensor, s: Tensor, n: Tensor, t: Tensor) -> Any:
+    top = torch.maximum(m, n)
+    return top, s * torch.exp(m - top) + t * torch.exp(n - top)
+
+
+def _latest(f: Tensor, x: Tensor, g: Tensor, y: Tensor) -> Any:
+    return f | g, torch.where(g, y, x)
+
+
+FOLDS: dict[str, tuple[Any, tuple[torch.dtype, ...]]] = {
+    "recurrence": (_recurrence, (torch.float32, torch.float32)),
+    "of two dtypes": (_recurrence, (torch.bfloat16, torch.float32)),
+    "of halves": (_recurrence, (torch.float16, torch.float16)),
+    "weights": (_weighted, (torch.float64, torch.float64)),
+    "integers": (torch.add, (torch.int32,)),
+    "the latest": (_latest, (torch.bool, torch.float32)),
+    "the right one": (lambda x, y: y, (torch.float32,)),
+    "filled": (lambda x, y: x + y + torch.zeros_like(x), (torch.float32,)),
+}
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 4), (7,), (1, 3), (3, 0)])
+@pytest.mark.parametrize("name", FOLDS)
+def test_scans_by_a_function(name: str, shape: tuple[int, ...]) -> None:
+    function, dtypes = FOLDS[name]
+    combine = combine_of(function, dtypes, len(shape))
+    assert combine is not None
+    xs = [(torch.randn(shape) * 2).to(dtype) for dtype in dtypes]
+    check(lambda *xs: [x.clone() for x in SCAN([*xs], combine.text)], *xs)
+    check(lambda *xs: SCAN([*xs], combine.text)[-1].clone(), *xs)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x @ y,
+        lambda x, y: x * y + y,  # not associative
+        lambda x, y: x.mul_(y),
+        lambda x, y: x + y.flip(0),
+        lambda x, y: x + y + torch.ones(2, 2),
+        lambda x, y: (x + y).double(),
+        lambda x, y: x + y + torch.rand_like(x),
+        lambda x, y: (x + y)[0],
+    ],
+)
+def test_functions_that_are_not_of_elements_make_no_loop(function: Any) -> None:
+    assert combine_of(function, [torch.float32], 2) is None
 
 
 def test_affine_norms() -> None:

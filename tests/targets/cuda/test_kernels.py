@@ -291,6 +291,16 @@ def test_exponentials(gpu: Simulated) -> None:
     check_exponentials(fusee.compile(torch.exp, options={"cache": False})(exponents()))
 
 
+def test_rows_of_a_sector_are_stored_by_teams(gpu: Simulated) -> None:
+    def rows(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return F.softplus(x)[..., None] * y[:, None], F.softplus(x)
+
+    x, y = numbers(24, 48, 32), numbers(24, 32, 16)
+    agree(rows, x, y)
+    (code,) = gpu.codes
+    assert code.total * code.units == 4 * x.numel()  # a thread for each access of 16 bytes
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
     "batch norm": lambda: (
         lambda x: F.batch_norm(x, None, None, training=True), numbers(4, 6, 8, 8)),

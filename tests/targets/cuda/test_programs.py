@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops import associative_scan
 
 import fusee
 from fusee.backends import native
@@ -68,6 +69,27 @@ def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
     return p.addcdiv_(m.lerp_(g, 0.1), v.sqrt() + 1e-8, value=-1e-3)
 
 
+def _states(dt: Tensor, a: Tensor, x: Tensor) -> Any:
+    """A selective state space: a thread carries a state along time, in registers."""
+    decay = torch.exp(-a.exp()[:, None] * F.softplus(dt)[..., None])
+    combine = lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1])  # noqa: E731
+    given = decay, dt[..., None] * x[:, None]
+    decays, states = associative_scan(combine, given, 2, combine_mode="generic")
+    return decays, states.transpose(1, 2).to(torch.bfloat16), states[:, :, -1]
+
+
+def _running_weights(x: Tensor) -> Any:
+    def combine(a: Any, b: Any) -> Any:
+        top = torch.maximum(a[0], b[0])
+        return top, a[1] * torch.exp(a[0] - top) + b[1] * torch.exp(b[0] - top)
+
+    given = x, torch.ones_like(x)
+    return [
+        associative_scan(combine, given, dim, reverse=back, combine_mode="generic")
+        for dim, back in ((0, False), (1, True), (-1, False))
+    ]
+
+
 FUNCTIONS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "losses": lambda: (F.cross_entropy, numbers(12, 50), torch.randint(0, 50, (12,))),
     "images": lambda: (
@@ -90,6 +112,9 @@ FUNCTIONS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "long": lambda: (lambda x: (x.var((0, 2, 3)), x.sum((0, 2, 3))), numbers(8, 16, 33, 32)),
     "scans": lambda: (
         lambda x: (x.cumprod(-1), x.logcumsumexp(0), x.logsumexp(1)), numbers(5, 9)),
+    "states": lambda: (_states, numbers(2, 3, 9), numbers(3, 8), numbers(2, 9, 8)),
+    "states of odd size": lambda: (_states, numbers(2, 3, 9), numbers(3, 5), numbers(2, 9, 5)),
+    "running weights": lambda: (_running_weights, numbers(3, 7, 5)),
 }  # fmt: skip
 
 
