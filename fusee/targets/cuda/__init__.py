@@ -53,6 +53,7 @@ from fusee.targets.cuda.passes import (
     heads_of_groups,
     in_one_order,
     joint_channels_last,
+    layers_of_rows,
     long_scans,
     numbers_home,
     one_key,
@@ -77,6 +78,7 @@ PROFILE = Profile(
     strip=1 << 7,
     rows=32,
     shares=True,
+    kept=1 << 15,
     pairs=True,
     raises=False,
 )
@@ -160,6 +162,7 @@ class CUDA(Target):
             one_key,
             rows_as_sums,
             even_rows,
+            layers_of_rows,
             long_scans,
             in_one_order,
         )
