@@ -36,6 +36,7 @@ from fusee.loops import (
     joined,
     walk,
 )
+from fusee.loops.copies import gathered
 from fusee.loops.schedule import (
     AGAIN,
     are_few,
@@ -234,6 +235,8 @@ class _Fuser:
             built = item if isinstance(item, Extern) else build(item, live.get(item, set()))
             if built is not None:
                 items.append(built)
+        if self.profile.gathers:
+            items = gathered(items, self.profile.gathers)
         return Schedule(self.graph, items, self.refusals)
 
     def _note(self, step: Loop | Extern, position: int) -> None:

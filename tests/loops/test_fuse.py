@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fusee.backends import lookup
+from fusee.loops import Buffer, Kernel, Loop, Role, Values, kernel_of
+from fusee.loops.copies import gathered
 from fusee.loops.fusion import _are_apart
+from fusee.loops.schedule import writes
 from fusee.sym import Size, Symbol
 from tests.aten.harness import one_node
 
@@ -36,6 +39,33 @@ def test_batch_norm_reads_each_channel_while_it_is_in_the_cache() -> None:
 
     assert len(kernels_of(forward, x, w)) == 1
     assert len(kernels_of(backward, x, x, w)) == 1
+
+
+def test_copies_of_inputs_are_made_together() -> None:
+    """Up to so many bytes, and none after an input was written, of which others may be views."""
+    values, axis = Values(), Symbol("i", 0, 100)
+    names = iter("abcdefgh")
+
+    def copied(of: Buffer, role: Role = "scratch", more: int = 0) -> Kernel:
+        to = of if role == "input" else Buffer(next(names), torch.float32, (100,), (1,), role)
+        value = values.load(of, axis.expr)
+        value = value + more if more else value
+        return kernel_of(Loop(to, (axis,), axis.expr, value))
+
+    def order(items: list[Kernel], most: int) -> str:
+        return "".join(str(writes(item)[0]) for item in gathered(items, most))
+
+    x, y = (Buffer(name, torch.float32, (100,), (1,), "input") for name in "xy")
+    one, two, three = copied(x), copied(y), copied(x)
+    (between,) = writes(one)
+    other, result, sum_ = copied(between), copied(x, "result"), copied(y, more=1)
+    items = [other, one, sum_, two, result, three]
+    assert order(items, 1 << 20) == "dabcfe"
+    assert order(items, 800) == "dabfec"
+    assert order(items, 100) == "dafbec"
+    assert order([one, sum_, copied(y, "input", more=1), two], 1 << 20) == "afyb"
+    again = kernel_of(Loop(between, (axis,), axis.expr, values.load(y, axis.expr)))
+    assert order([other, two, one, again], 1 << 20) == "dbaa"  # it is written in pieces
 
 
 def test_short_pieces_are_stored_in_their_own_order() -> None:

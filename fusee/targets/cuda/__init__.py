@@ -79,6 +79,7 @@ PROFILE = Profile(
     rows=32,
     shares=True,
     kept=1 << 15,
+    gathers=1 << 24,
     pairs=True,
     raises=False,
 )
