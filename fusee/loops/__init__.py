@@ -165,6 +165,8 @@ class Profile:
     rows       few pieces, rows are summed up in at least so many chunks first
     shares     threads by the thousand share what one point reduces: chunks are not needed, and one
                pass over its elements is all that a kernel of few points may take
+    kept       a row of at most so many elements stays in registers from one pass to the next
+    gathers    copies of inputs, such as weights in another layout, of so many bytes together
     pairs      sums that have equal axes and read one row are one kernel: a launch takes as long
     raises     ATen raises for an integer divided by zero, and calls for bad indices; else the one's
                result is undefined, and the other is known later
@@ -188,6 +190,8 @@ class Profile:
     strip: int = 1 << 10
     rows: int = 8
     shares: bool = False
+    kept: int = 0
+    gathers: int = 0
     pairs: bool = False
     raises: bool = True
 

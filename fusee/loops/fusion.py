@@ -14,7 +14,8 @@ from a fused producer is forwarded in registers; stores that nobody reads any mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,31 +33,40 @@ from fusee.loops import (
     Value,
     View,
     cast,
-    contiguous,
     joined,
     walk,
 )
+from fusee.loops.copies import gathered
 from fusee.loops.schedule import (
+    AGAIN,
+    are_apart,
+    are_few,
     checks,
     cut_apart,
-    cuts,
+    cut_axes,
+    cut_loop,
     cuts_of,
+    ends_of,
     in_one_pass,
+    is_update,
     order_loops,
     points_of,
     reads,
     reads_back,
+    reads_only_at,
     rewritten,
     size,
+    split_loop,
+    takes_one_pass,
+    unrepeated,
     writes,
 )
 from fusee.sym import (
     Size,
     Symbol,
     coefficient,
-    divides,
+    count_points,
     hint,
-    known_lt,
     product,
     substitute,
     symbols,
@@ -158,55 +168,6 @@ def _forwarded(
     return None if value.args else stored
 
 
-# ---------------------------------------------------------------------------- repeats
-# Values that repeat within a vector, as a number per group of channels does beside channels.
-#
-# A loop over i that reads x[i // 8] has lanes of eight elements at most. Where it reads that again
-# at each point of other axes, x[i // 8] is stored before, once for each i, by a loop of its own.
-
-# How often a value is read again, at least.
-AGAIN = 16
-
-
-def unrepeated(steps: Iterable[Loop | Extern], wide: int) -> Iterator[Loop | Extern]:
-    """The steps of a graph, with loops before those that would have few lanes.
-
-    wide   elements of a vector
-    """
-    count = 0
-    for step in steps:
-        if isinstance(step, Loop) and not step.scan:
-            stored: dict[Value, Value] = {}
-            for value, axes in _repeated(step, wide):
-                shape = tuple([axis.hi for axis in axes if axis.hi is not None])
-                buffer = Buffer(f"each{count}", value.dtype, shape, contiguous(shape), "scratch")
-                index = buffer.index([axis.expr for axis in axes])
-                loop = Loop(buffer, tuple(axes), index, value, origin=step.origin)
-                stored[value] = value.table.load(loop.buffer, loop.index)
-                count += 1
-                yield loop
-            step = rewritten(step, {}, stored.get) if stored else step
-        yield step
-
-
-def _repeated(loop: Loop, wide: int) -> Iterator[tuple[Value, list[Symbol]]]:
-    """Loads that cut an axis, with the axes that they go along."""
-    every = (*loop.axes, *loop.reduce_axes)
-    loads = [v for v in walk(loop.operands) if v.op == "load"]
-    indices = [loop.index, *(v.attr[1] for v in loads)]
-    for value in loads:
-        index = value.attr[1]
-        own = symbols(index)
-        cut = {axis for axis, size in cuts(index, {*every}) if known_lt(size, wide)}
-        if not cut or value.args or any(symbol not in every for symbol in own):
-            continue
-        axes = [axis for axis in every if axis in own]
-        steps = (coefficient(index, axis) for index in indices for axis in cut)
-        often = points_of(every) >= AGAIN * points_of(axes)
-        if often and any(step is not None and step[0] == 1 for step in steps):
-            yield value, axes
-
-
 # ---------------------------------------------------------------------------- fuse
 
 
@@ -219,6 +180,7 @@ class Placement:
     outer: tuple[Symbol, ...]
     inner: tuple[Symbol, ...]
     saved_bytes: int
+    whole: Group | None = None  # what `group` is a copy of, with an axis that is cut in two
 
 
 @dataclass
@@ -239,8 +201,7 @@ class _Fuser:
     def __init__(self, graph: LoopGraph, merge: bool) -> None:
         self.graph, self.merge = graph, merge
         profile = graph.values.profile
-        self.wide = profile.lanes if profile.shares else profile.wide
-        self.steps = [*unrepeated(graph.steps, self.wide)]
+        self.profile, self.numbers = profile, itertools.count()
         self.items: list[Group | Extern] = []
         self.written: dict[Buffer, list[int]] = {}  # positions of writers
         self.read: dict[Buffer, list[int]] = {}  # positions of readers
@@ -254,25 +215,32 @@ class _Fuser:
         self.last_check = -1  # position of the last kernel or call that may raise
         self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
         self.writers: dict[Buffer, int] = {}
-        for step in self.steps:
+        for step in graph.steps:
             for buffer in writes(step):
                 self.writers[buffer] = self.writers.get(buffer, 0) + 1
 
     def run(self) -> Schedule:
-        for step in self.steps:
+        for step in self.graph.steps:
             if isinstance(step, Extern):
                 self.last_extern = len(self.items)
                 self.last_check = self.last_extern if step.must_run else self.last_check
                 self.items.append(step)
                 self._note(step, len(self.items) - 1)
-            else:
-                self._place(step)
+                continue
+            loops = [*unrepeated(step, self.profile, self.numbers)]
+            if len(loops) > 1 and self.profile.shares and self._best(step) is not None:
+                loops = [step]  # what would be stored before is in registers
+            for loop in loops:
+                self.writers.setdefault(loop.buffer, 1)
+                self._place(loop)
         live = self._read_outside()
         items: list[Kernel | Extern] = []
         for item in self.items:
             built = item if isinstance(item, Extern) else build(item, live.get(item, set()))
             if built is not None:
                 items.append(built)
+        if self.profile.gathers:
+            items = gathered(items, self.profile.gathers)
         return Schedule(self.graph, items, self.refusals)
 
     def _note(self, step: Loop | Extern, position: int) -> None:
@@ -292,30 +260,37 @@ class _Fuser:
             first = max(first, self.last_check + 1)
         return first
 
-    def _place(self, loop: Loop) -> None:
-        earliest = self._earliest(loop)
-        best: Placement | None = None
+    def _best(self, loop: Loop) -> Placement | None:
+        """Where it joins a kernel; None: it begins one."""
+        earliest, best = self._earliest(loop), None
         if self.merge and not _stands_alone(loop):
             for group in self._candidates(loop, earliest):
                 answer = self._try(loop, group)
                 folds = any(m.loop.is_fold for m in group.members)
                 if folds and isinstance(answer, str) and (cut := cut_apart(loop)) is not None:
                     answer = self._try(cut, group)
+                if isinstance(answer, str) and group.profile.shares:
+                    answer = self._try_in_pieces(loop, group) or answer
                 if isinstance(answer, str):
                     with_whom = group.members[0].loop
                     self.refusals.append(f"{_label(loop)} with {_label(with_whom)}: {answer}")
                 elif best is None or answer.saved_bytes > best.saved_bytes:
                     best = answer
+        return best
+
+    def _place(self, loop: Loop) -> None:
+        best = self._best(loop)
         if best is None:
-            profile = self.graph.values.profile
-            group = Group(len(self.items), profile, loop.axes, sealed=_stands_alone(loop))
+            group = Group(len(self.items), self.profile, loop.axes, sealed=_stands_alone(loop))
             self.items.append(group)
             _join(Placement(group, Member(replace(loop)), loop.axes, loop.reduce_axes, 0))
             if _is_one_element(loop) and not group.sealed:
                 self.alone[loop.buffer.role == "input"] = group
         else:
-            group = best.group
-            _join(best)
+            group = best.whole or best.group
+            group.outer, group.phases = best.group.outer, best.group.phases
+            group.members = best.group.members
+            _join(replace(best, group=group))
         self._note(loop, group.position)
         if self.raises and checks(loop):
             self.last_check = max(self.last_check, group.position)
@@ -356,15 +331,26 @@ class _Fuser:
             # nowhere twice, as far as one look at its indices tells
             new, axes = answer.member.loop, (*answer.outer, *answer.inner)
             others = (m.loop for m in answer.group.members if m.loop.buffer is new.buffer)
-            if not all(_are_apart(other.index, new.index, axes) for other in others):
+            if not all(are_apart(other.index, new.index, axes) for other in others):
                 return f"{loop.buffer} is written in pieces"
         if isinstance(answer, Placement) and self._cuts_lanes(loop, answer):
             return "its lanes would be few"
-        overwrites = any(map(_is_update, (loop, *(m.loop for m in group.members))))
+        overwrites = any(map(is_update, (loop, *(m.loop for m in group.members))))
         fits = not isinstance(answer, Placement) or _is_one_body(answer) or _comes_last(answer)
         if overwrites and not fits:
             return "what overwrites its operands shares only a single pass over the same points"
         return answer
+
+    def _try_in_pieces(self, loop: Loop, group: Group) -> Placement | None:
+        """Where the loop joins the group if an axis of the one is two of the other's: the channels
+        of groups of channels, where a norm reduces each group."""
+        if not group.frozen and loop.acc is None:
+            return None
+        pieces, cut = _in_common_axes(loop, group)
+        if pieces is loop and cut is group:
+            return None
+        answer = self._try(pieces, cut)
+        return None if isinstance(answer, str) else replace(answer, whole=group)
 
     def _cuts_lanes(self, loop: Loop, placement: Placement) -> bool:
         """Whether few values that repeat along an axis would cut it for many that do not."""
@@ -385,7 +371,7 @@ class _Fuser:
         """Axes of which a loop sees pieces with fewer elements than a vector."""
         found = self.cuts.get(id(loop))
         if found is None:
-            found = loop, [axis for axis, size in cuts_of(loop) if known_lt(size, self.wide)]
+            found = loop, [axis for axis, size in cuts_of(loop) if are_few(size, self.profile)]
             self.cuts[id(loop)] = found
         return found[1]
 
@@ -413,48 +399,11 @@ def _stands_alone(loop: Loop) -> bool:
     """Loops whose stores may collide, accumulate in memory or change what others still read."""
     if loop.ordered or loop.mode != "set":
         return True
-    return loop.buffer.role == "input" and not _is_update(loop)
+    return loop.buffer.role == "input" and not is_update(loop)
 
 
 def _is_one_element(loop: Loop) -> bool:
     return not (loop.axes or loop.reduce_axes)
-
-
-def _is_update(loop: Loop) -> bool:
-    """Whether a loop changes a tensor of the caller's, each element from that element at most."""
-    if loop.buffer.role != "input" or loop.acc is not None or loop.mode != "set" or loop.ordered:
-        return False
-    return _reads_only_at(loop.value, loop.buffer, loop.index)
-
-
-def _reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
-    loads = [v for v in walk([value]) if v.op == "load" and v.attr[0] is buffer]
-    return all(v.attr[1] == index for v in loads)
-
-
-def _are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:
-    """Whether two indices with the same steps never meet: rows in one piece, side by side."""
-    distance = a - b
-    if not isinstance(distance, int) or distance == 0:
-        return False
-    distance, row, beyond = abs(distance), 0, list[Size]()
-    for axis in axes:
-        parts = coefficient(b, axis)
-        if parts is None:
-            return False
-        step, b = parts
-        if step == 0:
-            continue
-        if not isinstance(step, int) or abs(step) >= distance:
-            beyond.append(step)
-        elif isinstance(axis.hi, int):
-            row += abs(step) * (axis.hi - 1)
-        else:
-            return False
-    known = [abs(step) for step in beyond if isinstance(step, int)]
-    pitch = min(known, default=distance + row + 1)
-    aligned = isinstance(b, int) and all(divides(pitch, step) for step in beyond)
-    return aligned and row < distance and distance + row < pitch
 
 
 def _is_one_body(placement: Placement) -> bool:
@@ -471,7 +420,7 @@ def _is_one_body(placement: Placement) -> bool:
         same
         and not masked
         and all(loop.acc is None for loop in (*others, new))
-        and all(_reads_only_at(loop.value, new.buffer, new.index) for loop in others)
+        and all(reads_only_at(loop.value, new.buffer, new.index) for loop in others)
     )
 
 
@@ -487,10 +436,10 @@ def _comes_last(placement: Placement) -> bool:
         and placement.outer == group.outer
         and not placement.inner
         and all(
-            loop.acc is None and _reads_only_at(loop.value, new.buffer, new.index)
+            loop.acc is None and reads_only_at(loop.value, new.buffer, new.index)
             for loop in readers
         )
-        and all(_is_update(m.loop) for m in group.members if fed & {*reads(m.loop)})
+        and all(is_update(m.loop) for m in group.members if fed & {*reads(m.loop)})
     )
 
 
@@ -659,7 +608,7 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     widest = max(map(stride, inner), default=0)
     if loop.acc is None and not (
         all(stride(axis) >= widest for axis in outer)
-        or _follows(group, member.loop.index, inner, points)
+        or _follows(group, member.loop, inner, points)
         or _goes_along(group, member.loop.index, inner)
     ):
         return "its further axes are not the innermost of what it stores"
@@ -670,7 +619,8 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     twins = {m.phase for m in group.members for s in m.loop.gathered if s.acc in accs}
     if twins - {_phase_of(group, member, inner)}:
         return "what both gather would be gathered twice"
-    if few and group.profile.shares and not _takes_one_pass(placement):
+    kept = _keeps(group, inner, points)
+    if few and group.profile.shares and not (kept or _takes_one_pass(placement)):
         return "threads share few points in a single pass only"
     return placement
 
@@ -683,9 +633,9 @@ def _takes_one_pass(placement: Placement) -> bool:
     kernel = build(trial, {m.loop.buffer for m in trial.members if m.loop.buffer.role != "scratch"})
     if kernel is None or not any(isinstance(s, Accumulate) for s in kernel.statements()):
         return True
-    passes = [p for p in in_one_pass(kernel.phases) if p.inner]
     orders = [walk(phase.operands) for phase in kernel.phases]
-    return len(passes) < 2 and not reads_back(kernel.phases, orders)
+    passes = in_one_pass(kernel.phases)
+    return takes_one_pass(passes) and not reads_back(kernel.phases, orders)
 
 
 def _wastes_lanes(
@@ -704,21 +654,70 @@ def _wastes_lanes(
     return alone > costly and many is not None and lanes * alone > many
 
 
-def _follows(group: Group, index: Size, inner: tuple[Symbol, ...], points: int) -> bool:
-    """True if the kernel walks the same axes anyway and the store moves in long runs.
+def _walks(group: Group, inner: tuple[Symbol, ...]) -> bool:
+    """Whether the kernel goes through these points anyway."""
+    return any(set(inner) == set(phase) for phase in group.phases)
+
+
+def _keeps(group: Group, inner: tuple[Symbol, ...], points: int) -> bool:
+    """Whether threads keep the elements that they reduce, of as many rows as make the processors
+    busy, if not all: another launch would take longer."""
+    elements = count_points(inner)
+    profile = group.profile
+    if not isinstance(elements, int) or elements > profile.kept or not _walks(group, inner):
+        return False
+    return _BUSY * points >= profile.parallel or points * elements <= profile.small
+
+
+# How many times more rows keep a machine busy than its processors are.
+_BUSY = 8
+# Bytes in one piece that are stored well if what lies between such pieces is stored at that time.
+_PIECE = 8
+
+
+def _follows(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -> bool:
+    """True if the kernel walks the same axes anyway and the store moves in long runs, in short ones
+    if the elements are kept.
 
     So does a batch norm: per channel it sums up pieces of all images, then stores them.
     """
-    walked = any(set(inner) == set(phase) for phase in group.phases)
-    if points < group.profile.parallel or not walked:
+    profile, kept = group.profile, _keeps(group, inner, points)
+    if not kept and (points < profile.parallel or not _walks(group, inner)):
         return False
     run = 1
-    steps = [(coefficient(index, axis), axis) for axis in inner]
+    steps = [(coefficient(loop.index, axis), axis) for axis in inner]
     for parts, axis in sorted(steps, key=lambda step: abs(hint(step[0][0])) if step[0] else 0):
         if parts is None or axis.hi is None or parts[0] != run:
             break
         run *= hint(axis.hi)
-    return run >= group.profile.run
+    return run >= profile.run or (kept and run * loop.buffer.dtype.itemsize >= _PIECE)
+
+
+def _in_common_axes(loop: Loop, group: Group) -> tuple[Loop, Group]:
+    """Both, with axes cut in two where those of the other end in what it computes for it."""
+    if any(x.scan or x.ordered for x in (loop, *(m.loop for m in group.members))):
+        return loop, group
+    loop = split_loop(loop)
+    while True:
+        indices = {m.loop.buffer: m.loop.index for m in group.members}
+        inner = dict.fromkeys(axis for phase in group.phases for axis in phase)
+        own, theirs = (*loop.axes, *loop.reduce_axes), (*group.outer, *inner)
+        loads = [v.attr for v in walk([loop.value]) if v.op == "load" and v.attr[0] in indices]
+        found = next((x for b, at in loads for x in ends_of(at, own, indices[b], theirs)), None)
+        if found is not None:
+            loop = cut_loop(loop, *found)
+            continue
+        found = next((x for b, at in loads for x in ends_of(indices[b], theirs, at, own)), None)
+        if found is None:
+            return loop, group
+        group = _in_two(group, *found)
+
+
+def _in_two(group: Group, axis: Symbol, chunk: Size) -> Group:
+    """A copy of a group with two axes for one."""
+    members = [replace(m, loop=cut_loop(m.loop, axis, chunk)) for m in group.members]
+    phases = [cut_axes(inner, axis, chunk) for inner in group.phases]
+    return replace(group, outer=cut_axes(group.outer, axis, chunk), members=members, phases=phases)
 
 
 def _goes_along(group: Group, index: Size, inner: tuple[Symbol, ...]) -> bool:

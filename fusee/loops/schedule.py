@@ -37,6 +37,7 @@ from fusee.loops import (
     Store,
     Value,
     View,
+    contiguous,
     index_of,
     op,
     payloads,
@@ -53,8 +54,12 @@ from fusee.sym import (
     divides,
     hint,
     known_ge,
+    known_lt,
     symbols,
 )
+
+# How often a value is read again, at least, if it is stored for that.
+AGAIN = 16
 
 # ---------------------------------------------------------------------------- order
 
@@ -266,18 +271,95 @@ def split_symbols(axis: Symbol, chunk: Size) -> tuple[Symbol, Symbol, Size]:
     return high, low, high.expr * chunk + low.expr
 
 
+def split_loop(loop: Loop) -> Loop:
+    """The loop with two axes for each that it uses as i//c and i%c."""
+    while (found := next(cuts_of(loop), None)) is not None and not loop.ordered:
+        loop = cut_loop(loop, *found)
+    return loop
+
+
+def cut_axes(axes: Iterable[Symbol], axis: Symbol, chunk: Size) -> tuple[Symbol, ...]:
+    """Axes with two for one."""
+    high, low, _ = split_symbols(axis, chunk)
+    return tuple(x for a in axes for x in ((high, low) if a == axis else (a,)))
+
+
+def cut_loop(loop: Loop, axis: Symbol, chunk: Size) -> Loop:
+    """The loop with two axes for one."""
+    axes, reduced = (cut_axes(x, axis, chunk) for x in (loop.axes, loop.reduce_axes))
+    whole = split_symbols(axis, chunk)[2]
+    return replace(rewritten(loop, {axis: whole}), axes=axes, reduce_axes=reduced)
+
+
 def _split(kernel: Kernel, axis: Symbol, chunk: Size) -> Kernel:
-    high, low, whole = split_symbols(axis, chunk)
-
-    def replaced(axes: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
-        pairs = [(high, low) if a == axis else (a,) for a in axes]
-        return tuple(a for pair in pairs for a in pair)
-
+    whole = split_symbols(axis, chunk)[2]
     phases = [
-        Phase(replaced(phase.inner), rewrite_body(phase.body, {axis: whole}))
+        Phase(cut_axes(phase.inner, axis, chunk), rewrite_body(phase.body, {axis: whole}))
         for phase in kernel.phases
     ]
-    return Kernel(replaced(kernel.outer), phases, None, replaced(kernel.ordered), kernel.origin)
+    outer, ordered = (cut_axes(x, axis, chunk) for x in (kernel.outer, kernel.ordered))
+    return Kernel(outer, phases, None, ordered, kernel.origin)
+
+
+def ends_of(
+    index: Size, axes: Iterable[Symbol], other: Size, others: Iterable[Symbol]
+) -> Iterator[tuple[Symbol, int]]:
+    """Each axis of an index within which one of another index ends, and after how many points."""
+    steps = [(coefficient(other, axis) or (0, 0))[0] for axis in others]
+    for axis in axes:
+        own, size = (coefficient(index, axis) or (0, 0))[0], axis.hi
+        if not isinstance(own, int) or own <= 0 or not isinstance(size, int):
+            continue
+        for step in steps:
+            chunk, rest = divmod(step, own) if isinstance(step, int) else (0, 0)
+            if rest == 0 and 1 < chunk < size and size % chunk == 0:
+                yield axis, chunk
+
+
+# ------------------------------------------------------------------------------ repeats
+# Values that repeat within a vector, as a number per group of channels does beside channels.
+#
+# A loop over i that reads x[i // 8] has lanes of eight elements at most. Where it reads that again
+# at each point of other axes, x[i // 8] is stored before, once for each i, by a loop of its own.
+
+
+def unrepeated(loop: Loop, profile: Profile, numbers: Iterator[int]) -> Iterator[Loop]:
+    """A loop, with loops before it if it would have few lanes. `numbers` name their buffers."""
+    stored: dict[Value, Value] = {}
+    for value, axes in () if loop.scan else _repeated(loop, profile):
+        shape = tuple([axis.hi for axis in axes if axis.hi is not None])
+        name = f"each{next(numbers)}"
+        buffer = Buffer(name, value.dtype, shape, contiguous(shape), "scratch")
+        index = buffer.index([axis.expr for axis in axes])
+        stored[value] = value.table.load(buffer, index)
+        yield Loop(buffer, tuple(axes), index, value, origin=loop.origin)
+    yield rewritten(loop, {}, stored.get) if stored else loop
+
+
+def are_few(size: Size, profile: Profile) -> bool:
+    """Whether pieces of an axis fill no vector. Threads' vectors fill such a piece, which may be
+    longer."""
+    if profile.shares:
+        return known_lt(size, profile.lanes) or not divides(profile.lanes // 2, size)
+    return known_lt(size, profile.wide)
+
+
+def _repeated(loop: Loop, profile: Profile) -> Iterator[tuple[Value, list[Symbol]]]:
+    """Loads that cut an axis, with the axes that they go along."""
+    every = (*loop.axes, *loop.reduce_axes)
+    loads = [v for v in walk(loop.operands) if v.op == "load"]
+    indices = [loop.index, *(v.attr[1] for v in loads)]
+    for value in loads:
+        index = value.attr[1]
+        own = symbols(index)
+        cut = {axis for axis, size in cuts(index, {*every}) if are_few(size, profile)}
+        if not cut or value.args or any(symbol not in every for symbol in own):
+            continue
+        axes = [axis for axis in every if axis in own]
+        steps = (coefficient(index, axis) for index in indices for axis in cut)
+        often = points_of(every) >= AGAIN * points_of(axes)
+        if often and any(step is not None and step[0] == 1 for step in steps):
+            yield value, axes
 
 
 # ------------------------------------------------------------------------------ lanes
@@ -557,7 +639,7 @@ class Online(Accumulate):
 def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
     """The phases with later ones merged into the first whose points they share, where they can.
 
-    What happens at outer points alone comes after them.
+    What happens at outer points alone comes after them, and what is only stored.
     """
     found: list[Phase] = []
     waiting: list[Phase] = []
@@ -569,6 +651,13 @@ def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
             continue
         last = found[-1] if found and found[-1].inner else None
         merged = None if last is None else _merged(last, phase, waiting)
+        if (
+            merged is None
+            and last is not None
+            and not any(isinstance(s, Accumulate) for s in phase.body)
+        ):
+            waiting.append(phase)
+            continue
         if merged is None:
             found += [*waiting, phase]
             waiting = []
@@ -576,6 +665,17 @@ def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
         found[-1], changes = merged
         waiting, rest = ([_changed(p, changes) for p in some] for some in (waiting, rest))
     return found + waiting
+
+
+def takes_one_pass(phases: Sequence[Phase]) -> bool:
+    """Whether all that is reduced is reduced in one pass. Of what was found a few elements may be
+    stored after it: a group's mean for each of its channels."""
+    first, *others = [phase for phase in phases if phase.inner] or [Phase((), [])]
+    few = hint(count_points(first.inner)) // AGAIN
+    return not any(
+        hint(count_points(phase.inner)) > few or any(isinstance(s, Accumulate) for s in phase.body)
+        for phase in others
+    )
 
 
 def _merged(
@@ -650,3 +750,40 @@ def _changed(phase: Phase, changes: dict[Acc, Value]) -> Phase:
         return changes.get(value.attr) if value.op == "acc" else None
 
     return Phase(phase.inner, rewrite_body(phase.body, None, instead))
+
+
+def is_update(loop: Loop) -> bool:
+    """Whether a loop changes a tensor of the caller's, each element from that element at most."""
+    if loop.buffer.role != "input" or loop.acc is not None or loop.mode != "set" or loop.ordered:
+        return False
+    return reads_only_at(loop.value, loop.buffer, loop.index)
+
+
+def reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
+    loads = [v for v in walk([value]) if v.op == "load" and v.attr[0] is buffer]
+    return all(v.attr[1] == index for v in loads)
+
+
+def are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:
+    """Whether two indices with the same steps never meet: rows in one piece, side by side."""
+    distance = a - b
+    if not isinstance(distance, int) or distance == 0:
+        return False
+    distance, row, beyond = abs(distance), 0, list[Size]()
+    for axis in axes:
+        parts = coefficient(b, axis)
+        if parts is None:
+            return False
+        step, b = parts
+        if step == 0:
+            continue
+        if not isinstance(step, int) or abs(step) >= distance:
+            beyond.append(step)
+        elif isinstance(axis.hi, int):
+            row += abs(step) * (axis.hi - 1)
+        else:
+            return False
+    known = [abs(step) for step in beyond if isinstance(step, int)]
+    pitch = min(known, default=distance + row + 1)
+    aligned = isinstance(b, int) and all(divides(pitch, step) for step in beyond)
+    return aligned and row < distance and distance + row < pitch

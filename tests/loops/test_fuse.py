@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fusee.backends import lookup
-from fusee.loops.fusion import _are_apart
+from fusee.loops import Buffer, Kernel, Loop, Role, Values, kernel_of
+from fusee.loops.copies import gathered
+from fusee.loops.schedule import are_apart, writes
 from fusee.sym import Size, Symbol
 from tests.aten.harness import one_node
 
@@ -36,6 +38,33 @@ def test_batch_norm_reads_each_channel_while_it_is_in_the_cache() -> None:
 
     assert len(kernels_of(forward, x, w)) == 1
     assert len(kernels_of(backward, x, x, w)) == 1
+
+
+def test_copies_of_inputs_are_made_together() -> None:
+    """Up to so many bytes, and none after an input was written, of which others may be views."""
+    values, axis = Values(), Symbol("i", 0, 100)
+    names = iter("abcdefgh")
+
+    def copied(of: Buffer, role: Role = "scratch", more: int = 0) -> Kernel:
+        to = of if role == "input" else Buffer(next(names), torch.float32, (100,), (1,), role)
+        value = values.load(of, axis.expr)
+        value = value + more if more else value
+        return kernel_of(Loop(to, (axis,), axis.expr, value))
+
+    def order(items: list[Kernel], most: int) -> str:
+        return "".join(str(writes(item)[0]) for item in gathered(items, most))
+
+    x, y = (Buffer(name, torch.float32, (100,), (1,), "input") for name in "xy")
+    one, two, three = copied(x), copied(y), copied(x)
+    (between,) = writes(one)
+    other, result, sum_ = copied(between), copied(x, "result"), copied(y, more=1)
+    items = [other, one, sum_, two, result, three]
+    assert order(items, 1 << 20) == "dabcfe"
+    assert order(items, 800) == "dabfec"
+    assert order(items, 100) == "dafbec"
+    assert order([one, sum_, copied(y, "input", more=1), two], 1 << 20) == "afyb"
+    again = kernel_of(Loop(between, (axis,), axis.expr, values.load(y, axis.expr)))
+    assert order([other, two, one, again], 1 << 20) == "dbaa"  # it is written in pieces
 
 
 def test_short_pieces_are_stored_in_their_own_order() -> None:
@@ -96,19 +125,19 @@ def test_stores_that_are_said_to_be_apart_never_meet(
     places = {0}
     for size, step in axes:
         places = {place + k * step for place in places for k in range(size)}
-    if _are_apart(index + distance, index, symbols):
+    if are_apart(index + distance, index, symbols):
         assert places.isdisjoint({place + distance for place in places})
 
 
 def test_halves_of_rows_are_apart() -> None:
     i, j = (Symbol(name, 0, n) for name, n in (("i", 8), ("j", 16)))
     index = i.expr * 32 + j.expr
-    assert _are_apart(index + 16, index, (i, j)) and not _are_apart(index + 8, index, (i, j))
+    assert are_apart(index + 16, index, (i, j)) and not are_apart(index + 8, index, (i, j))
 
 
-def test_elements_between_those_of_rows_of_open_sizes_are_apart() -> None:
+def test_elements_between_those_of_rows_of_open_sizesare_apart() -> None:
     rows, size = (Symbol(name, 2, None) for name in ("s0", "s1"))
     i, j = Symbol("i", 0, rows.expr), Symbol("j", 0, size.expr)
     index = i.expr * size.expr * 2 + j.expr * 2
-    assert _are_apart(index, index + 1, (i, j)) and not _are_apart(index, index + 2, (i, j))
-    assert not _are_apart(index, index + size.expr, (i, j))
+    assert are_apart(index, index + 1, (i, j)) and not are_apart(index, index + 2, (i, j))
+    assert not are_apart(index, index + size.expr, (i, j))

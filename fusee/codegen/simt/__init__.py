@@ -45,7 +45,7 @@ from fusee.codegen.simt.thread import (
 )
 from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
 from fusee.loops import Acc, Kernel, Phase, Store, walk
-from fusee.loops.schedule import in_one_pass, is_scan, reads_back
+from fusee.loops.schedule import in_one_pass, is_scan, reads_back, takes_one_pass
 from fusee.runtime.llvm_text import BITS, InsertPoint, Machine, memory_type
 from fusee.sym import (
     Size,
@@ -80,6 +80,8 @@ FEW_GROUPS, LEAST = 264, 4
 # Accesses that a row has at most if several blocks are to run on a processor, one of which reduces
 # while another stores: longer rows under way would not be in the cache when they are read again.
 CACHED = 1 << 13
+# Bytes that are read together.
+LINE = 128
 # Elements of a row that a thread keeps in registers; values in a body up to which it has several.
 KEPT, MANY_VALUES = 32, 96
 ACCESS_BYTES, MOST_LANES, SECTOR_BYTES = 16, 8, 32
@@ -110,15 +112,23 @@ class Team:
 
     threads   of a team, a power of two; teams: of a block
     along     the axes that are shared are the inner ones, and so are vectors: rows
+    woven     threads that follow each other are of different teams, as for columns: pieces of rows
+              that lie beside each other are read together
     """
 
     threads: int
     teams: int
     along: bool
+    woven: bool = False
 
     @property
     def block(self) -> int:
         return self.threads * self.teams
+
+    @property
+    def apart(self) -> int:
+        """How far apart in their block the threads of a team are."""
+        return 1 if self.along and not self.woven else self.teams
 
 
 @dataclass(frozen=True)
@@ -263,13 +273,16 @@ class _Mapping:
 
     def _divide(self, team: Team) -> None:
         """Blocks share points if there are few, and one pass over many elements is all."""
-        inner = [phase for phase in self.phases if phase.inner]
-        rest = [phase for phase in self.phases if not phase.inner]
-        if len(inner) != 1 or self.reloads:
+        if self.reloads or not takes_one_pass(self.phases):
             return
-        along = Team(min(team.threads, COLUMNS), 1, True) if team.along else team
+        whole = next(phase for phase in self.phases if phase.inner)
+        rest = [phase for phase in self.phases if phase is not whole]
+        along = team
+        if team.along:
+            beside = self._beside(whole)
+            along = Team(min(team.threads, COLUMNS) // beside, beside, True, beside > 1)
         total = self._space()
-        groups, count = (total + (along.teams - 1)) // along.teams, count_points(inner[0].inner)
+        groups, count = (total + (along.teams - 1)) // along.teams, count_points(whole.inner)
         if along.along:
             count = floordiv(count, self.vec)
         most = floordiv(count, along.threads * (LEAST if team.along else 2 * LEAST))
@@ -279,8 +292,24 @@ class _Mapping:
         blocks = maximum(minimum(most, floordiv(MOST_BLOCKS, share)), 1)
         step = along.threads
         share = floordiv(count + (blocks * step - 1), blocks * step) * step
-        self.team, self.phases = along, [*inner, *rest]
+        self.team, self.phases = along, [whole, *rest]
         self.split = Sharing(blocks, share)
+
+    def _beside(self, phase: Phase) -> int:
+        """How many teams read pieces of rows that lie beside each other, if these are short: the
+        channels of groups, where channels lie last."""
+        most = 1
+        axis = self.parallel[-1] if self.parallel else None
+        for value in self.orders[id(phase)]:
+            if value.op != "load" or axis is None:
+                continue
+            (along, _), (beside, _) = (
+                coefficient(value.attr[1], x) or (0, 0) for x in (phase.inner[-1], axis)
+            )
+            if along == 1 and beside == phase.inner[-1].hi and len(phase.inner) > 1:
+                piece = value.attr[0].dtype.itemsize * hint(beside)
+                most = max(most, min(_power(LINE // piece), MOST_LANES))
+        return most
 
     # -------------------------------------------------------------------------- function
 
@@ -564,10 +593,11 @@ class _Mapping:
         if self.split is not None:
             self.meeting = Meeting(self.ctx, self.split.blocks, block)
             block = self.meeting.group
-        shift = (team.threads if team.along else team.teams).bit_length() - 1
+        is_row = team.apart == 1
+        shift = (team.threads if is_row else team.teams).bit_length() - 1
         high = level.op(f"lshr i32 {tid}, {shift}")
         low = level.op(f"and i32 {tid}, {(1 << shift) - 1}")
-        own, member = (high, low) if team.along else (low, high)
+        own, member = (high, low) if is_row else (low, high)
         number = self._number(block, team.teams, own)
         sizes, total = self._chunks(), self._space()
         outside = None
@@ -583,8 +613,7 @@ class _Mapping:
         leads = level.op(f"icmp ne i64 {member}, 0")
         if outside is not None:
             leads = level.op(f"or i1 {leads}, {outside}")
-        apart = 1 if team.along else team.teams
-        exchange = Exchange(self.ctx, team.block, team.threads, apart, tid)
+        exchange = Exchange(self.ctx, team.block, team.threads, team.apart, tid)
         for phase in self.phases:
             if phase.inner:
                 self.body.skips = outside
@@ -598,6 +627,10 @@ class _Mapping:
         if self.split is not None:
             blocks = blocks * self.split.blocks
         return blocks, exchange.shared_bytes
+
+    def _is_split(self, phase: Phase) -> bool:
+        """Whether blocks share its points. The last one goes on alone."""
+        return self.split is not None and phase is self.phases[0]
 
     def _at_points(self, phase: Phase, team: Team, others: str | None) -> None:
         """A phase of outer points alone: `others` compute along, and store nothing. At the end
@@ -632,7 +665,7 @@ class _Mapping:
             elif team.along:
                 whole = across(ctx, t, how, whole)
             found[acc] = exchange.merged(wide, how, whole)
-        if self.split is not None:
+        if self._is_split(phase):
             found = self._met(hows, found, wide, team, member, exchange, leads)
         for acc, how in hows.items():
             names = {acc: result(how, found[acc])}
@@ -730,7 +763,7 @@ class _Mapping:
         if team.along and self.vec > 1:
             count = level.op(f"lshr i64 {count}, {self.vec.bit_length() - 1}")
         first = member
-        if self.split is not None:
+        if self.split is not None and self._is_split(phase):
             steps = ctx.param("steps", self.split.steps)
             low = level.op(f"mul i64 {self.meeting.part}, {steps}")
             first = level.op(f"add i64 {low}, {member}")

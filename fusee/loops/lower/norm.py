@@ -146,13 +146,14 @@ def _per_channel(t: Tensor, x: Tensor, groups: int) -> Tensor:
     """A number per image and group, spread over the channels of `x`.
 
     Where channels lie last it is one for each channel in memory, too: lanes run along channels.
+    Where threads share a group, fusion decides: it may be one kernel.
     """
     batch, count = x.shape[:2]
     ones = [1] * (len(x.shape) - 2)
     grouped = reshape(t, (batch, groups, 1, *ones))
     wide = expand(grouped, (batch, groups, floordiv(count, groups), *ones))
     found = reshape(wide, (batch, count, *ones))
-    if _lies_last(x):
+    if _lies_last(x) and not t.lowering.values.profile.shares:
         t.lowering.realise(found)
     return found
 

@@ -140,7 +140,8 @@ def _accumulate(
             order = [rows, *(axis for axis in reduced if axis is not rows)]
             length = _chunk_of_rows(rows, profile.rows)
             return _in_two_stages(lowering, value, kept, order, how, length)
-    short = _short_run(lowering, value, kept, reduced) if how.which is None else None
+    cuts = how.which is None and not profile.shares
+    short = _short_run(lowering, value, kept, reduced) if cuts else None
     if short is not None:
         assert short.hi is not None
         last, whole = len(kept), (*kept, short.hi)

@@ -56,6 +56,7 @@ from fusee.targets.cuda.passes import (
     heads_of_groups,
     in_one_order,
     joint_channels_last,
+    layers_of_rows,
     long_scans,
     masks_as_read,
     numbers_home,
@@ -81,6 +82,8 @@ PROFILE = Profile(
     strip=1 << 7,
     rows=32,
     shares=True,
+    kept=1 << 15,
+    gathers=1 << 24,
     pairs=True,
     raises=False,
 )
@@ -167,6 +170,7 @@ class CUDA(Target):
             masks_as_read,
             rows_as_sums,
             even_rows,
+            layers_of_rows,
             long_scans,
             in_one_order,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,6 +143,81 @@ def test_shared_reductions_of_open_sizes(gpu: Simulated) -> None:
     for shape in [(9_000, 24), (700, 40), (3, 2000)]:
         x = numbers(*shape)
         close(compiled(x), (x.sum(0), x.var(0)), 1e-3)
+    assert len(gpu.codes) == 1
+
+
+# Images whose channels lie last: how many kernels norm their groups, and whether blocks share what
+# a group's threads reduce. A group's pieces are 8 to 48 bytes here, which teams read by turns.
+NORMS: dict[str, tuple[tuple[int, ...], int, list[bool]]] = {
+    "kept in registers": ((2, 24, 30, 31), 3, [False]),
+    "pieces of 8 bytes": ((3, 32, 16, 16), 8, [False]),
+    "channels of their own": ((2, 4, 33, 33), 4, [False, False]),
+    "shared by blocks": ((1, 20, 64, 64), 2, [True, False]),
+    "of four": ((1, 8, 128, 72), 2, [True, False]),
+    "shared by odd blocks": ((3, 36, 61, 61), 3, [True, False]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("program", NORMS)
+def test_norms_of_groups_of_channels(gpu: Simulated, program: str, dtype: torch.dtype) -> None:
+    shape, groups, kernels = NORMS[program]
+    x, w, b = numbers(*shape, dtype=dtype), *(numbers(shape[1], dtype=dtype) for _ in range(2))
+    x = x.contiguous(memory_format=torch.channels_last)
+
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.group_norm(x, groups, w, b))
+
+    got = fusee.compile(fn, options={"cache": False})(x, w, b)
+    exact = fn(x.double(), w.double(), b.double())
+    assert rms(got - exact) < 1.2 * rms(fn(x, w, b) - exact)
+    assert [code.shared != 0 for code in gpu.codes] == kernels
+    assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("program", ["kept in registers", "shared by blocks"])
+def test_norms_beside_a_large_mean(gpu: Simulated, program: str) -> None:
+    """No digits are lost but those of the mean: squares of what is away from it are added up."""
+    shape, groups, _ = NORMS[program]
+    x = (numbers(*shape) + 1000).contiguous(memory_format=torch.channels_last)
+    got = fusee.compile(F.group_norm, options={"cache": False})(x, groups)
+    exact = F.group_norm(x.double(), groups)
+    in_rows = F.group_norm(x.contiguous(), groups)  # eager's of channels-last is 0.2 away
+    assert rms(got - exact) < 2 * rms(in_rows - exact)
+
+
+@pytest.mark.parametrize("program", ["kept in registers", "shared by blocks"])
+def test_what_is_normed_is_stored_by_the_same_kernel(gpu: Simulated, program: str) -> None:
+    """A residual: its axis of channels is two of the norm's. So are pixels that are one axis."""
+    gpu.profile = replace(PROFILE, small=1 << 16)
+    shape, groups, kernels = NORMS[program]
+    x, y = (numbers(*shape).contiguous(memory_format=torch.channels_last) for _ in range(2))
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x + y
+        return x, F.group_norm(x.flatten(2), groups)
+
+    agree(fn, x, y)
+    assert len(gpu.codes) == len(kernels)
+
+
+@pytest.mark.parametrize("program", NORMS)
+def test_gradients_of_norms_of_groups(gpu: Simulated, program: str) -> None:
+    shape, groups, _ = NORMS[program]
+    x = numbers(*shape).contiguous(memory_format=torch.channels_last)
+
+    def fn(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        given = [t.clone().requires_grad_() for t in (x, w, b)]
+        x, w, b = given
+        F.group_norm(x, groups, w, b).square().sum().backward()
+        return [t.grad for t in given]
+
+    agree(fn, x, numbers(shape[1]), numbers(shape[1]), tolerance=2e-3)
+
+
+def test_few_rows_that_stay_in_registers_are_one_kernel(gpu: Simulated) -> None:
+    """As many as processors, about: another launch would take longer than what stands idle."""
+    agree(lambda x: torch.softmax(x, -1), numbers(96, 4096))
     assert len(gpu.codes) == 1
 
 

@@ -633,6 +633,52 @@ def test_few_rows_times_a_matrix_are_sums(rows: tuple[int, ...]) -> None:
     assert calls == ["aten.linear.default"] * (2 if rows == (5,) else 0)
 
 
+def test_weights_in_another_layout_are_copied_together() -> None:
+    """Before the first call, those of one text beside each other, so that they are one launch."""
+
+    def fn(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        for weight in (a, b, c, a):
+            x = F.conv2d(x, weight, padding=1).relu()
+        return x
+
+    shapes = (2, 8, 9, 9), (8, 8, 3, 3), (6, 8, 3, 3), (8, 6, 3, 3)
+    aten, _ = passed(fn, *shapes)
+    agrees(aten, fn, *shapes)
+    items = fuse(lowered(aten)).items
+    assert "".join("kc"[isinstance(item, Extern)] for item in items) == "kkkkckckckck"
+    names = [str(buffer) for item in items[:4] for buffer in reads(item)]
+    assert sorted(names) == ["x0", "x1", "x2", "x3"]
+    assert abs(names.index("x1") - names.index("x2")) == 1
+
+
+# What becomes of the operand of layers, and how many copies of it there are.
+ROWS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "pixels": (lambda x: x.flatten(2).transpose(1, 2), 1),
+    "every other column": (lambda x: x[..., ::2], 1),
+    "heads": (lambda x: x.flatten(2).transpose(0, 1), 1),
+    "rows": (lambda x: x.flatten(2), 0),
+    "of one image": (lambda x: x[:1, 0].transpose(0, 1), 0),
+    "parts of rows": (lambda x: x[..., :4], 0),
+    "a matrix by columns": (lambda x: x[0, 0].t(), 0),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_layers_take_rows(name: str) -> None:
+    """One copy, which a kernel of ours may write, for all layers that take it."""
+    view, copies = ROWS[name]
+    shape = 6, 8, 8, 8
+
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        x, n = view(x), view(x).shape[-1]
+        return F.linear(x, w[:, :n].contiguous(), b) * F.linear(x, w[:, :n].contiguous())
+
+    shapes = shape, (5, 64), (5,)
+    aten, notes = passed(fn, *shapes)
+    agrees(aten, fn, *shapes)
+    assert notes == [f"{copies} operands of layers lie row by row"] * copies
+
+
 ODD: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "a layer": (F.linear, ((4, 1024, 768), (5003, 768))),
     "with a bias": (F.linear, ((4096, 768), (5003, 768), (5003,))),
