@@ -41,7 +41,9 @@ def _associative_scan(
     return results
 
 
-SPECIAL[higher_order.associative_scan] = lambda m, f, xs, more: _associative_scan(m, f, xs, 0, more)
+SPECIAL[higher_order.associative_scan] = lambda m, /, combine_fn, xs, additional_inputs: (
+    _associative_scan(m, combine_fn, xs, 0, additional_inputs)
+)
 
 
 def _combine(m: Capturing, operator: Any, xs: Sequence[Any]) -> str | None:

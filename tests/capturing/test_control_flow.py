@@ -93,7 +93,7 @@ def scanned_by_points(x: T) -> Any:
     def combine(a: T, b: T, c: T, d: T) -> Any:
         return a * c, c * b + d
 
-    return scan_by_points(combine, [x * 0.5, x.sin()], ())
+    return scan_by_points(combine, [x * 0.5, x.sin()], additional_inputs=())
 
 
 PROGRAMS = [
@@ -147,7 +147,7 @@ def _scan(f: Any, carry: T, xs: T, dim: int = 0, reverse: bool = False) -> Any:
     return carry, torch.stack(rows[::-1] if reverse else rows, dim)
 
 
-def _by_points(f: Any, xs: list[T], outside: Any) -> Any:
+def _by_points(f: Any, xs: list[T], additional_inputs: Any) -> Any:
     rows = [tuple(x[0] for x in xs)]
     for row in list(zip(*xs))[1:]:
         rows.append(f(*rows[-1], *row))

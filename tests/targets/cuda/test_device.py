@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops import associative_scan
 
 import fusee
 from fusee.backends.report import live_reports
@@ -191,6 +192,24 @@ def test_a_block_of_a_transformer() -> None:
         for got, want in earlier:
             close(got, want, 2e-3)
     assert not live_reports()[-1].eager
+
+
+@pytest.mark.parametrize("mode", ["pointwise", "generic"])
+def test_scans_by_functions_are_one_graph(mode: str) -> None:
+    """As mamba's, whose eager mode has no scan by points."""
+
+    def combine(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    def fn(x: Tensor, y: Tensor, chosen: str = "generic") -> Tensor:
+        given = x.sigmoid()[:, :, :, None] * y[:, None], x[:, :, :, None] * y[:, None]
+        states: Tensor = associative_scan(combine, given, 2, combine_mode=chosen)[1]
+        return states.sum(-1)
+
+    x, y = torch.randn(2, 40, 33, device="cuda"), torch.rand(2, 33, 16, device="cuda")
+    with torch.no_grad():
+        got = fusee.compile(fn, fullgraph=True)(x, y, mode)
+        torch.testing.assert_close(got, fn(x, y), rtol=2e-5, atol=2e-5)
 
 
 def test_the_driver_links(monkeypatch: pytest.MonkeyPatch) -> None:
