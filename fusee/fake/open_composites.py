@@ -727,6 +727,11 @@ def _item(x: Tensor, key: Any) -> Tensor:
     return x[key]
 
 
+_QUANTILES = {
+    getattr(of, name): _quantile(getattr(torch, name), name == "nanquantile")
+    for name in ("quantile", "nanquantile")
+    for of in (torch, torch.Tensor)
+}
 IN_OTHERS.update(
     {
         torch.hann_window: _window(
@@ -735,11 +740,7 @@ IN_OTHERS.update(
         torch.hamming_window: _window(torch.hamming_window, _hamming),
         torch.blackman_window: _window(torch.blackman_window, _blackman),
         torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
-        **{
-            getattr(of, name): _quantile(getattr(torch, name), name == "nanquantile")
-            for name in ("quantile", "nanquantile")
-            for of in (torch, torch.Tensor)
-        },
+        **_QUANTILES,
         **dict.fromkeys(  # the gradient of the one is zeros of a known size
             (torch.sgn, torch.Tensor.sgn),
             lambda input: (torch.sgn if input.is_complex() else torch.sign)(input),
@@ -774,5 +775,8 @@ def attention(
     return made.clone(memory_format=torch.contiguous_format) if is_turned else made
 
 
-# What gives the same of known sizes, for capture.
-SHORTER: dict[Any, Callable[..., Tensor]] = {_nn.scaled_dot_product_attention: attention}
+# What gives the same of known sizes, for capture: torch 2.11's quantile compares its own tensors.
+SHORTER: dict[Any, Callable[..., Tensor]] = {
+    _nn.scaled_dot_product_attention: attention,
+    **_QUANTILES,
+}
