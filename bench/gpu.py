@@ -1,7 +1,7 @@
 """Models on one NVIDIA GPU: `python -m bench.gpu` measures models x columns; JSON and a table.
 
     first    the first call with empty caches, in a new process: seconds, agreement with eager
-    again    the same with the caches that such a process has left
+    again    the same with what such a process has left: code, and captures (FUSEE_KEEP_CAPTURES)
     turns    milliseconds of a call, columns taking turns in one process
     memory   peak bytes that torch reserves over ten calls, in a new process
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -309,6 +310,7 @@ _TABLES: tuple[tuple[str, str, str, Callable[[float | None], str]], ...] = (
 
 
 def _run(given: argparse.Namespace) -> None:
+    os.environ["FUSEE_KEEP_CAPTURES"] = "1"
     results, columns = Results(given.results), given.columns.split(",")
     results.data["machine"]["gpu"] = torch.cuda.get_device_name()
     jobs = []
