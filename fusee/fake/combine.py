@@ -8,6 +8,7 @@ torch.utils._python_dispatch   sees the calls
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusee.loops.associative import SCAN as SCAN
-from fusee.loops.associative import Combine, CombineCall, working
+from fusee.loops.associative import Combine, CombineCall, parsed, working
 from fusee.loops.associative import associative_scan as associative_scan
 from fusee.loops.operators import is_pointwise
 from fusee.source import Args, Kwargs
@@ -96,7 +97,7 @@ def combine_of(function: Any, dtypes: Sequence[torch.dtype], rank: int) -> Combi
         with torch.no_grad(), torch._C.DisableTorchFunction():
             _calls_of(function, dtypes, rank)
             combine = _calls_of(function, wide, rank)
-            return combine if _is_associative(combine, wide) else None
+            return combine if _is_associative(combine.text, tuple(wide)) else None
     except (_NotPointwise, RuntimeError, TypeError, ValueError, IndexError):
         return None  # of such operands; whoever calls it with others finds out himself
 
@@ -111,8 +112,10 @@ def _calls_of(function: Any, dtypes: Sequence[torch.dtype], rank: int) -> Combin
     return Combine(tuple(recorder.calls), tuple(map(recorder.number, results)))
 
 
-def _is_associative(combine: Combine, dtypes: Sequence[torch.dtype]) -> bool:
+@functools.cache
+def _is_associative(text: str, dtypes: tuple[torch.dtype, ...]) -> bool:
     """Whether it is for some numbers, or at least for zeros, ones and what is between."""
+    combine = parsed(text)
     random = torch.Generator().manual_seed(0)
 
     def some(dtype: torch.dtype, lowest: int) -> T:

@@ -266,8 +266,8 @@ class _Fuser:
         if self.merge and not _stands_alone(loop):
             for group in self._candidates(loop, earliest):
                 answer = self._try(loop, group)
-                folds = any(m.loop.is_fold for m in group.members)
-                if folds and isinstance(answer, str) and (cut := cut_apart(loop)) is not None:
+                folds = [m.loop for m in group.members if m.loop.is_fold]
+                if folds and isinstance(answer, str) and (cut := cut_apart(loop, folds)):
                     answer = self._try(cut, group)
                 if isinstance(answer, str) and group.profile.shares:
                     answer = self._try_in_pieces(loop, group) or answer
@@ -727,8 +727,9 @@ def _goes_along(group: Group, index: Size, inner: tuple[Symbol, ...]) -> bool:
         steps = [(coefficient(index, axis), axis) for axis in (*group.outer, *inner)]
         return [axis for parts, axis in steps if parts is not None and parts[0] == 1]
 
-    folds = [m for m in group.members if m.loop.is_fold and {*group.phases[m.phase]} == {*inner}]
-    return any(narrowest(m.loop.index) == narrowest(index) for m in folds)
+    along = [m for m in group.members if {*group.phases[m.phase]} == {*inner}]
+    folds = [m.loop.index for m in along if m.loop.is_fold and m.loop.scan]
+    return any(narrowest(place) == narrowest(index) for place in folds)
 
 
 def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]:
@@ -764,7 +765,7 @@ def _phase_of(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:
     """
     needed = set(reads(member.loop))
     ends = (
-        m.phase + (m.loop.acc is not None and not m.loop.is_fold)
+        m.phase + (m.loop.acc is not None and not (m.loop.is_fold and m.loop.scan))
         for m in group.members
         if m.loop.buffer in needed
     )

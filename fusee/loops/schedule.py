@@ -20,6 +20,7 @@ source   Milakov and Gimelshein, Online normalizer calculation for softmax, 2018
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -249,18 +250,45 @@ def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
         yield from cuts(index, own)
 
 
-def cut_apart(loop: Loop) -> Loop | None:
-    """A loop whose axes are those that its indices cut them into; None if they cut none."""
-    cut = loop
-    while loop.acc is None and not loop.ordered:
-        found = next(cuts_of(cut), None)
-        if found is None or len(cut.axes) > 8:
+def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
+    """A loop whose axes are those that its indices cut them into, or that scans beside it go
+    through in pieces, and run as these do; None if its own are."""
+    pairs = ((axis, axis.hi) for axis in _reversed(loop, beside))
+    back = {axis: size - 1 - axis.expr for axis, size in pairs if size is not None}
+    cut = rewritten(loop, back) if back and loop.acc is None and not loop.ordered else loop
+    while loop.acc is None and not loop.ordered and len(cut.axes) < 8:
+        found = next(itertools.chain(cuts_of(cut), _in_pieces(cut, beside)), None)
+        if found is None:
             break
         high, low, whole = split_symbols(*found)
-        pairs = ((high, low) if axis == found[0] else (axis,) for axis in cut.axes)
-        axes = tuple(axis for pair in pairs for axis in pair)
+        parts = ((high, low) if axis == found[0] else (axis,) for axis in cut.axes)
+        axes = tuple(axis for part in parts for axis in part)
         cut = replace(rewritten(cut, {found[0]: whole}), axes=axes, reads_memo=None)
     return None if cut is loop else cut
+
+
+def _reversed(loop: Loop, beside: Sequence[Loop]) -> Iterator[Symbol]:
+    """Each axis along which a loop reads backwards what a scan beside it stores."""
+    steps = {x.buffer: coefficient(x.index, *x.reduce_axes) for x in beside if x.scan}
+    for value in walk(loop.operands):
+        if value.op == "load" and (step := steps.get(value.attr[0])) is not None:
+            for axis in loop.axes:
+                own = coefficient(value.attr[1], axis)
+                if own is not None and own[0] == -1 * step[0] and own[0] != 0:
+                    yield axis
+
+
+def _in_pieces(loop: Loop, beside: Sequence[Loop]) -> Iterator[tuple[Symbol, Size]]:
+    """Each axis that is two of another loop's, of which the inner one is scanned; its length."""
+    for other in (x for x in beside if x.scan):
+        (piece,) = other.reduce_axes
+        for number in other.axes:
+            step, steps = coefficient(other.index, piece), coefficient(other.index, number)
+            if step is None or steps is None or piece.hi is None or number.hi is None:
+                continue
+            if steps[0] == step[0] * piece.hi:
+                whole = piece.hi * number.hi
+                yield from ((axis, piece.hi) for axis in loop.axes if axis.hi == whole)
 
 
 def split_symbols(axis: Symbol, chunk: Size) -> tuple[Symbol, Symbol, Size]:

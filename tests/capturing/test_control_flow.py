@@ -208,8 +208,10 @@ def test_an_associative_scan_of_elements_is_one_node(fn: Any) -> None:
 @pytest.mark.parametrize("sizes", [(1, 4), (2, 4), (9, 4)])
 def test_an_associative_scan_of_open_length(sizes: tuple[int, ...]) -> None:
     compiled = fusee.compile(scanned_by_points, fullgraph=True, dynamic=True)
+    back = fusee.compile(scanned_back_in_pairs, fullgraph=True, dynamic=True)
     for x in (X, torch.linspace(-1, 1, 24).reshape(6, 4), torch.ones(sizes)):
         _close(compiled(x), _by_points_of(x))
+        _close(back(x.T), scanned_back_in_pairs(x.T))
 
 
 def _by_points_of(x: T) -> Any:

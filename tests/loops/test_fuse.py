@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fusee.backends import lookup
+from fusee.fake.combine import SCAN, combine_of
 from fusee.loops import Buffer, Kernel, Loop, Role, Values, kernel_of
 from fusee.loops.copies import gathered
 from fusee.loops.schedule import are_apart, writes
@@ -141,3 +142,29 @@ def test_elements_between_those_of_rows_of_open_sizesare_apart() -> None:
     index = i.expr * size.expr * 2 + j.expr * 2
     assert are_apart(index, index + 1, (i, j)) and not are_apart(index, index + 2, (i, j))
     assert not are_apart(index, index + size.expr, (i, j))
+
+
+def test_a_scan_by_a_function_its_operands_and_its_readers_are_one_kernel() -> None:
+    combine = combine_of(lambda a, b, c, d: (a * c, c * b + d), [torch.float32] * 2, 4)
+    assert combine is not None
+    dt, a, x = torch.randn(2, 3, 9), torch.randn(3, 8), torch.randn(2, 9, 8)
+
+    def states(dt: Tensor, a: Tensor, x: Tensor) -> Any:
+        decay, given = (dt[..., None] * a[:, None]).exp(), dt[..., None] * x[:, None]
+        (_, h) = SCAN([y.permute(2, 0, 1, 3) for y in (decay, given)], combine.text)
+        return h.transpose(0, 1).reshape(18, 3, 8).to(torch.bfloat16)
+
+    (kernel,) = kernels_of(states, dt, a, x)
+    assert "associative_scan" in kernel.origin and "_to_copy" in kernel.origin
+
+    def back(dt: Tensor, x: Tensor) -> Any:
+        (_, h) = SCAN([dt.exp().flip(0), x.flip(0)], combine.text)
+        return h.flip(0) + 1
+
+    assert len(kernels_of(back, torch.randn(9, 4, 8, 2), torch.randn(9, 4, 8, 2))) == 1
+
+    def both(dt: Tensor, x: Tensor) -> Any:
+        h, g = SCAN([dt.exp(), x.sin()], combine.text)
+        return h + 1, g.cos()
+
+    assert len(kernels_of(both, torch.randn(9, 4, 8, 2), torch.randn(9, 4, 8, 2))) == 1

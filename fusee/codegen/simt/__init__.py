@@ -196,6 +196,8 @@ class _Mapping:
         self.reloads = reads_back(kernel.phases, list(self.orders.values()))
         self.split: Sharing | None = None
         self.row: Symbol | None = None
+        while scans and self.vec > 1 and hint(self._space()) < ENOUGH:
+            self.vec //= 2  # each waits for what it carries: the more there are, the better
         if not short and not scans:
             self.team = self._team()
         self.tile: SharedTile | None = None

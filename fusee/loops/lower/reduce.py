@@ -10,7 +10,9 @@ import torch
 
 from fusee.loops import (
     Acc,
+    Buffer,
     Loop,
+    Profile,
     Value,
     cast,
     const,
@@ -41,7 +43,7 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import converted, squeeze
 from fusee.loops.operators import abs_, exp, is_true, itself_times, log, power, unary
-from fusee.sym import Size, Symbol, count_points, floordiv, hint, product
+from fusee.sym import Size, Symbol, count_points, floordiv, hint, maximum, product
 
 # ---------------------------------------------------------------------------- reduce
 
@@ -573,18 +575,38 @@ lowers("cummin")(_extreme_so_far("min"))
 # ------------------------------------------------------------------------------ folds
 # Scans with a function of the program's (fusee/loops/associative.py). An accumulator carries each
 # value that the function gives from one element to the next.
+#
+# Where threads by the thousand would wait for a few long scans, these go in pieces: what each piece
+# comes to is found first, then scanned, and each piece begins anew with what came before it.
 
 
 class _Refused(Exception):
     """A function that is no expression of one element."""
 
 
-def _folds(call: OpCall, xs: Sequence[Tensor], text: str) -> list[tuple[Acc, Value]]:
-    """What the accumulators of a scan become at the general element, whose axis r0 is the first."""
+def _folds(
+    call: OpCall, xs: Sequence[Tensor], text: str, before: Sequence[Tensor] = ()
+) -> list[tuple[Acc, Value]]:
+    """What the accumulators of a scan become at the general element, whose axis r0 is the first.
+
+    before   what the pieces come to, whose number is the second axis, each with those before it
+    """
     lowering, shape = call.lowering, xs[0].shape
     running = lowering.axis("r0", shape[0]).expr
     index = (running, *lowering.axes(shape)[1:])
     accs = [lowering.accumulator("fold", opmath(x.dtype)) for x in xs]
+    first = op("eq", lowering.values.index(running), 0)
+
+    def leaf(x: Tensor | None, acc: Acc) -> Tensor:
+        def at(ix: Index) -> Value:
+            if x is not None:
+                return cast(x.at(ix), acc.dtype)
+            carried = lowering.values.carry(acc)
+            if not before:
+                return carried
+            return where(first, begun[acc].at((maximum(ix[1] - 1, 0), *ix[2:])), carried)
+
+        return lowering.computed(shape, acc.dtype, at)
 
     def apply(one: CombineCall, args: Any, kwargs: Any) -> Tensor:
         meta = Meta(shape, one.dtype, contiguous(shape))
@@ -595,15 +617,12 @@ def _folds(call: OpCall, xs: Sequence[Tensor], text: str) -> list[tuple[Acc, Val
         found: Tensor = bound(HANDLERS[one.op], inner, args, kwargs)
         return found
 
-    def before_here(acc: Acc) -> Tensor:
-        return lowering.computed(shape, acc.dtype, lambda ix: lowering.values.carry(acc))
-
-    before = [*map(before_here, accs)]
-    present = [converted(x, acc.dtype) for x, acc in zip(xs, accs, strict=True)]
+    begun = dict(zip(accs, before))
+    present = [*map(leaf, xs, accs)]
     steps = len(lowering.graph.steps)
-    found = parsed(text).values([*before, *present], apply)
-    first = op("eq", lowering.values.index(running), 0)
-    rows = [where(first, x.at(index), y.at(index)) for x, y in zip(present, found, strict=True)]
+    found = parsed(text).values([*(leaf(None, acc) for acc in accs), *present], apply)
+    alone = first & op("eq", lowering.values.index(index[1]), 0) if before else first
+    rows = [where(alone, x.at(index), y.at(index)) for x, y in zip(present, found, strict=True)]
     if len(lowering.graph.steps) > steps or any(v.op == "check" for v in walk(rows)):
         raise _Refused("it takes more than a step of a loop")
     return [*zip(accs, rows, strict=True)]
@@ -626,18 +645,58 @@ def _associative_scan(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Ten
     lowering, shape = call.lowering, xs[0].shape
     if shape[0] == 1:
         return [lowering.computed(shape, x.dtype, x.at, (x,)) for x in xs]
+    results = [lowering.buffer(shape, x.dtype) for x in xs]
+    length = _piece(lowering.values.profile, shape)
+    if not length:
+        _emit_folds(call, xs, results, lambda ix: ix, _folds(call, xs, text))
+        return [*map(lowering.whole, results)]
+    count = shape[0] // length
+
+    def apart(x: Tensor) -> Tensor:
+        at = lambda ix: x.at((ix[1] * length + ix[0], *ix[2:]))  # noqa: E731
+        return lowering.computed((length, count, *shape[1:]), x.dtype, at, (x,))
+
+    pieces, every = [*map(apart, xs)], replace(call, used=(True,) * len(xs))
+    totals = [lowering.buffer((count, *shape[1:]), opmath(x.dtype)) for x in xs]
+    _emit_folds(every, pieces, totals, lambda ix: ix[1:], _folds(call, pieces, text), scan=False)
+    before = _associative_scan(every, [*map(lowering.whole, totals)], text)
+    folds = _folds(call, pieces, text, before)
+    _emit_folds(call, pieces, results, lambda ix: (ix[1] * length + ix[0], *ix[2:]), folds)
+    return [*map(lowering.whole, results)]
+
+
+# Elements of a piece, at most and at least.
+_PIECE, _SHORT = 64, 16
+
+
+def _piece(profile: Profile, shape: Shape) -> int:
+    """How many elements of a scan a thread goes through; 0: all of them."""
+    if not profile.shares or hint(product(shape[1:])) >= profile.many:
+        return 0
+    if not isinstance(shape[0], int) or shape[0] < 2 * _PIECE:
+        return 0
+    return next((n for n in range(_PIECE, _SHORT - 1, -1) if shape[0] % n == 0), 0)
+
+
+def _emit_folds(
+    call: OpCall,
+    xs: Sequence[Tensor],
+    buffers: Sequence[Buffer],
+    place: Callable[[Index], Index],
+    folds: Sequence[tuple[Acc, Value]],
+    scan: bool = True,
+) -> None:
+    """A loop for each result that is used: it stores each value, or without `scan` the last."""
+    lowering, shape = call.lowering, xs[0].shape
     running = lowering.axis("r0", shape[0])
     axes = tuple(lowering.axis(f"i{k}", n) for k, n in enumerate(shape) if k > 0 and n != 1)
-    folds, results = _folds(call, xs, text), list[Tensor]()
-    for (acc, value), x, is_used in zip(folds, xs, call.used, strict=True):
-        buffer = lowering.buffer(shape, x.dtype)
-        index = buffer.index((running.expr, *lowering.axes(shape)[1:]))
+    at = place((running.expr, *lowering.axes(shape)[1:]))
+    for (acc, value), buffer, is_used in zip(folds, buffers, call.used, strict=True):
         if is_used:
             others = _carried_by(value, dict(folds), acc)
-            loop = Loop(buffer, axes, index, value, (running,), acc, scan=True, folds=others)
+            index = buffer.index(at)
+            loop = Loop(buffer, axes, index, value, (running,), acc, scan=scan, folds=others)
             lowering.emit(loop)
-        results.append(lowering.whole(buffer))
-    return results
 
 
 def _carried_by(

@@ -75,7 +75,7 @@ def _states(dt: Tensor, a: Tensor, x: Tensor) -> Any:
     combine = lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1])  # noqa: E731
     given = decay, dt[..., None] * x[:, None]
     decays, states = associative_scan(combine, given, 2, combine_mode="generic")
-    return decays, states.transpose(1, 2).to(torch.bfloat16), states[:, :, -1]
+    return decays, states.transpose(1, 2).double(), states[:, :, -1]
 
 
 def _running_weights(x: Tensor) -> Any:
@@ -112,6 +112,9 @@ FUNCTIONS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "long": lambda: (lambda x: (x.var((0, 2, 3)), x.sum((0, 2, 3))), numbers(8, 16, 33, 32)),
     "scans": lambda: (
         lambda x: (x.cumprod(-1), x.logcumsumexp(0), x.logsumexp(1)), numbers(5, 9)),
+    "long states": lambda: (_states, numbers(2, 3, 130), numbers(3, 8), numbers(2, 130, 8)),
+    "long running weights": lambda: (_running_weights, numbers(192, 5)),
+    "longer": lambda: (_running_weights, numbers(4096, 2)),
     "states": lambda: (_states, numbers(2, 3, 9), numbers(3, 8), numbers(2, 9, 8)),
     "states of odd size": lambda: (_states, numbers(2, 3, 9), numbers(3, 5), numbers(2, 9, 5)),
     "running weights": lambda: (_running_weights, numbers(3, 7, 5)),
