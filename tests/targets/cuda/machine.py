@@ -116,7 +116,7 @@ class Machine:
             else:
                 self.code[-1].append(line.strip())
         shared = re.search(r"@shared = .* \[(\d+) x i8\]", module)
-        self.shared = int(shared.group(1)) if shared else 0
+        self.shared = -(-int(shared.group(1)) // 16) * 16 if shared else 0  # aligned for each block
         self.buffers: list[Array] = []
         self.owners: list[Array | None] = []
         self.free: set[int] = set()

@@ -115,6 +115,17 @@ def test_rows_that_do_not_fit_the_registers(gpu: Simulated) -> None:
     agree(lambda x: F.layer_norm(x, x.shape[-1:]), numbers(2, 33_001))
 
 
+def test_teams_without_a_row_read_no_other_teams(gpu: Simulated) -> None:
+    """Which may not have stored yet what is read back: six rows for eight teams of a block."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = F.silu(F.layer_norm(x.sigmoid().tanh(), (40,)))
+        return x, F.layer_norm(x, (40,))
+
+    agree(fn, numbers(6, 40))
+    assert len(gpu.codes) == 1
+
+
 # few results of many elements: blocks share them, and the last one goes on
 SHARED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "a sum": (lambda x: (x * x).sum(), (300_000,)),
