@@ -540,7 +540,7 @@ class Machine:
         if "barrier" in name or "bar.warp" in name:
             self._meet(mask, WARP if "warp" in name else self.threads)
             self.warp_epoch[mask] += 1
-            if "warp" not in name:
+            if "warp" not in name or self.threads <= WARP:
                 self.epoch[np.unique(self.block[mask])] += 1
                 self.settled[mask] = self.fences[mask]
             return None

@@ -197,6 +197,15 @@ def test_norms_beside_a_large_mean(gpu: Simulated, program: str) -> None:
     assert rms(got - exact) < 2 * rms(in_rows - exact)
 
 
+def test_norms_of_groups_of_open_sizes(gpu: Simulated) -> None:
+    """Blocks of a warp for small images, which more pixels share by and by."""
+    compiled = fusee.compile(F.group_norm, dynamic=True, options={"cache": False})
+    for n, height, width in [(3, 7, 20), (2, 64, 64), (1, 5, 7), (30, 8, 8)]:
+        x = numbers(n, 32, height, width).contiguous(memory_format=torch.channels_last)
+        close(compiled(x, 4), F.group_norm(x.contiguous(), 4), 1e-5)
+    assert len(gpu.codes) <= 4
+
+
 @pytest.mark.parametrize("program", ["kept in registers", "shared by blocks"])
 def test_what_is_normed_is_stored_by_the_same_kernel(gpu: Simulated, program: str) -> None:
     """A residual: its axis of channels is two of the norm's. So are pixels that are one axis."""
