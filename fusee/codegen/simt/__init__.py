@@ -244,7 +244,8 @@ class _Mapping:
             while any(not divides(self.vec, axis.hi) for axis in last if axis.hi is not None):
                 self.vec //= 2
             chunks = max(max(counts) // self.vec, 1)
-            few = max(KEPT // self.vec, 1)
+            # blocks that have a processor each, or half of one, need threads to hide its latencies
+            few = max((KEPT if points > FEW_GROUPS else KEPT // 2) // self.vec, 1)
             threads = min(_power(chunks), WARP)
             if chunks > few * WARP:
                 threads = min(max(_power(-(-chunks // few)), 2 * WARP), LARGEST)
@@ -764,6 +765,10 @@ class _Mapping:
             count = level.op(f"mul i64 {count}, {ctx.size_of(axis)}")
         if team.along and self.vec > 1:
             count = level.op(f"lshr i64 {count}, {self.vec.bit_length() - 1}")
+        if (
+            self.reloads and body.skips is not None
+        ):  # another team may be storing what it would read
+            count = level.op(f"select i1 {body.skips}, i64 0, i64 {count}")
         first = member
         if self.split is not None and self._is_split(phase):
             steps = ctx.param("steps", self.split.steps)

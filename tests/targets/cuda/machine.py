@@ -116,7 +116,7 @@ class Machine:
             else:
                 self.code[-1].append(line.strip())
         shared = re.search(r"@shared = .* \[(\d+) x i8\]", module)
-        self.shared = int(shared.group(1)) if shared else 0
+        self.shared = -(-int(shared.group(1)) // 16) * 16 if shared else 0  # aligned for each block
         self.buffers: list[Array] = []
         self.owners: list[Array | None] = []
         self.free: set[int] = set()
@@ -540,7 +540,7 @@ class Machine:
         if "barrier" in name or "bar.warp" in name:
             self._meet(mask, WARP if "warp" in name else self.threads)
             self.warp_epoch[mask] += 1
-            if "warp" not in name:
+            if "warp" not in name or self.threads <= WARP:
                 self.epoch[np.unique(self.block[mask])] += 1
                 self.settled[mask] = self.fences[mask]
             return None

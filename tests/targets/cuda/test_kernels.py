@@ -115,6 +115,17 @@ def test_rows_that_do_not_fit_the_registers(gpu: Simulated) -> None:
     agree(lambda x: F.layer_norm(x, x.shape[-1:]), numbers(2, 33_001))
 
 
+def test_teams_without_a_row_read_no_other_teams(gpu: Simulated) -> None:
+    """Which may not have stored yet what is read back: six rows for eight teams of a block."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = F.silu(F.layer_norm(x.sigmoid().tanh(), (40,)))
+        return x, F.layer_norm(x, (40,))
+
+    agree(fn, numbers(6, 40))
+    assert len(gpu.codes) == 1
+
+
 # few results of many elements: blocks share them, and the last one goes on
 SHARED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "a sum": (lambda x: (x * x).sum(), (300_000,)),
@@ -184,6 +195,15 @@ def test_norms_beside_a_large_mean(gpu: Simulated, program: str) -> None:
     exact = F.group_norm(x.double(), groups)
     in_rows = F.group_norm(x.contiguous(), groups)  # eager's of channels-last is 0.2 away
     assert rms(got - exact) < 2 * rms(in_rows - exact)
+
+
+def test_norms_of_groups_of_open_sizes(gpu: Simulated) -> None:
+    """Blocks of a warp for small images, which more pixels share by and by."""
+    compiled = fusee.compile(F.group_norm, dynamic=True, options={"cache": False})
+    for n, height, width in [(3, 7, 20), (2, 64, 64), (1, 5, 7), (30, 8, 8)]:
+        x = numbers(n, 32, height, width).contiguous(memory_format=torch.channels_last)
+        close(compiled(x, 4), F.group_norm(x.contiguous(), 4), 1e-5)
+    assert len(gpu.codes) <= 4
 
 
 @pytest.mark.parametrize("program", ["kept in registers", "shared by blocks"])
