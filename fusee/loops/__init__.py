@@ -759,3 +759,12 @@ def joined(origins: Iterable[str]) -> str:
         places.setdefault(place, []).append(names)
     rows = (f"{', '.join(dict.fromkeys(n))} {place}".strip() for place, n in places.items())
     return " + ".join(rows)
+
+
+@dataclass
+class Schedule:
+    """What runs of a graph, in order, and why loops stayed apart."""
+
+    graph: LoopGraph
+    items: list[Kernel | Extern]
+    refusals: list[str]

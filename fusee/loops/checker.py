@@ -32,6 +32,7 @@ from fusee.loops import (
     Kernel,
     Loop,
     LoopGraph,
+    Schedule,
     Statement,
     Step,
     Store,
@@ -42,7 +43,6 @@ from fusee.loops import (
     payloads,
     walk,
 )
-from fusee.loops.fusion import Schedule
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
 from fusee.loops.schedule import reads, views, writes
 from fusee.sym import (

@@ -28,6 +28,7 @@ from fusee.loops import (
     LoopGraph,
     Phase,
     Profile,
+    Schedule,
     Statement,
     Store,
     Value,
@@ -36,10 +37,9 @@ from fusee.loops import (
     joined,
     walk,
 )
-from fusee.loops.copies import gathered
+from fusee.loops.memory import are_apart, gathered, is_update, reads_only_at
 from fusee.loops.schedule import (
     AGAIN,
-    are_apart,
     are_few,
     checks,
     cut_apart,
@@ -48,12 +48,10 @@ from fusee.loops.schedule import (
     cuts_of,
     ends_of,
     in_one_pass,
-    is_update,
     order_loops,
     points_of,
     reads,
     reads_back,
-    reads_only_at,
     rewritten,
     size,
     split_loop,
@@ -181,15 +179,6 @@ class Placement:
     inner: tuple[Symbol, ...]
     saved_bytes: int
     whole: Group | None = None  # what `group` is a copy of, with an axis that is cut in two
-
-
-@dataclass
-class Schedule:
-    """What runs of a graph, in order, and why loops stayed apart."""
-
-    graph: LoopGraph
-    items: list[Kernel | Extern]
-    refusals: list[str]
 
 
 def fuse(graph: LoopGraph, merge: bool = True) -> Schedule:

@@ -1,4 +1,4 @@
-"""The memory plan: where in the arena each intermediate lives.
+"""The memory plan: where in the arena each intermediate lives, and what lies apart.
 
 Buffers whose lives don't overlap share bytes. Lives are ranges of schedule positions: a buffer
 lives from the item that writes it first to the item that reads it last, both included, so an item
@@ -9,16 +9,28 @@ order that fits best in the first call.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from fusee.loops import Buffer, Extern
-from fusee.loops.fusion import Schedule
-from fusee.loops.schedule import reads, views, writes
-from fusee.sym import Size, Symbol, hint, maximum
+from fusee.loops import (
+    Buffer,
+    Extern,
+    Kernel,
+    Loop,
+    Schedule,
+    Store,
+    Value,
+    index_of,
+    payloads,
+    walk,
+)
+from fusee.loops.schedule import first_write, reads, views, writes
+from fusee.sym import Size, Symbol, coefficient, divides, hint, maximum
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 # So many pairs of buffers may be alive together for the plan that looks at each of them.
@@ -271,3 +283,96 @@ def show_plan(plan: Plan) -> str:
     rows += [f"{place} = max{ends}" for place, ends in plan.places]
     rows += [f"{offset!s:>12} {size_bytes(b)!s:>12} {b}" for b, offset in plan.offsets.items()]
     return "\n".join(rows)
+
+
+# ---------------------------------------------------------------------------- copies
+# Copies of inputs in another layout or dtype, which may be made together: weights of convolutions
+# whose images lie by channels, weights under autocast. Each is a kernel before the call that takes
+# it. Behind each other they are one launch, if their text is one (targets/cuda/launch.py: Joined).
+
+
+def gathered(items: Sequence[Kernel | Extern], most: int) -> list[Kernel | Extern]:
+    """The items, with copies of inputs behind the first of them, those like each other together.
+
+    What comes after `most` bytes of them begins anew, not to lie there for long.
+    """
+    end = first_write(items)  # by then an input may have changed
+    writers = Counter(buffer for item in items for buffer in writes(item))
+    found: list[Sequence[Kernel | Extern]] = []
+    copies: list[Kernel] = []
+    room = 0
+    for item in items[:end]:
+        store = None if isinstance(item, Extern) else _copy(item)
+        if isinstance(item, Extern) or store is None or writers[store.buffer] > 1:
+            found.append([item])
+            continue
+        size = hint(store.buffer.size) * store.buffer.dtype.itemsize
+        if size > room:
+            copies, room = [], most
+            found.append(copies)
+        copies.append(item)
+        copies.sort(key=_likeness)
+        room -= size
+    return [*(item for row in found for item in row), *items[end:]]
+
+
+def _copy(kernel: Kernel) -> Store | None:
+    """The only store of a kernel that copies what was there before the call."""
+    store, *others = kernel.statements()
+    if others or not isinstance(store, Store) or store.mode != "set":
+        return None
+    value = store.value
+    while value.op == "cast":
+        (value,) = value.args
+    is_load = value.op == "load" and not value.operands and not payloads(store.index)
+    given = is_load and value.attr[0].role in ("input", "derived", "constant")
+    return store if given and store.buffer.role == "scratch" else None
+
+
+def _likeness(kernel: Kernel) -> list[int]:
+    """Equal for copies that may have one text: they differ in sizes alone."""
+    indices = [s.index for s in kernel.statements() if isinstance(s, Store)]
+    indices += [index_of(value) for value in walk(kernel.operands) if value.op == "load"]
+    sizes = [(coefficient(index, axis) or (0, 0))[0] for index in indices for axis in kernel.outer]
+    sizes += [axis.hi or 0 for axis in kernel.outer[-1:]]
+    return [len(kernel.outer), *(math.gcd(n, 16) if isinstance(n, int) else 0 for n in sizes)]
+
+
+# ---------------------------------------------------------------------------- places
+
+
+def is_update(loop: Loop) -> bool:
+    """Whether a loop changes a tensor of the caller's, each element from that element at most."""
+    if loop.buffer.role != "input" or loop.acc is not None or loop.mode != "set" or loop.ordered:
+        return False
+    return reads_only_at(loop.value, loop.buffer, loop.index)
+
+
+def reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
+    loads = [v for v in walk([value]) if v.op == "load" and v.attr[0] is buffer]
+    return all(v.attr[1] == index for v in loads)
+
+
+def are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:
+    """Whether two indices with the same steps never meet: rows in one piece, side by side."""
+    distance = a - b
+    if not isinstance(distance, int) or distance == 0:
+        return False
+    distance, row, beyond = abs(distance), 0, list[Size]()
+    for axis in axes:
+        parts = coefficient(b, axis)
+        if parts is None:
+            return False
+        step, b = parts
+        if step == 0:
+            continue
+        if not isinstance(step, int) or abs(step) >= distance:
+            beyond.append(step)
+        elif isinstance(axis.hi, int):
+            row += abs(step) * (axis.hi - 1)
+        else:
+            return False
+    known = [abs(step) for step in beyond if isinstance(step, int)]
+    pitch = min(known, default=distance + row + 1)
+    aligned = isinstance(b, int) and all(divides(pitch, step) for step in beyond)
+    return aligned and row < distance and distance + row < pitch

@@ -22,6 +22,7 @@ from fusee.loops import (
     LoopGraph,
     Phase,
     Role,
+    Schedule,
     Step,
     Store,
     Values,
@@ -29,7 +30,7 @@ from fusee.loops import (
     op,
 )
 from fusee.loops.checker import check_graph, check_plan, check_schedule
-from fusee.loops.fusion import Schedule, fuse
+from fusee.loops.fusion import fuse
 from fusee.loops.memory import Plan, plan_memory
 from fusee.sym import Symbol
 from tests.aten.harness import one_node

@@ -13,8 +13,8 @@ from torch import Tensor
 from fusee.backends import lookup
 from fusee.fake.combine import SCAN, combine_of
 from fusee.loops import Buffer, Kernel, Loop, Role, Values, kernel_of
-from fusee.loops.copies import gathered
-from fusee.loops.schedule import are_apart, writes
+from fusee.loops.memory import are_apart, gathered
+from fusee.loops.schedule import writes
 from fusee.sym import Size, Symbol
 from tests.aten.harness import one_node
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fusee.loops import Buffer, Kernel, LoopGraph, Phase, Store, Values, memory
-from fusee.loops.fusion import Schedule
+from fusee.loops import Buffer, Kernel, LoopGraph, Phase, Schedule, Store, Values, memory
 from fusee.loops.memory import plan_memory, size_bytes
 from fusee.sym import Size, Symbol, hint, substitute
 

@@ -21,8 +21,7 @@ from torch import fx, nn
 import fusee
 from fusee.aten import AtenGraph
 from fusee.backends import native
-from fusee.loops import LoopGraph
-from fusee.loops.fusion import Schedule
+from fusee.loops import LoopGraph, Schedule
 from fusee.loops.memory import Plan
 
 FORMS = (fx.GraphModule, fx.Graph, AtenGraph, LoopGraph, Schedule, Plan)
