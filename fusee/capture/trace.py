@@ -12,6 +12,7 @@ import inspect
 import itertools
 import types
 import warnings
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -485,7 +486,8 @@ class _Attempt:
         seen = "" if stop is None else stop.memory
         made = [node for node in self.recorder.graph.nodes if node.name == seen]
         rebuild.outputs += (node.meta["example_value"] for node in made)
-        names = [*f.locals.items()]
+        unread = overwritten(f.code, f.program, f.at) - {*f.code.co_cellvars}
+        names = [(n, x) for n, x in f.locals.items() if n not in unread or not self._is_lost(x)]
         if self.machine.handled is not None:
             names.append((".h", self.machine.handled))
         variables = ", ".join(f"{name!r}: {rebuild.value(value)}" for name, value in names)
@@ -493,6 +495,15 @@ class _Attempt:
         own = {n: c for n, c in f.cells.items() if n not in f.code.co_freevars}
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
         return f"{{{variables}}}, [{stack}], {{{cells}}}"
+
+    def _is_lost(self, x: Any) -> bool:
+        """Whether nobody can tell that a variable which nothing reads any more has no value.
+
+        A tensor that the graph would give might cost a copy; or have no gradient, since the program
+        wrote to what that depends on.
+        """
+        is_made = type(x) is FakeTensor and self.world.origin(x) is None
+        return is_made and id(x) not in self.world.seen and not weakref.getweakrefcount(x)
 
 
 def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
