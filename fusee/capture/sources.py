@@ -568,7 +568,8 @@ def size_source(
     read: Mapping[Symbol, str] = types.MappingProxyType({}),
 ) -> str:
     """Python for a size, given where its symbols come from; `read`: those that are expressions."""
-    named = {s: Symbol(read.get(s) or source.variable(origins[s])).expr for s in symbols(a)}
+    found = {s: read.get(s) or source.variable(origins[s]) for s in symbols(a)}
+    named = {s: Symbol(text, s.lo).expr for s, text in found.items()}
     text = str(substitute(a, named))
     for name in ("min", "max"):
         if f"{name}(" in text:

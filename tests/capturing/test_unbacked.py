@@ -627,6 +627,8 @@ def _joined(x: Tensor, k: int) -> Tensor:
         (lambda x, k: x.add_(1).reshape(2, 2, k), (4, 4)), (lambda x, k: torch.ones(4).view(k), 4),
         (_joined, (4, 4)), (lambda x, k: torch.ones(2, k) @ x, (4, 4)),
         (lambda x, k: x.unflatten(0, (k, 2)), (4, 4)), (lambda x, k: x[0].expand(k, 4), (4, 4)),
+        (lambda x, k: (x[:k].shape, x[-k:].numel()), 4), (lambda x, k: x[:, k:].shape, (4, 4)),
+        (lambda x, k: x.split([k, 4 - k]), 4), (lambda x, k: x.add_(1).split([4 - k, k]), 4),
     ],
 )  # fmt: skip
 def test_a_size_that_only_data_knows_must_fit_where_it_is_used(
