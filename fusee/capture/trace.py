@@ -12,7 +12,6 @@ import inspect
 import itertools
 import types
 import warnings
-import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -486,24 +485,30 @@ class _Attempt:
         seen = "" if stop is None else stop.memory
         made = [node for node in self.recorder.graph.nodes if node.name == seen]
         rebuild.outputs += (node.meta["example_value"] for node in made)
-        unread = overwritten(f.code, f.program, f.at) - {*f.code.co_cellvars}
-        names = [(n, x) for n, x in f.locals.items() if n not in unread or not self._is_lost(x)]
+        names = [*f.locals.items()]
         if self.machine.handled is not None:
             names.append((".h", self.machine.handled))
-        variables = ", ".join(f"{name!r}: {rebuild.value(value)}" for name, value in names)
+        unread = overwritten(f.code, f.program, f.at) - {*f.code.co_cellvars}
+        texts = {name: rebuild.value(value) for name, value in names if name not in unread}
         stack = "".join(f"{rebuild.value(x)}, " for x in f.stack)
         own = {n: c for n, c in f.cells.items() if n not in f.code.co_freevars}
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
+        for name, x in names:
+            if name in unread:  # who looks at frames finds it
+                texts[name] = rebuild.value(self._without_history(x, rebuild))
+        variables = ", ".join(f"{name!r}: {texts[name]}" for name, _ in names)
         return f"{{{variables}}}, [{stack}], {{{cells}}}"
 
-    def _is_lost(self, x: Any) -> bool:
-        """Whether nobody can tell that a variable which nothing reads any more has no value.
-
-        A tensor that the graph would give might cost a copy; or have no gradient, since the program
-        wrote to what that depends on.
-        """
-        is_made = type(x) is FakeTensor and self.world.origin(x) is None
-        return is_made and id(x) not in self.world.seen and not weakref.getweakrefcount(x)
+    def _without_history(self, x: Any, rebuild: Rebuild) -> Any:
+        """What a variable holds that nothing reads; a tensor of which nobody else knows can have no
+        gradient, for which the program may have written to what that depends on."""
+        if type(x) is not FakeTensor or self.world.origin(x) is not None or rebuild.has(x):
+            return x
+        with torch._C.DisableTorchFunction():
+            has_history = x.requires_grad and not x.is_leaf and id(x) not in self.world.seen
+        if not has_history or not self.recorder.writers(self.recorder.graph.nodes):
+            return x
+        return self.recorder.call(torch.Tensor.detach, x)
 
 
 def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
