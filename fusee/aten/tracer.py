@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from fusee.aten import inverse
 from fusee.aten.scalars import on_tensors, with_scalars
@@ -267,10 +268,8 @@ class Builder:
         """`tensor`, until now `value`, gets another geometry; `old` stands for it in its views."""
         for node in self.graph.nodes:
             val = node.meta.get("val")
-            if val is tensor:
-                node.meta["val"] = old
-            elif isinstance(val, (tuple, list)) and any(x is tensor for x in val):
-                node.meta["val"] = type(val)([old if x is tensor else x for x in val])
+            if val is tensor or (isinstance(val, (tuple, list)) and any(x is tensor for x in val)):
+                node.meta["val"] = pytree.tree_map(lambda x: old if x is tensor else x, val)
         value.tensor = old
         self.values[id(old)] = value
         del self.values[id(tensor)]

@@ -32,6 +32,7 @@ from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import CUTS, GraphCompiler, Sidecar
+from fusee.sym.shape_env import is_unbacked
 
 
 @dataclass(frozen=True)
@@ -623,7 +624,8 @@ def _has_nothing(gm: fx.GraphModule) -> bool:
         if node.op == "call_function" and module.partition(".")[0] not in ("torch", "_operator"):
             return False
         value = node.meta.get("example_value")
-        is_empty |= isinstance(value, torch.Tensor) and 0 in value.shape
+        sizes = value.shape if isinstance(value, torch.Tensor) else ()
+        is_empty |= any(n == 0 for n in sizes if not is_unbacked(n))
     return is_empty
 
 

@@ -405,10 +405,9 @@ class Site:
         if self.place.at < 0 or not limit <= len(self.entries) < limit * _MOST_TURNS:
             return len(self.entries)
         with torch._C.DisableTorchFunction():
-            look = looking(values)
             seen = [e.captured.facts for e in self.entries if e.is_found or e.made_at == turn]
-            rows = [filter(_is_of_turn, facts.rows) for facts in seen]
-            return len(self.entries) - sum(any(fails(x, look) for x in turns) for turns in rows)
+            rows = [(filter(_is_of_turn, x.rows), x.looking(values)) for x in seen]
+            return len(self.entries) - sum(any(fails(x, at) for x in turns) for turns, at in rows)
 
     def grows(self, values: Values) -> bool:
         """Whether a size, or an int, has been one more at each of the last calls (a cache's
@@ -528,6 +527,10 @@ class Index:
     def _reader(self, fact: Fact, kinds: dict[Any, type]) -> Callable[..., Hashable]:
         """A function of the variables that gives the value of the fact's object."""
         source = Source(kinds)
+        for origin in fact.origin.path()[:-1]:
+            if kind := kinds.get(origin):  # code of the user's might say what others' parts are
+                other = f"type({source.variable(origin)}) is not {source.constant(kind)}"
+                source.lines.append(f"if {other}: raise TypeError")
         text = f"_value({source.expression(fact.origin)})"
         body = "".join(f"    {line}\n" for line in source.lines)
         listed = ", ".join(map(variable, self.parameters))

@@ -484,7 +484,9 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
     for x in written if isinstance(written, (tuple, list)) else (written,):
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
             continue
-        steps = [(n, step) for n, step in zip(x.shape, x.stride()) if n > 1]
+        # no size of a result hangs on whether an open one is 0
+        axes = zip(x.shape, x.stride())
+        steps = [(n, step) for n, step in axes if (n > 1 if type(n) is int else n != 1)]
         reach = 1 + sum((n - 1) * step for n, step in steps)
         shares = x.numel() > reach or any(step == 0 for _, step in steps)
         if shares or any(_overlap(x, y, may_be_operand, place) for y in operands):

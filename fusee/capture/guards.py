@@ -27,6 +27,7 @@ from fusee.capture.sources import (
     Local,
     Origin,
     ResultOf,
+    Several,
     SizeOf,
     Source,
     StrideOf,
@@ -523,7 +524,7 @@ class TensorMatch(Fact):
     """A tensor as a TensorFact says."""
 
     TORCH = "TENSOR_MATCH"
-    INDEX = lambda x: tuple(x.shape), lambda known: _closed(known.size)
+    INDEX = lambda x: tuple(torch.Tensor.size(x)), lambda known: _closed(known.size)
     REMEDY = "tensors of one dtype, device and number of axes"
 
     def conditions(self, at: str, source: Source) -> list[str]:
@@ -548,12 +549,12 @@ class TensorMatch(Fact):
             found.append(f"{at}.is_leaf is {known.is_leaf}")  # writing to one in place is refused
         return found
 
-    def now(self, found: Any) -> TensorFact:
+    def now(self, found: Any) -> Any:
         with torch._C.DisableTorchFunction():
-            return TensorFact.of(found)
+            return TensorFact.of(found) if issubclass(type(found), torch.Tensor) else found
 
-    def fits(self, now: TensorFact) -> bool:
-        return bool(self.value.holds(now))
+    def fits(self, now: Any) -> bool:
+        return type(now) is TensorFact and bool(self.value.holds(now))
 
     def watched(self, seen: Watched) -> bool:
         return seen.tensor(self.origin)
@@ -690,8 +691,8 @@ class Facts:
         if key not in self._known:
             self._known.add(key)
             self._keep.append(value)
-            if kind is TypeMatch:
-                self.kinds[origin] = value
+            if kind in (TypeMatch, TensorMatch):
+                self.kinds[origin] = value if kind is TypeMatch else value.kind
             self.rows.append(kind(origin, value, where()))
 
     def include(self, more: Facts) -> None:
@@ -721,9 +722,13 @@ class Facts:
         """The check, a function of the locals, and its source."""
         source = Source(self.kinds)
         source.lines += [f"if not ({condition}): return False" for condition in conditions]
+        later = {origin for origin in self.listed if origin in self.kinds}
         for fact in self.rows:
+            self._ask_first(fact.origin, later, source)
             for condition in fact.conditions(source.expression(fact.origin), source):
                 source.lines.append(f"if not ({condition}): return False")
+        for origin in self.listed:
+            self._ask_first(origin, later, source)
         if self.listed:
             listed = ", ".join(map(source.expression, self.listed))
             source.lines.append(f"if _differs(_table.address, [{listed}]) >= 0: return False")
@@ -732,6 +737,16 @@ class Facts:
         text = f"{head}    except _gone:\n        return False\n"  # what is not there any more
         names = {**also, **source.names, "_gone": GONE}
         return define(text, "check", "guards", names), text
+
+    def _ask_first(self, origin: Origin, later: set[Origin], source: Source) -> None:
+        """Look at the class of what is to be compared later, before it is asked for a part."""
+        for part in origin.path():
+            for whole in part.parts if isinstance(part, Several) else ():
+                self._ask_first(whole, later, source)
+            if part is not origin and part in later:
+                later.discard(part)
+                other = f"type({source.variable(part)}) is not {source.constant(self.kinds[part])}"
+                source.lines.append(f"if {other}: return False")
 
     def unlike(self, look: Look) -> Fact | None:
         """The first fact that does not hold."""
@@ -756,7 +771,7 @@ class Facts:
         """As Fact.varying, of the fact that was missed and of all tensors and numbers."""
         found = [] if missed is None else [*missed[0].varying(missed[1])]
         with torch._C.DisableTorchFunction():  # modes of the program's would see it
-            look = looking(values)
+            look = self.looking(values)
             for fact in self.rows:
                 is_asked = missed is None or fact is not missed[0]
                 if is_asked and isinstance(fact, _VARYING) and fails(fact, look):
@@ -766,9 +781,13 @@ class Facts:
     def found(self, fact: Fact, values: Values) -> Any:
         """What is there for a fact with these locals; ABSENT if nothing is."""
         try:
-            return fact.found(looking(values))
+            return fact.found(self.looking(values))
         except GONE:
             return ABSENT
+
+    def looking(self, values: Values) -> Look:
+        """As `looking`, also where a fact before does not hold."""
+        return looking(values, self.kinds)
 
 
 def _hashable(value: Any) -> Any:

@@ -216,9 +216,9 @@ class Policy:
 # of it computes on tensors.
 _APART = frozenset(
     """
-    IPython PIL altair bokeh cvxpy dask datasets joblib librosa matplotlib mlflow mpl_toolkits
-    networkx numba pandas plotly polars pyarrow scipy seaborn skimage sklearn statsmodels sympy
-    tensorboard wandb xarray
+    IPython PIL altair bokeh cvxpy dask datasets executing icecream joblib librosa loguru
+    matplotlib mlflow mpl_toolkits networkx numba pandas plotly polars pyarrow rich scipy
+    seaborn skimage sklearn statsmodels structlog sympy tensorboard wandb xarray
     """.split()
 )
 # Python runs these as a whole: hardly a line of theirs computes on tensors.

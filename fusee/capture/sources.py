@@ -282,9 +282,6 @@ class Several(Origin):
     def code(self, parent: str, source: Source) -> str:
         return f"({', '.join(map(source.variable, self.parts))},)"
 
-    def find(self, of: Any) -> Any:
-        return tuple(map(looking(of), self.parts))
-
     def words_after(self, parent: str) -> str:
         return ", ".join(map(str, self.parts))
 
@@ -509,14 +506,24 @@ class Source:
 # The objects themselves, found without running code of the user's.
 
 
-def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
-    """A function that finds the object at an origin; it raises one of `GONE` if there is none."""
+def looking(
+    values: Mapping[str, Any], kinds: Mapping[Origin, type] = types.MappingProxyType({})
+) -> Callable[[Origin], Any]:
+    """A function that finds the object at an origin; it raises one of `GONE` if there is none.
+
+    kinds   classes without which nothing is a part: code of the user's might say what is
+    """
     known: dict[Origin, Any] = {}
 
     def look(origin: Origin) -> Any:
         for part in () if origin in known else origin.beyond(known):
             of = part.parent
-            known[part] = part.find(values if of is None else known[of])
+            if of is not None and type(known[of]) is not kinds.get(of, type(known[of])):
+                raise TypeError(f"{of} is no {kinds[of].__qualname__}")
+            if isinstance(part, Several):
+                known[part] = tuple(map(looking(values, kinds), part.parts))  # no cycle
+            else:
+                known[part] = part.find(values if of is None else known[of])
         return known[origin]
 
     return look
@@ -561,7 +568,8 @@ def size_source(
     read: Mapping[Symbol, str] = types.MappingProxyType({}),
 ) -> str:
     """Python for a size, given where its symbols come from; `read`: those that are expressions."""
-    named = {s: Symbol(read.get(s) or source.variable(origins[s])).expr for s in symbols(a)}
+    found = {s: read.get(s) or source.variable(origins[s]) for s in symbols(a)}
+    named = {s: Symbol(text, s.lo).expr for s, text in found.items()}
     text = str(substitute(a, named))
     for name in ("min", "max"):
         if f"{name}(" in text:

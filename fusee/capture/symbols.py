@@ -48,6 +48,7 @@ from fusee.sym.shape_env import (
     size_of,
     wrapped,
 )
+from fusee.sym.shape_env import is_unbacked as is_unbacked
 
 
 class Text:
@@ -327,12 +328,6 @@ _REAL = {int, float, bool, torch.SymInt, torch.SymFloat}
 _EXTREMES: dict[Any, Any] = {max: torch.sym_max, min: torch.sym_min}
 
 
-def is_unbacked(x: Any) -> bool:
-    """Whether `x` is an integer that only data knows."""
-    size = size_of(x) if type(x) is torch.SymInt else None
-    return size is not None and bool(x.node.env.data.of(size))
-
-
 def was_unbacked(x: Any) -> bool:
     """Whether only data knew `x` before a call told: which raises where that does not hold."""
     node = x.node if type(x) is torch.SymInt else None
@@ -425,13 +420,13 @@ class Symbols:
                     self.shown.setdefault(symbol, (x, axis))
 
     def check_sizes(self, expects: Callable[[Any], bool]) -> None:
-        """Let the graph check that no size of a call is -1, which stands for another one there."""
+        """Let the graph check what torch's code has guessed of sizes and numbers in a call."""
         found = self.env.data.as_sizes
         while found:
             holds: Any = torch.SymBool(BoolNode(self.env, *found.pop()))  # type: ignore[no-untyped-call]
             if not expects(holds):
                 raise GraphBreak(
-                    f"whether {holds.node} shows only in the data: -1 is no size of its own",
+                    f"whether {holds.node} shows only in the data, and sizes hang on it",
                     "torch._check() it before, in a graph that writes to none of its inputs",
                 )
 

@@ -488,11 +488,27 @@ class _Attempt:
         names = [*f.locals.items()]
         if self.machine.handled is not None:
             names.append((".h", self.machine.handled))
-        variables = ", ".join(f"{name!r}: {rebuild.value(value)}" for name, value in names)
+        unread = overwritten(f.code, f.program, f.at) - {*f.code.co_cellvars}
+        texts = {name: rebuild.value(value) for name, value in names if name not in unread}
         stack = "".join(f"{rebuild.value(x)}, " for x in f.stack)
         own = {n: c for n, c in f.cells.items() if n not in f.code.co_freevars}
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
+        for name, x in names:
+            if name in unread:  # who looks at frames finds it
+                texts[name] = rebuild.value(self._without_history(x, rebuild))
+        variables = ", ".join(f"{name!r}: {texts[name]}" for name, _ in names)
         return f"{{{variables}}}, [{stack}], {{{cells}}}"
+
+    def _without_history(self, x: Any, rebuild: Rebuild) -> Any:
+        """What a variable holds that nothing reads; a tensor of which nobody else knows can have no
+        gradient, for which the program may have written to what that depends on."""
+        if type(x) is not FakeTensor or self.world.origin(x) is not None or rebuild.has(x):
+            return x
+        with torch._C.DisableTorchFunction():
+            has_history = x.requires_grad and not x.is_leaf and id(x) not in self.world.seen
+        if not has_history or not self.recorder.writers(self.recorder.graph.nodes):
+            return x
+        return self.recorder.call(torch.Tensor.detach, x)
 
 
 def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:

@@ -62,10 +62,19 @@ def equal(a: Sizes, b: Sizes) -> bool:
 
 def let_be_equal(a: Sizes, b: Sizes) -> None:
     """Let sizes be equal of which only data knows one, or eager raises."""
-    for is_alike in map(operator.eq, a, b):
-        is_ours = isinstance(is_alike, torch.SymBool) and type(is_alike.node) is BoolNode
-        if is_ours and is_alike.node.is_pending():
-            is_alike.node.env.data.require(is_alike.node.a, "==", is_alike.node.b)
+    _let(map(operator.eq, a, b))
+
+
+def let_be_sizes(a: Sizes) -> None:
+    """Let numbers that only data knows be no less than 0, or eager raises."""
+    _let(n >= 0 for n in a)
+
+
+def _let(relations: Iterable[Any]) -> None:
+    for holds in relations:
+        is_ours = isinstance(holds, torch.SymBool) and type(holds.node) is BoolNode
+        if is_ours and holds.node.is_pending():
+            holds.node.env.data.require(holds.node.a, holds.node.op, holds.node.b)
 
 
 def let_be_as_many(a: Sizes, b: Sizes) -> None:

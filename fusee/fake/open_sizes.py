@@ -30,6 +30,7 @@ from fusee.fake.layouts import (
     known,
     let_be_as_many,
     let_be_equal,
+    let_be_sizes,
     rows,
     same_ints,
     strides,
@@ -136,6 +137,7 @@ def _within(at: Any, n: Any, default: Any) -> Any:
 def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
     let_be_equal((sum(sizes),), (x.shape[axis],))
+    let_be_sizes(sizes)
     if any(type(n) is int and n < 0 for n in sizes) or sum(sizes) != x.shape[axis]:
         return None
     parts = []

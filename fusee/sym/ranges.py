@@ -291,8 +291,9 @@ class Unbacked:
     made      the symbols in order, and the lines that made them
     marked    sizes from outside that the program has said to be such: mark_unbacked
     required  what must hold of them in each call: else eager raises, or lays a result out otherwise
-    as_sizes  relations that torch's own code has guessed of numbers since a call was last written
-              down, and that -1 does not meet, which in a shape is no error
+    as_sizes  relations that torch's own code has guessed since a call was last written down and
+              that the graph is to check: -1 does not meet them, which in a shape is no error, or
+              sizes of results hang on them
     is_asked  whether the program asks now; False: torch does
     refuse    raises for a question that has no answer
     expects   lets the graph check a comparison, and Python run where it does not hold
@@ -357,7 +358,8 @@ class Unbacked:
         if op not in ("==", "!=") or self._may_be_negative(a, b):  # it may be a check of bounds
             holds = op if guessed else opposite
             self.required.append(self.env.relation(a, holds, b))
-            if self._tells_minus_1(a, holds, b):
+            is_size = not self._may_be_negative(a, b)
+            if (is_size or self._tells_minus_1(a, holds, b)) and (a, holds, b) not in self.as_sizes:
                 self.as_sizes.append((a, holds, b))
         return guessed
 

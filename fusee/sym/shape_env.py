@@ -203,6 +203,12 @@ def known_size(x: Any) -> Size:
     return found
 
 
+def is_unbacked(x: Any) -> bool:
+    """Whether `x` is an integer that only data knows."""
+    size = size_of(x) if type(x) is torch.SymInt else None
+    return size is not None and bool(x.node.env.data.of(size))
+
+
 class Node:
     """What torch asks of every node.
 

@@ -230,6 +230,12 @@ def transpose_in_place(x: torch.Tensor) -> Any:
     return y, first
 
 
+def turn_one_of_several(x: torch.Tensor) -> Any:
+    q, r = torch.linalg.qr(x.t())
+    mantissa, _ = torch.frexp(x)
+    return q.t_(), r, mantissa.t_() * 2, torch.aminmax(x).max.unsqueeze_(0)
+
+
 def resize_smaller(x: torch.Tensor) -> Any:
     y = x + 1
     y.resize_(2, 3)
@@ -325,6 +331,7 @@ WRITES = [
     write_bits,
     unbind_and_split,
     transpose_in_place,
+    turn_one_of_several,
     resize_smaller,
     set_to_another,
     python_arithmetic,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fusee.capture.bytecode import assigned_globals
-from tests.capturing.same import same
+from tests.capturing.same import Traced, same
 from tests.capturing.test_found import LOG, alike, opaque
 
 
@@ -129,3 +129,58 @@ def test_what_a_module_holds_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> No
     exec("def f():\n    global count\n    count = 1", vars(module))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert assigned_globals(module.__name__) == {"count"}
+
+
+class Record:
+    """What its class in Python says is written down."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        LOG.append(key)
+        return self.x
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        LOG.append("iter")
+        return iter([self.x])
+
+    @property
+    def grad(self) -> torch.Tensor:
+        LOG.append("grad")
+        return self.x
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        LOG.append("shape")
+        return (3,)
+
+    def size(self, *axis: int) -> int:
+        LOG.append("size")
+        return 3
+
+
+def _leaf(n: int) -> torch.Tensor:
+    x = torch.ones(n, 2, requires_grad=True)
+    x.grad = torch.ones(n, 2)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("fn", "others"),
+    [
+        (lambda d: d[0] * 2, [[torch.ones(3)], {0: torch.ones(3)}, [torch.ones(4)]]),
+        (lambda d: max(v.sum() for v in d), [[torch.ones(3)], (torch.ones(4),), [_leaf(2)] * 2]),
+        (lambda d: d.grad * 2, [_leaf(2), _leaf(3), _leaf(4)]),
+        (lambda d: d[0] * d.shape[0], [_leaf(n).to(t) for n in (2, 3) for t in (None, torch.half)]),
+    ],
+)
+def test_objects_are_not_asked_as_if_they_were_of_another_version(fn: Any, others: Any) -> None:
+    traced = Traced(fn)
+    for other in others * 2:
+        for given in (other, Record(torch.ones(len(other)))):
+            LOG.clear()
+            want, heard = fn(given), [*LOG]
+            LOG.clear()
+            torch.testing.assert_close(traced(given), want)
+            assert heard == LOG, traced.stops

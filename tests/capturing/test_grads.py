@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.errors import FuseeWarning
+from tests.capturing.same import Traced
 from tests.compare import assert_same
 
 LINEAR = nn.Linear(4, 4)
@@ -224,3 +226,37 @@ def test_what_nobody_asks_for_stays_one_graph() -> None:
     compiled = fusee.compile(step, options={"prices": False})
     compiled(torch.randn(2, 4))
     assert len(fusee.report(compiled)) == 1
+
+
+def quantises(x: Tensor, codes: Tensor) -> Tensor:
+    """As vector quantisers do whose codes are means of what was near them."""
+    distances = x.pow(2).sum(1, keepdim=True) - 2 * x @ codes.t() + codes.pow(2).sum(1)
+    nearest = distances.argmin(1)
+    taken = codes[nearest]
+    with torch.no_grad():
+        codes.mul_(0.9)
+    print(end="")
+    return (x - taken).square().sum()
+
+
+def test_a_graph_gives_no_gradient_of_what_nobody_reads() -> None:
+    found, compiled = Traced(quantises), fusee.compile(quantises)
+    gradients: list[Any] = []
+    for run in (quantises, found, compiled):
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # that the first graph runs eagerly
+            run(x, torch.ones(4, 3).cumsum(0)).backward()
+        gradients.append(x.grad)
+    assert len(found.graphs) == 2
+    assert all(torch.equal(one, gradients[0]) for one in gradients)
+
+
+def test_who_looks_at_frames_finds_what_nobody_reads() -> None:
+    def looks(x: Tensor) -> Any:
+        y = x.exp()  # noqa: F841
+        x.detach().mul_(2)
+        print(end="")
+        return sorted(inspect.currentframe().f_locals)  # type: ignore[union-attr]
+
+    assert fusee.compile(looks)(torch.ones(2, requires_grad=True)) == ["x", "y"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import io
 import itertools
 import math
 import operator
@@ -489,8 +490,17 @@ def statistics(x: T) -> T:
     return y * stats.pearsonr(y.numpy(), y.sin().numpy())[0], least.x.round(3)
 
 
+def tells(x: T) -> T:
+    from rich.console import Console
+
+    y = x * 2
+    console = Console(file=io.StringIO(), width=40)
+    console.print(f"[bold]{tuple(y.shape)}")
+    return y + 1, console.file.getvalue()
+
+
 @pytest.mark.parametrize(
-    "package, fn", [("matplotlib", draws), ("PIL", images), ("scipy", statistics)]
+    "package, fn", [("matplotlib", draws), ("PIL", images), ("scipy", statistics), ("rich", tells)]
 )
 @pytest.mark.parametrize("shape", [(6,), (3, 4)])
 def test_packages_that_draw_or_compute_on_arrays_run_in_python(

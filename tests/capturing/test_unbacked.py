@@ -627,6 +627,8 @@ def _joined(x: Tensor, k: int) -> Tensor:
         (lambda x, k: x.add_(1).reshape(2, 2, k), (4, 4)), (lambda x, k: torch.ones(4).view(k), 4),
         (_joined, (4, 4)), (lambda x, k: torch.ones(2, k) @ x, (4, 4)),
         (lambda x, k: x.unflatten(0, (k, 2)), (4, 4)), (lambda x, k: x[0].expand(k, 4), (4, 4)),
+        (lambda x, k: (x[:k].shape, x[-k:].numel()), 4), (lambda x, k: x[:, k:].shape, (4, 4)),
+        (lambda x, k: x.split([k, 4 - k]), 4), (lambda x, k: x.add_(1).split([4 - k, k]), 4),
     ],
 )  # fmt: skip
 def test_a_size_that_only_data_knows_must_fit_where_it_is_used(
@@ -741,3 +743,32 @@ def test_a_size_that_a_call_gives_again_is_its_inputs(find: Program) -> None:
     compiled = fusee.compile(program)
     for n in (5, 6, 7, 1, 0):
         same(program(n), compiled(n))
+
+
+PARTS = [
+    lambda x: x[:1].shape, lambda x: (x[:2].numel(), x[1:].numel()), lambda x: x[2:].shape,
+    lambda x: (x[-1:].shape, x[:-1].shape), lambda x: "one" if len(x[:1]) else "none",
+    lambda x: x[:2].new_ones(x[:2].shape), lambda x: torch.arange(x[:2].numel()),
+    lambda x: x.view(1, -1).expand(3, -1)[:, :2].reshape(-1).shape, lambda x: x.diff().shape,
+    lambda x: x.tensor_split(2)[0].shape, lambda x: x.outer(x).diagonal(1).shape,
+    lambda x: {tuple(x[:1].shape): 2}, lambda x: f"{tuple(x[:2].shape)}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("look", PARTS)
+def test_the_program_hears_how_long_a_part_is(
+    look: Callable[[Tensor], Any], write: bool, backend: str
+) -> None:
+    def program(x: Tensor) -> Any:
+        if write:
+            x.mul_(2)
+        taken = x[x > 0]
+        return look(taken), taken.sum()
+
+    for first in (x for x in (*data(), torch.tensor([-1.0, 1, 1]))):
+        compiled = fusee.compile(program, backend=backend)
+        for x in (first, *data()):
+            same(outcome(program, x), outcome(compiled, x))
+    assert write or graphs_of(program, backend) == 1
