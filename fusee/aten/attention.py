@@ -742,9 +742,16 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
         total = call(aten.where.self, shown, total, _number(edit, math.nan, total))
     total = edit.cast(total, scores.dtype)
     if axes == [size[0], *size[2:]]:  # without heads
-        return (call(aten.unsqueeze.default, total, 1) if val(total).dim() == 3 else total), False
+        total = call(aten.unsqueeze.default, total, 1) if val(total).dim() == 3 else total
+        axes = size
+    own, keys = list(val(total).shape), size[-1]
+    rows = [*[1] * (len(axes) - len(own)), *own]
+    if rows != own:
+        total = call(aten.reshape.default, total, rows)
+    if rows[-1] != keys:  # ATen's kernels repeat all axes but this one
+        total = call(aten.expand.default, total, [*rows[:-1], keys])
     if axes != size:
-        keys, longer = size[-1], -size[-1] % row
+        longer = -keys % row
         total = call(aten.constant_pad_nd.default, total, [0, longer])
         expanded = call(aten.expand.default, total, [*axes[:-1], keys + longer])
         whole = call(aten.reshape.default, expanded, [*size[:-1], keys + longer])

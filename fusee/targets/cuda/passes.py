@@ -284,6 +284,7 @@ def few_keys(
         and not (dropout or named.get("enable_gqa"))
         and 1 < key.shape[-2] <= _FEW_KEYS
         and key.shape[:2] == value.shape[:2] == query.shape[:2]
+        and key.shape[-2] == mask.shape[-1]
         and all(n % ROW == 0 for n in mask.stride()[:-1])
         and all(x.stride(-1) == 1 for x in (*three, mask))
         and torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
@@ -333,7 +334,7 @@ def _as_read(edit: Editor, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
     elif all(n % ROW == 0 for n in val(x).stride()[:-1]) and val(x).stride(-1) == 1:
         return mask
     x = edit.contiguous(x)
-    if keys % ROW:
+    if keys > 1 and keys % ROW:
         longer = edit.call(aten.constant_pad_nd.default, x, [0, -keys % ROW])
         longer.meta["stored"] = True
         x = edit.call(aten.slice.Tensor, longer, val(x).dim() - 1, 0, keys)

@@ -466,6 +466,11 @@ def _triangle(x: Tensor) -> Tensor:
 WRITTEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "plain": lambda scores, bias: scores.softmax(-1),
     "bias": lambda scores, bias: (scores + bias[:, :1]).softmax(-1),
+    "bias of rows": lambda scores, bias: (scores + bias[:, :, :, :1]).softmax(-1),
+    "bias of all": lambda scores, bias: (bias[0, 0, 0, 0] + scores).softmax(-1),
+    "bias of examples": lambda scores, bias: (
+        (scores.view(12, 17, 17) + bias.view(12, 17, 17)[:, :1]).view(4, 3, 17, 17).softmax(-1)
+    ),
     "bias first": lambda scores, bias: (bias[0, :1] + scores).div(2.0).softmax(-1),
     "float32": lambda scores, bias: (scores + bias).softmax(-1, dtype=torch.float32).to(bias.dtype),
     "nanoGPT": lambda scores, bias: scores.masked_fill(~_triangle(scores), -math.inf).softmax(-1),
