@@ -506,7 +506,8 @@ def with_every_head(edit: Editor) -> None:
 # Only where nothing else reads the scores. On a CPU only for many keys: below, two products with
 # our softmax between them are as fast, because a block of scores stays in the cache (benchmarks.md,
 # Externs). Of a row whose bias is -inf everywhere softmax makes NaN, the operator zeros: such a row
-# gets a bias of NaN.
+# gets a bias of NaN. One that is the lowest number everywhere has equal shares; kernels that count
+# in powers of two would make -inf of it, so no bias is below -1e30.
 
 
 LEAST_SCORES = 512 * 512  # per head
@@ -724,7 +725,8 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
     for one in biases:
         x = one.node
         if one.number is not None:
-            zero, low = (_number(edit, n, one.node) for n in (0.0, one.number))
+            least = one.number if one.number == -math.inf else max(one.number, -_DROWNS)
+            zero, low = (_number(edit, n, one.node) for n in (0.0, least))
             x = call(aten.where.self, x, *((low, zero) if one.hides else (zero, low)))
         x = edit.cast(x, torch.float32)
         if one.factor != 1.0:
@@ -739,6 +741,7 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
     if any(one.number in (None, -math.inf) for one in biases):
         most = call(aten.amax.default, total, [-1], True)
         shown = call(aten.ne.Scalar, most, -math.inf)
+        total = call(aten.clamp_min.default, total, -_DROWNS)
         total = call(aten.where.self, shown, total, _number(edit, math.nan, total))
     total = edit.cast(total, scores.dtype)
     if axes == [size[0], *size[2:]]:  # without heads

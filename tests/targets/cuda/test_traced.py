@@ -514,21 +514,28 @@ def test_attention_without_heads_written_as_products() -> None:
     agrees(aten, fn, *shapes)
 
 
-def test_rows_that_a_bias_hides_are_no_numbers() -> None:
-    """Softmax gives these; of a row of -inf ATen's attention would give zeros."""
+@pytest.mark.parametrize("number", [-math.inf, torch.finfo(torch.bfloat16).min])
+@pytest.mark.parametrize("how", ["added", "chosen"])
+def test_rows_that_are_hidden_whole(number: float, how: str) -> None:
+    """Softmax makes NaN of -inf, where ATen's attention would make zeros; of the lowest number it
+    makes equal shares, where some kernels would make NaN."""
 
     def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return (_scored(q, k) + bias.masked_fill(bias < 0, -math.inf)).softmax(-1) @ v
+        if how == "added":
+            return (_scored(q, k) + bias.masked_fill(bias < 0, number)).softmax(-1) @ v
+        return _scored(q, k).masked_fill(bias < 0, number).softmax(-1) @ v
 
     shapes = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (5, 7)
     aten, notes = passed(fn, *shapes)
     assert any("became attention" in note for note in notes)
     given = [torch.randn(shape).bfloat16() for shape in shapes]
     given[-1][2] = -1.0
+    given[-1][3] = 1.0
     (got,) = fx.Interpreter(fx.GraphModule({}, aten.graph)).run(*given)
     want = fn(*given)
-    assert want[:, :, 2].isnan().all() and not want[:, :, 3].isnan().any()
+    assert want[:, :, 2].isnan().all() == (number == -math.inf) and not want[:, :, 3].isnan().any()
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2, equal_nan=True)
+    assert "clamp_min" in str(aten.graph) or "-1e+30" in str(aten.graph)
 
 
 NOT_ATTENTION: dict[str, Callable[..., Any]] = {
