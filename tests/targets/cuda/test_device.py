@@ -212,6 +212,23 @@ def test_scans_by_functions_are_one_graph(mode: str) -> None:
         torch.testing.assert_close(got, fn(x, y), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("keys", [17, 160])
+@pytest.mark.parametrize("number", [-torch.inf, torch.finfo(torch.bfloat16).min])
+def test_attention_written_as_products(keys: int, number: float) -> None:
+    """By the kernels that ATen chooses, rows that are hidden whole included."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scores = (q @ k.mT) * 0.25 + bias.masked_fill(bias < -3, number)
+        return scores.softmax(-1) @ v
+
+    q, k, v = (torch.randn(4, 3, keys, 16).bfloat16() for _ in range(3))
+    bias = torch.randn(1, 3, keys, keys).bfloat16()
+    bias[:, :, 2] = -4.0
+    with torch.no_grad():
+        agree(fn, q, k, v, bias, tolerance=3e-2)
+    assert any("became attention" in note for note in live_reports()[-1].passes)
+
+
 def test_the_driver_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no nvJitLink."""
 
