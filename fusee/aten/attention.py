@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import arguments
+from fusee.aten import arguments, memory_root
 from fusee.aten.rewriter import Editor, only_user, val
 from fusee.aten.torch_api import OpOverload
 from fusee.fake.layouts import like, same_ints
@@ -675,10 +675,13 @@ def _rewrite(
             aten.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal,
             scale=scores.scale * factor * other,
         )  # fmt: skip
+    strided = [x.all_input_nodes[0] for x in edit.calls(aten.as_strided.default)]
+    is_seen = node in map(memory_root, (*edit.aten.results, *strided))  # how it lies in memory
     edit.become(node, aten.view.default, made, list(val(node).shape))
     for user in list(node.users):  # as made: the way there and back would be a copy
         if user.target is aten.view.default and val(user).shape == val(made).shape:
-            edit.replace(user, made)
+            if not is_seen or val(user).stride() == val(made).stride():
+                edit.replace(user, made)
 
 
 def _heads_of(
@@ -721,11 +724,16 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
         return None, False
     call, total = edit.call, None
     axes = next((one.shape for one in biases if one.shape != size), size)
-    for one in biases:
-        x = one.node
+    for one in reversed(biases):  # as scores meet them: what is hidden is a number, whatever it was
+        x, own = one.node, list(val(one.node).shape)
+        if len(own) < 2:  # masks have rows
+            x = call(aten.reshape.default, x, [1] * (2 - len(own)) + own)
         if one.number is not None:
-            zero, low = (_number(edit, n, one.node) for n in (0.0, one.number))
-            x = call(aten.where.self, x, *((low, zero) if one.hides else (zero, low)))
+            x = _with_axes(edit, x, one.shape, axes)
+            before = _number(edit, 0.0, x) if total is None else total
+            low = _number(edit, one.number, x)
+            total = call(aten.where.self, x, *((low, before) if one.hides else (before, low)))
+            continue
         x = edit.cast(x, torch.float32)
         if one.factor != 1.0:
             x = call(aten.mul.Tensor, x, one.factor)
