@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import arguments
+from fusee.aten import arguments, memory_root
 from fusee.aten.rewriter import Editor, only_user, val
 from fusee.aten.torch_api import OpOverload
 from fusee.fake.layouts import like, same_ints
@@ -507,7 +507,7 @@ def with_every_head(edit: Editor) -> None:
 # our softmax between them are as fast, because a block of scores stays in the cache (benchmarks.md,
 # Externs). Of a row whose bias is -inf everywhere softmax makes NaN, the operator zeros: such a row
 # gets a bias of NaN. One that is the lowest number everywhere has equal shares; kernels that count
-# in powers of two would make -inf of it, so no bias is below -1e30.
+# in powers of two would make -inf of it, so no other bias is below -1e30.
 
 
 LEAST_SCORES = 512 * 512  # per head
@@ -676,10 +676,13 @@ def _rewrite(
             aten.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal,
             scale=scores.scale * factor * other,
         )  # fmt: skip
+    strided = [x.all_input_nodes[0] for x in edit.calls(aten.as_strided.default)]
+    is_seen = node in map(memory_root, (*edit.aten.results, *strided))  # how it lies in memory
     edit.become(node, aten.view.default, made, list(val(node).shape))
     for user in list(node.users):  # as made: the way there and back would be a copy
         if user.target is aten.view.default and val(user).shape == val(made).shape:
-            edit.replace(user, made)
+            if not is_seen or val(user).stride() == val(made).stride():
+                edit.replace(user, made)
 
 
 def _heads_of(
@@ -722,12 +725,17 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
         return None, False
     call, total = edit.call, None
     axes = next((one.shape for one in biases if one.shape != size), size)
-    for one in biases:
-        x = one.node
+    for one in reversed(biases):  # as scores meet them: what is hidden is a number, whatever it was
+        x, own = one.node, list(val(one.node).shape)
+        if len(own) < 2:  # masks have rows
+            x = call(aten.reshape.default, x, [1] * (2 - len(own)) + own)
         if one.number is not None:
+            x = _with_axes(edit, x, one.shape, axes)
+            before = _number(edit, 0.0, x) if total is None else total
             least = one.number if one.number == -math.inf else max(one.number, -_DROWNS)
-            zero, low = (_number(edit, n, one.node) for n in (0.0, least))
-            x = call(aten.where.self, x, *((low, zero) if one.hides else (zero, low)))
+            low = _number(edit, least, x)
+            total = call(aten.where.self, x, *((low, before) if one.hides else (before, low)))
+            continue
         x = edit.cast(x, torch.float32)
         if one.factor != 1.0:
             x = call(aten.mul.Tensor, x, one.factor)
@@ -741,7 +749,8 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
     if any(one.number in (None, -math.inf) for one in biases):
         most = call(aten.amax.default, total, [-1], True)
         shown = call(aten.ne.Scalar, most, -math.inf)
-        total = call(aten.clamp_min.default, total, -_DROWNS)
+        low = call(aten.clamp_min.default, total, -_DROWNS)
+        total = call(aten.where.self, call(aten.eq.Scalar, total, -math.inf), total, low)
         total = call(aten.where.self, shown, total, _number(edit, math.nan, total))
     total = edit.cast(total, scores.dtype)
     if axes == [size[0], *size[2:]]:  # without heads

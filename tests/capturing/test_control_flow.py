@@ -218,6 +218,22 @@ def _by_points_of(x: T) -> Any:
     return _by_points(lambda a, b, c, d: (a * c, c * b + d), [x * 0.5, x.sin()], ())
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_associative_scan_of_what_takes_steps_of_its_own(dynamic: bool) -> None:
+    places = torch.tensor([0, 2, 1, 0])
+
+    def gated(x: T) -> Any:  # minGRU in logarithms
+        def combine(a: Any, b: Any) -> Any:
+            return a[0] + b[0], torch.logaddexp(a[1] + b[0], b[1])
+
+        xs = torch.cat([x[:1], -torch.nn.functional.softplus(x)]), x[places]
+        return associative_scan(combine, xs, 0, combine_mode="generic")[1].exp()
+
+    compiled = fusee.compile(gated, fullgraph=True, dynamic=dynamic)
+    for x in (X, X + 1):
+        _close(compiled(x), gated(x))
+
+
 def test_an_associative_scan_with_effects_has_them_as_often_as_in_eager() -> None:
     seen: list[int] = []
 

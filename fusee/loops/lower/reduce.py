@@ -619,12 +619,9 @@ def _folds(
 
     begun = dict(zip(accs, before))
     present = [*map(leaf, xs, accs)]
-    steps = len(lowering.graph.steps)
     found = parsed(text).values([*(leaf(None, acc) for acc in accs), *present], apply)
     alone = first & op("eq", lowering.values.index(index[1]), 0) if before else first
     rows = [where(alone, x.at(index), y.at(index)) for x, y in zip(present, found, strict=True)]
-    if len(lowering.graph.steps) > steps or any(v.op == "check" for v in walk(rows)):
-        raise _Refused("it takes more than a step of a loop")
     return [*zip(accs, rows, strict=True)]
 
 
@@ -634,9 +631,11 @@ def _is_no_loop(call: OpCall, xs: Sequence[Tensor], text: str) -> str | None:
     trial = replace(call, lowering=Lowering(call.lowering.values.profile))
     like = [trial.lowering.filled(x.shape, 0, x.dtype) for x in xs]
     try:
-        _folds(trial, like, text)
+        found = _folds(trial, like, text)
     except _Refused as error:
         return str(error)
+    if trial.lowering.graph.steps or any(v.op == "check" for v in walk([x for _, x in found])):
+        return "its function takes more than a step of a loop"
     return None
 
 

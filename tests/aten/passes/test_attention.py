@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,51 @@ def test_weights_that_are_read_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = through_passes(build, *attend(build, 30, 40, 2.0, None))
     passed.check()
     assert SDPA not in passed.targets
+
+
+LEAST = torch.finfo(torch.float32).min
+ROWS = torch.arange(12)[:, None]
+LATER, PADDING = ROWS < ROWS.T, ROWS.T < 2
+# What is done to scores of (2, 3, 12, 12), and to (2, 3, 12, 8) that are made of them.
+WRITTEN: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], Any]]] = {
+    "a number learnt": (lambda x: x + x.new_full((), 0.5), lambda y: y),
+    "a number for each key": (lambda x: x + torch.arange(12.0), lambda y: y),
+    "a condition without axes": (lambda x: x.masked_fill(x.new_ones(()) > 0, LEAST), lambda y: y),
+    "two masks of least numbers": (
+        lambda x: x.masked_fill(LATER, LEAST).masked_fill(PADDING, LEAST),
+        lambda y: y,
+    ),
+    "least numbers where -inf was": (
+        lambda x: x.masked_fill(ROWS % 3 == 0, -torch.inf).masked_fill(PADDING, LEAST),
+        lambda y: y,
+    ),
+    "-inf where least numbers were": (
+        lambda x: x.masked_fill(PADDING, LEAST).masked_fill(ROWS % 3 == 0, -torch.inf),
+        lambda y: y,
+    ),
+    "a mask after a bias": (
+        lambda x: (x + torch.where(PADDING, LEAST, 0.0)).masked_fill(LATER, LEAST),
+        lambda y: y,
+    ),
+    "a bias after a mask": (lambda x: x.masked_fill(LATER, LEAST) + ROWS.T.float(), lambda y: y),
+    "views of the result": (lambda x: x, lambda y: (y, y.view(-1), y[0], y.transpose(1, 2))),
+    "places of the result": (lambda x: x, lambda y: y.as_strided((3, 4), (1, 2), 5)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_attention_is_as_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "LEAST_SCORES", 0)
+    change, read = WRITTEN[name]
+
+    def fn(*given: torch.Tensor) -> Any:
+        q, k, v = (x.transpose(1, 2) for x in given)
+        return read(change(q @ k.mT / 3).softmax(-1) @ v)
+
+    given = torch.randn(3, 2, 12, 3, 8).unbind()
+    found, expected = fusee.compile(fn)(*given), fn(*given)
+    assert any("became attention" in line for line in live_reports()[-1].passes)
+    torch.testing.assert_close(found, expected, equal_nan=True, check_stride=True)
 
 
 # ---------------------------------------------------------------------------- masks
