@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from fusee.backends.registry import check_mode, lookup
+from fusee.errors import FuseeWarning, warn
 
 
 def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
@@ -29,12 +30,24 @@ def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
         mode: str | None = None,
     ) -> Callable[..., Any]:
         check_mode(mode)
-        made: Callable[..., Any] = lookup(name, options, mode)(gm, example_inputs)
+        found = lookup(name, options, mode)
+        if any(isinstance(x, list) for x in example_inputs) or _is_autograds(gm):
+            what = "compiled autograd's graphs run eagerly: they write to .grad and give it away"
+            warn(FuseeWarning, what, did="nothing was compiled")
+            return gm.forward
+        made: Callable[..., Any] = found(gm, example_inputs)
         return made
 
     compile_named.__name__ = f"fusee_{name}"
     compile_named.__qualname__ = variable
     return compile_named
+
+
+def _is_autograds(gm: fx.GraphModule) -> bool:
+    """Whether it has a backward's calls, which compiled autograd gave TorchDynamo."""
+    modules = {getattr(node.target, "__module__", "") for node in gm.graph.nodes}
+    calls = {getattr(node.target, "__name__", "") for node in gm.graph.nodes}
+    return "torch._dynamo.compiled_autograd.ops" in modules or "call_accumulate_grad" in calls
 
 
 compile_fx = _named("fusee", "compile_fx")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends.native import compile_native
+from fusee.errors import FuseeWarning
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
@@ -162,6 +163,21 @@ def test_torch_compile_takes_the_rate_as_an_input() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
     for ours, theirs in zip(*made, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch asks for it
+def test_compiled_autograd_of_torch_runs_eagerly() -> None:
+    """It hands over what the forward saved as one list, and takes gradients that it wrote."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+    with pytest.warns(FuseeWarning, match="compiled autograd's graphs run eagerly"):
+        for rows in (3, 3, 6):
+            loss = model(torch.randn(rows, 5)).square().mean()
+            want = torch.autograd.grad(loss, [*model.parameters()], retain_graph=True)
+            model.zero_grad()
+            with torch._dynamo.compiled_autograd._enable(torch.compile(backend="fusee")):
+                loss.backward()
+            torch.testing.assert_close([p.grad for p in model.parameters()], [*want])
 
 
 @pytest.mark.parametrize("kind", ["foreach", "fused"])
