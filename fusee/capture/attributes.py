@@ -38,6 +38,7 @@ from fusee.capture.sources import (
     ResultOf,
     is_data_descriptor,
     is_trusted,
+    names_operators,
     own_dict,
     python_getattribute,
 )
@@ -499,7 +500,10 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     own = _own_of_module(obj)
     mirror, is_property = m.world.mirrors.get(id(obj.__dict__)), is_data_descriptor(own.get(name))
     is_written = mirror is not None and name in mirror.writes
-    if name == "__dict__" or (is_trusted(obj.__name__) and not (is_written or is_property)):
+    is_plain = is_trusted(obj.__name__) and not (is_written or is_property)
+    if is_plain and names_operators(obj):
+        getattr(obj, name)  # which puts it where it is looked for: it may be another one later
+    elif is_plain or name == "__dict__":
         return m.world.hold_from_trusted(getattr(obj, name), obj.__name__, name)
     is_asked = "__getattr__" in own and name not in obj.__dict__  # transformers imports late
     if not is_written and (is_asked or {name, "__getattribute__"} & {*own}):

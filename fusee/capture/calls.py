@@ -414,8 +414,7 @@ def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
 _NATIVE_MODULES = frozenset(
     "torch.nn.functional torch.functional torch._tensor torch._jit_internal torch.jit"
     " torch._VF torch.fft torch.linalg torch.special torch.overrides torch._utils"
-    " torch._ops torch.library torch.utils._pytree"
-    " torch._library.custom_ops".split()
+    " torch._ops torch.utils._pytree torch._library.custom_ops".split()
 )
 
 # Those of these are given objects, too.

@@ -198,6 +198,8 @@ class Policy:
         module = function.__module__ or ""
         if module.startswith("triton.runtime.") and name.endswith(".run"):
             return GraphBreak(f"{name} launches a Triton kernel, which runs between graphs")
+        if module == "torch.library":
+            return GraphBreak(f"{name} registers an operator", "register it outside")
         if module.startswith("torch.jit._"):
             return GraphBreak(f"{name} is of TorchScript, which reads source, frames and weights")
         if module.startswith("fusee.") and "_fusee_inlined" not in marks:

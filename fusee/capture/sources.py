@@ -46,6 +46,12 @@ def is_trusted(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in _TRUSTED
 
 
+def names_operators(module: types.ModuleType) -> bool:
+    """Whether it is a namespace of operators that are registered while the program runs."""
+    home, _, name = module.__name__.rpartition(".")
+    return home == "torch.ops" and name not in ("aten", "prims", "prim", "higher_order")
+
+
 def is_data_descriptor(found: Any) -> bool:
     """Whether what a class holds comes before an instance's own attributes."""
     kind = type(found)

@@ -246,7 +246,10 @@ UNUSED = """
     torch.fft.fft(x[:, :0]) ;; torch.hash_tensor(x[:0], 1) ;; F.conv2d(x[:0], x[:0]) ;;
     F.adaptive_avg_pool2d(x[..., :0], 5) ;; F.interpolate(x[..., :0], 3, mode="bilinear") ;;
     torch.as_strided_copy(x, (4, 9)) ;; torch.as_strided_copy(x, (9, 9), (9, 1)) ;;
-    torch.diagonal_scatter(x[0, 0], x[0, 0, 0], 4) ;; F.gelu(x, approximate="none of these")
+    torch.diagonal_scatter(x[0, 0], x[0, 0, 0], 4) ;; F.gelu(x, approximate="none of these") ;;
+    torch._foreach_sub([x], True) ;; torch._foreach_sub([x], [1.5]) ;; torch._foreach_norm([x]) ;;
+    torch._foreach_maximum([x, x], [x, x]) ;; torch._foreach_add([x], [x], alpha=True) ;;
+    torch._foreach_clamp_min([x], 1) ;; torch._foreach_pow([x], -1) ;; torch._foreach_sign([x])
 """
 
 

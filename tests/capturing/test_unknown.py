@@ -187,3 +187,47 @@ def test_what_is_quantized_is_no_tensor_of_floats(fn: Callable[[Tensor], Any]) -
     compiled = fusee.compile(fn)
     for _ in range(2):
         assert_same(compiled(X), fn(X))
+
+
+def _registered(name: str, run: Callable[[Tensor], Tensor]) -> torch.library.Library:
+    library = torch.library.Library("fusee_again", "FRAGMENT")
+    library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, run, "CPU")
+    torch.library.register_fake(f"fusee_again::{name}", torch.empty_like, lib=library)
+    return library
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: torch.ops.fusee_again.one(x) + 1,
+    lambda x: torch.ops.fusee_again.one.default(x) + 1,
+    lambda x: getattr(torch.ops.fusee_again, "one")(x) + 1,  # noqa: B009
+])  # fmt: skip
+def test_operators_that_are_registered_again(fn: Callable[[Tensor], Any]) -> None:
+    """As a notebook does, whose cell runs again: the first one is gone, and its memory with it."""
+    compiled = fusee.compile(fn, backend="eager")
+    for run in (torch.sin, torch.cos, torch.exp):
+        library = _registered("one", run)
+        for _ in range(2):
+            assert_same(compiled(X), fn(X))
+        del library
+
+
+def _once(x: Tensor) -> Tensor:
+    library = _registered("two", torch.sin)
+    result: Tensor = torch.ops.fusee_again.two(x) + 1
+    del library
+    return result
+
+
+def _scoped(x: Tensor) -> Any:
+    with torch.library._scoped_library("fusee_again", "FRAGMENT") as library:
+        library.define("three(Tensor x) -> Tensor")
+        library.impl("three", torch.cos, "CPU")
+        return torch.ops.fusee_again.three(x) * 2, hasattr(torch.ops.fusee_again, "four")
+
+
+@pytest.mark.parametrize("fn", [_once, _scoped])
+def test_registering_operators_is_no_part_of_a_graph(fn: Callable[[Tensor], Any]) -> None:
+    compiled = fusee.compile(fn)
+    for _ in range(3):
+        assert_same(compiled(X), fn(X))
