@@ -272,6 +272,8 @@ def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
         return None  # what it relies on about sizes belongs to one capture
     places: dict[fx.Node, int] = {}
     rows: list[Hashable] = []
+    if any(isinstance(x, Tensor) and x.layout is not torch.strided for x in examples):
+        return None  # its memory is that of others
     try:
         for node in gm.graph.nodes:
             target = None if node.op == "placeholder" else node.target

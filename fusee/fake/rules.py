@@ -562,7 +562,7 @@ def _convolution(
             f"convolution: {list(x.shape)} {x.dtype} does not fit {list(weight.shape)}"
             f" {weight.dtype} in {groups} groups"
         )
-    size: list[Any] = [x.shape[0], made]
+    size: list[Any] = [x.shape[0], 0 if equal([expected], [0]) else made]
     for i, (n, k) in enumerate(zip(x.shape[2:], weight.shape[2:])):
         step, pad, spread, more = (row[i % len(row)] for row in (stride, padding, dilation, extra))
         reach = spread * (k - 1)

@@ -456,3 +456,19 @@ def test_products_of_integers_have_one_version_while_64_bits_hold_them(
     for a in range(2, 12):
         assert torch.equal(compiled(a, 3 * a, torch.ones(3)), torch.ones(3) + 3 * a * a + a)
     assert len(entries) <= 3
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_convolutions_of_no_channels(batch: int) -> None:
+    """ATen gives none then, whatever the weight has."""
+
+    def fn(x: Tensor, weight: Tensor) -> Any:
+        print(end="")
+        made = F.conv2d(x, weight, stride=2)
+        made.backward(torch.ones(made.shape))
+        return made.shape, x.grad, weight.grad
+
+    def given() -> list[Tensor]:
+        return [torch.ones(n, requires_grad=True) for n in ((batch, 0, 6, 7), (4, 0, 2, 2))]
+
+    assert str(fusee.compile(fn)(*given())) == str(fn(*given()))

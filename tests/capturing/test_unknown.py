@@ -189,6 +189,20 @@ def test_what_is_quantized_is_no_tensor_of_floats(fn: Callable[[Tensor], Any]) -
         assert_same(compiled(X), fn(X))
 
 
+@pytest.mark.parametrize("sizes", [(), (3,)])
+def test_masks_that_are_sparse(sizes: tuple[int, ...]) -> None:
+    """A graph takes them as they are: they have no memory of one piece that a form could tell."""
+
+    def fn(given: dict[str, Any]) -> Any:
+        return torch.masked.sum(**given), given["mask"].layout
+
+    compiled = fusee.compile(fn)
+    for _ in range(2):
+        for mask in (torch.ones(sizes) > 0, (torch.ones(sizes) > 0).to_sparse()):
+            given = {"input": torch.ones(sizes), "mask": mask}
+            assert str(compiled(given)) == str(fn(given))
+
+
 def _registered(name: str, run: Callable[[Tensor], Tensor]) -> torch.library.Library:
     library = torch.library.Library("fusee_again", "FRAGMENT")
     library.define(f"{name}(Tensor x) -> Tensor")
