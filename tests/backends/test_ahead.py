@@ -400,3 +400,9 @@ def test_another_process_reads_ahead(tmp_path: Path, cache_dir: Path) -> None:
     assert (first[1], second[1]) == (1, 0) and first[0] == second[0]
     (tmp_path / "end").touch()
     assert run(_PROGRAM, tmp_path) == []
+
+
+def test_what_is_not_strided_has_no_name() -> None:
+    dense = torch.eye(3)
+    assert resume.name_of(["engine"], [dense]) is not None
+    assert resume.name_of(["engine"], [dense, dense.to_sparse()]) is None
