@@ -540,6 +540,7 @@ class _Scores:
     def __init__(self, x: fx.Node, dtype: torch.dtype) -> None:
         self.scale, self.biases, self.dtype = 1.0, list[_Bias](), dtype
         self.product: fx.Node | None = None
+        self.leads: dict[fx.Node, bool] = {}  # as `_leads_to_product` has found
         while only_user(x) is not None:
             if x.target is aten.bmm.default:
                 self.product = x
@@ -559,7 +560,7 @@ class _Scores:
             return args[0] if factor else None
         if x.target is aten.add.Tensor and not x.kwargs and len(args) == 2:
             found = [a for a in args if isinstance(a, fx.Node) and val(a).shape == val(x).shape]
-            scores = next((a for a in found if _leads_to_product(a)), None)
+            scores = next((a for a in found if self._leads_to_product(a)), None)
             other = next((a for a in args if a is not scores), None)
             if scores is None or not isinstance(other, fx.Node) or val(other).dtype != self.dtype:
                 return None
@@ -576,13 +577,29 @@ class _Scores:
             return scores  # type: ignore[no-any-return]
         return None
 
+    def _leads_to_product(self, x: fx.Node) -> bool:
+        """Whether scores are the first operands from here up to a product."""
+        passed: list[fx.Node] = []
+        found = False
+        while x.op == "call_function" and x not in self.leads:
+            passed.append(x)
+            found = x.target is aten.bmm.default
+            place = _CHOICES[x.target][1] if x.target in _CHOICES else 0
+            known = x.target in (*_RESHAPES, *_SCALES, *_CHOICES, aten.add.Tensor) or _is_cast(x)
+            source: Any = x.args[place] if known and not found else None
+            if not isinstance(source, fx.Node):
+                break
+            x = source
+        self.leads.update(dict.fromkeys(passed, self.leads.get(x, found)))
+        return self.leads.get(passed[0] if passed else x, False)
+
 
 def _is_number(x: object) -> bool:
     return isinstance(x, fx.Node) and x.target is aten.full.default and x.args[0] == []
 
 
 def _is_cast(x: fx.Node) -> bool:
-    """From a float to one that is as wide or wider, or to 16 bits."""
+    """Between floats of 16 and of 32 bits."""
     is_copy = x.target is aten._to_copy.default and set(x.kwargs) <= {"dtype"}
     return is_copy and val(x).dtype in FLOATS and val(x.all_input_nodes[0]).dtype in FLOATS
 
@@ -593,20 +610,6 @@ def _factor(x: fx.Node) -> float | None:
     if not isinstance(number, (int, float)) or not number:
         return None
     return float(number) if x.target in _PRODUCTS else 1.0 / number
-
-
-def _leads_to_product(x: fx.Node) -> bool:
-    """Whether scores are the first operands from here up to a product."""
-    while x.op == "call_function":
-        if x.target is aten.bmm.default:
-            return True
-        place = _CHOICES[x.target][1] if x.target in _CHOICES else 0
-        known = x.target in (*_RESHAPES, *_SCALES, *_CHOICES, aten.add.Tensor) or _is_cast(x)
-        source: Any = x.args[place] if known else None
-        if not isinstance(source, fx.Node):
-            return False
-        x = source
-    return False
 
 
 def fuse_attention(
@@ -726,17 +729,14 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
     call, total = edit.call, None
     axes = next((one.shape for one in biases if one.shape != size), size)
     for one in reversed(biases):  # as scores meet them: what is hidden is a number, whatever it was
-        x, own = one.node, list(val(one.node).shape)
-        if len(own) < 2:  # masks have rows
-            x = call(aten.reshape.default, x, [1] * (2 - len(own)) + own)
         if one.number is not None:
-            x = _with_axes(edit, x, one.shape, axes)
-            before = _number(edit, 0.0, x) if total is None else total
+            x = _with_axes(edit, one.node, one.shape, axes)
+            before = edit.number(0.0, x, torch.float32) if total is None else total
             least = one.number if one.number == -math.inf else max(one.number, -_DROWNS)
-            low = _number(edit, least, x)
+            low = edit.number(least, x, torch.float32)
             total = call(aten.where.self, x, *((low, before) if one.hides else (before, low)))
             continue
-        x = edit.cast(x, torch.float32)
+        x = edit.cast(one.node, torch.float32)
         if one.factor != 1.0:
             x = call(aten.mul.Tensor, x, one.factor)
         x = _with_axes(edit, x, one.shape, axes)
@@ -751,17 +751,13 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
         shown = call(aten.ne.Scalar, most, -math.inf)
         low = call(aten.clamp_min.default, total, -_DROWNS)
         total = call(aten.where.self, call(aten.eq.Scalar, total, -math.inf), total, low)
-        total = call(aten.where.self, shown, total, _number(edit, math.nan, total))
-    total = edit.cast(total, scores.dtype)
+        nan = edit.number(math.nan, total, torch.float32)
+        total = call(aten.where.self, shown, total, nan)
+    total, keys = edit.cast(total, scores.dtype), size[-1]
+    if val(total).shape[-1] != keys:  # ATen's kernels repeat all axes but this one
+        total = call(aten.expand.default, total, [*val(total).shape[:-1], keys])
     if axes == [size[0], *size[2:]]:  # without heads
-        total = call(aten.unsqueeze.default, total, 1) if val(total).dim() == 3 else total
-        axes = size
-    own, keys = list(val(total).shape), size[-1]
-    rows = [*[1] * (len(axes) - len(own)), *own]
-    if rows != own:
-        total = call(aten.reshape.default, total, rows)
-    if rows[-1] != keys:  # ATen's kernels repeat all axes but this one
-        total = call(aten.expand.default, total, [*rows[:-1], keys])
+        return call(aten.unsqueeze.default, total, 1), False
     if axes != size:
         longer = -keys % row
         total = call(aten.constant_pad_nd.default, total, [0, longer])
@@ -773,17 +769,13 @@ def _bias(edit: Editor, scores: _Scores, size: list[int], row: int) -> tuple[fx.
 
 
 def _with_axes(edit: Editor, x: fx.Node, shape: list[int], axes: list[int]) -> fx.Node:
-    """What broadcasts to `shape`, as many elements as `axes` has, as what broadcasts to `axes`."""
-    if shape == axes:
-        return x
+    """What broadcasts to `shape`, as many elements as `axes` has, with an axis for each of `axes`,
+    as what broadcasts to these."""
     pairs = zip(reversed(shape), reversed(axes))
     same = next((k for k, (m, n) in enumerate(pairs) if m != n), min(len(shape), len(axes)))
     own = list(val(x).shape)
-    if all(n == 1 for n in own[: max(len(own) - same, 0)]):
-        return edit.call(aten.reshape.default, x, own[max(len(own) - same, 0) :])
-    return edit.call(aten.reshape.default, edit.call(aten.expand.default, x, shape), axes)
-
-
-def _number(edit: Editor, number: float, beside: fx.Node) -> fx.Node:
-    of = val(beside).new_empty((), dtype=torch.float32)
-    return edit.call(aten.full.default, [], number, dtype=torch.float32, val=of)
+    front, rest = own[: max(len(own) - same, 0)], own[max(len(own) - same, 0) :]
+    if any(n != 1 for n in front):
+        return edit.call(aten.reshape.default, edit.call(aten.expand.default, x, shape), axes)
+    size = [*[1] * (len(axes) - len(rest)), *rest]
+    return x if size == own else edit.call(aten.view.default, x, size)

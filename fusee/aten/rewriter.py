@@ -189,6 +189,11 @@ class Editor:
         self._mark(node)
         return node
 
+    def number(self, number: float, beside: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """A tensor without axes, where `beside` is."""
+        of = val(beside).new_empty((), dtype=dtype)
+        return self.call(torch.ops.aten.full.default, [], number, dtype=dtype, val=of)
+
     def contiguous(self, node: fx.Node) -> fx.Node:
         """A copy of `node` that lies row by row."""
         layout = torch.contiguous_format

@@ -326,10 +326,7 @@ def _as_read(edit: Editor, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
         return mask
     x = mask
     if val(x).dtype is torch.bool:
-        shown, hidden = (
-            edit.call(aten.full.default, [], n, dtype=dtype, val=val(x).new_empty((), dtype=dtype))
-            for n in (0.0, -math.inf)
-        )
+        shown, hidden = (edit.number(n, x, dtype) for n in (0.0, -math.inf))
         x = edit.call(aten.where.self, x, shown, hidden)
     elif all(n % ROW == 0 for n in val(x).stride()[:-1]) and val(x).stride(-1) == 1:
         return mask
