@@ -272,8 +272,9 @@ def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
         return None  # what it relies on about sizes belongs to one capture
     places: dict[fx.Node, int] = {}
     rows: list[Hashable] = []
-    if any(isinstance(x, Tensor) and x.layout is not torch.strided for x in examples):
-        return None  # its memory is that of others
+    now = situation(examples)
+    if now is None:
+        return None
     try:
         for node in gm.graph.nodes:
             target = None if node.op == "placeholder" else node.target
@@ -286,7 +287,7 @@ def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
             id(x) if isinstance(x, Tensor) and (is_buffer or is_state(x)) else None
             for x, is_buffer in zip(examples, buffers, strict=True)
         )
-        found = tuple(rows), situation(examples), kept
+        found = tuple(rows), now, kept
         hash(found)
     except (_Indistinct, TypeError):  # TypeError: a target that cannot be hashed
         return None
@@ -309,10 +310,11 @@ def _argument(x: Any, places: dict[fx.Node, int]) -> Hashable:
     raise _Indistinct
 
 
-def situation(examples: Sequence[Any]) -> Hashable:
+def situation(examples: Sequence[Any]) -> Hashable | None:
     """What a graph is compiled for besides what it is: its inputs' metadata, and torch's modes.
 
-    Equal in two processes where it is the same.
+    Equal in two processes where it is the same. None if an input has no storage of its own, as
+    sparse ones have not.
     """
     objects: dict[int, int] = {}
     storages: dict[int, int] = {}
@@ -321,6 +323,8 @@ def situation(examples: Sequence[Any]) -> Hashable:
         if not isinstance(x, Tensor):
             rows.append((type(x), x))
             continue
+        if x.layout is not torch.strided:
+            return None
         storage = x.untyped_storage().data_ptr() if x.numel() else -k - 1
         about = (type(x), x.dtype, x.device, x.layout, tuple(x.shape), x.stride())
         grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference(), is_state(x))
