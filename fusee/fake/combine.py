@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusee.loops.associative import SCAN as SCAN
-from fusee.loops.associative import Combine, CombineCall, parsed, working
+from fusee.loops.associative import Combine, CombineCall, parsed
 from fusee.loops.associative import associative_scan as associative_scan
-from fusee.loops.operators import is_pointwise
+from fusee.loops.operators import is_pointwise, opmath
 from fusee.source import Args, Kwargs
 
 T = torch.Tensor
@@ -90,13 +90,14 @@ def combine_of(function: Any, dtypes: Sequence[torch.dtype], rank: int) -> Combi
 
     It gives a result for each pair of operands, of its dtype, and is associative.
     """
-    wide = [*map(working, dtypes)]
+    wide = [*map(opmath, dtypes)]
     if any(dtype.is_complex for dtype in dtypes):
         return None
     try:
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            _calls_of(function, dtypes, rank)
             combine = _calls_of(function, wide, rank)
+            if wide != [*dtypes]:
+                _calls_of(function, dtypes, rank)
             return combine if _is_associative(combine.text, tuple(wide)) else None
     except (_NotPointwise, RuntimeError, TypeError, ValueError, IndexError):
         return None  # of such operands; whoever calls it with others finds out himself

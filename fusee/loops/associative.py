@@ -19,15 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusee.loops.operators import named
+from fusee.loops.operators import named, opmath
 
 T = torch.Tensor
 Apply = Callable[..., Any]
-
-
-def working(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scans of `dtype` are made."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 class CombineCall(NamedTuple):
@@ -94,7 +89,7 @@ def associative_scan(xs: Sequence[T], combine: str) -> list[T]:
     def joined(*operands: T) -> list[T]:
         return function.values(operands, lambda call, args, kwargs: call.op(*args, **kwargs))
 
-    found = _tree([x.to(working(x.dtype)) for x in xs], joined)
+    found = _tree([x.to(opmath(x.dtype)) for x in xs], joined)
     return [y.to(x.dtype).contiguous() for x, y in zip(xs, found, strict=True)]
 
 

@@ -28,6 +28,11 @@ Formula = Callable[..., Value]
 Unless = Callable[..., "str | None"]
 
 
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which ATen computes on `dtype`."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
 @dataclass(frozen=True)
 class Row:
     """Overloads of one operator.

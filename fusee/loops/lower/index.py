@@ -19,7 +19,6 @@ from fusee.loops.lower.tensor import (
     Strided,
     Tensor,
     lowers,
-    opmath,
 )
 from fusee.loops.lower.views import (
     converted,
@@ -34,6 +33,7 @@ from fusee.loops.lower.views import (
     unsqueeze,
     wrapped,
 )
+from fusee.loops.operators import opmath
 from fusee.sym import Size, known_ge, mod, product
 
 # ---------------------------------------------------------------------------- gather

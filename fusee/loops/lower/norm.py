@@ -19,9 +19,9 @@ from fusee.loops.lower.reduce import (
     prepared,
     reduce,
 )
-from fusee.loops.lower.tensor import Index, Meta, OpCall, Tensor, lowers, opmath
+from fusee.loops.lower.tensor import Index, Meta, OpCall, Tensor, lowers
 from fusee.loops.lower.views import converted, expand, reshape
-from fusee.loops.operators import Formula, exp, log, log1p, mul
+from fusee.loops.operators import Formula, exp, log, log1p, mul, opmath
 from fusee.sym import Size, floordiv, product
 
 # ---------------------------------------------------------------------------- softmax

@@ -38,7 +38,6 @@ from fusee.loops.lower.tensor import (
     Shape,
     Tensor,
     lowers,
-    opmath,
 )
 from fusee.loops.lower.views import converted, expand, narrow, reshape
 from fusee.loops.operators import (
@@ -52,6 +51,7 @@ from fusee.loops.operators import (
     is_bool,
     is_true,
     log_sigmoid,
+    opmath,
     power,
     remainder,
     sigmoid,

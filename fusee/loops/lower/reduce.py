@@ -38,11 +38,10 @@ from fusee.loops.lower.tensor import (
     bound,
     dense,
     lowers,
-    opmath,
     refusal,
 )
 from fusee.loops.lower.views import converted, squeeze
-from fusee.loops.operators import abs_, exp, is_true, itself_times, log, power, unary
+from fusee.loops.operators import abs_, exp, is_true, itself_times, log, opmath, power, unary
 from fusee.sym import Size, Symbol, count_points, floordiv, hint, maximum, product
 
 # ---------------------------------------------------------------------------- reduce

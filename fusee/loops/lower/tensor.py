@@ -46,11 +46,6 @@ from fusee.sym import Expr, Size, Symbol, coefficient, hint, product
 # Numbers as a dtype holds them, and the dtype in which ATen computes.
 
 
-def opmath(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which ATen computes on `dtype`."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 # ---------------------------------------------------------------------------- strides
 # Strides of tensors, in elements: which order of dimensions they mean.
 

@@ -19,9 +19,9 @@ import torch
 
 from fusee.loops import REDUCTIONS, Loop, Value, cast, const, identity, op
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
-from fusee.loops.lower.tensor import Index, Lowering, OpCall, Shape, Tensor, lowers, opmath
+from fusee.loops.lower.tensor import Index, Lowering, OpCall, Shape, Tensor, lowers
 from fusee.loops.lower.views import inside, masked, reshape
-from fusee.loops.operators import named
+from fusee.loops.operators import named, opmath
 from fusee.sym import Size, Symbol, floordiv, maximum, minimum
 
 # ---------------------------------------------------------------------------- pool
