@@ -218,8 +218,7 @@ calls(
 calls("a scan with logaddexp is not in the vocabulary", "logcumsumexp")
 calls(
     "gradients that are scattered sums",
-    "embedding_dense_backward max_pool2d_with_indices_backward"
-    " max_pool3d_with_indices_backward adaptive_max_pool2d_backward"
+    "embedding_dense_backward adaptive_max_pool2d_backward"
     " adaptive_max_pool3d_backward _embedding_bag_backward _embedding_bag_dense_backward"
     " upsample_linear1d_backward upsample_bilinear2d_backward"
     " upsample_trilinear3d_backward upsample_bicubic2d_backward"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fusee.loops import REDUCTIONS, Loop, Value, cast, const, identity, op
+from fusee.loops import REDUCTIONS, Loop, Value, cast, const, identity, op, where
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
 from fusee.loops.lower.tensor import Index, Lowering, OpCall, Shape, Tensor, lowers
 from fusee.loops.lower.views import inside, masked, reshape
@@ -75,15 +75,23 @@ class Windows:
             value = masked(value, mask, const(value, outside))
         return cast(value, opmath(self.x.dtype))
 
+    def is_written_out(self) -> bool:
+        """Whether the elements of a window are so few that they stand in one expression."""
+        known = all(isinstance(n, int) for n in self.kernel)
+        return known and math.prod(self.kernel) <= UNROLLED
+
+    def offsets(self) -> list[tuple[int, ...]]:
+        """Of each element within its window."""
+        return list(itertools.product(*map(range, self.kernel)))
+
     def combined(self, kind: str, dtype: torch.dtype, outside: float | int) -> Tensor:
         """All elements of each window, by a reduction of the vocabulary."""
-        if not all(isinstance(n, int) for n in self.kernel) or math.prod(self.kernel) > UNROLLED:
+        if not self.is_written_out():
             return self.reduced(kind, dtype, opmath(dtype), outside)
         combine = functools.partial(op, REDUCTIONS[kind])
-        every = list(itertools.product(*map(range, self.kernel)))
 
         def at(ix: Index) -> Value:
-            values = [self.element(ix, self.places(ix, k), outside) for k in every]
+            values = [self.element(ix, self.places(ix, k), outside) for k in self.offsets()]
             return cast(functools.reduce(combine, values), dtype)
 
         meta = self.call.meta
@@ -140,20 +148,35 @@ def _max_pool(
     if not call.used[1]:
         return result, result
 
-    def flat(places: list[Size]) -> Value:
+    plane, number = math.prod(windows.sizes), torch.int64
+    narrow = torch.int32 if isinstance(plane, int) and plane < 2**31 else number
+
+    def flat(places: list[Size], dtype: torch.dtype = number) -> Value:
         """Where the element is in its image. Places outside stand for the nearest one inside."""
         total: Size = 0
         for place, size in zip(places, windows.sizes, strict=True):
             total = total * size + minimum(maximum(place, 0), size - 1)
-        return call.lowering.values.index(total)
+        return call.lowering.values.index(total, dtype)
 
-    number = torch.int64
-    if math.prod(windows.kernel) != 1:
+    if not windows.is_written_out():
         return result, windows.reduced("argmax", number, number, lowest, flat)
-    first = [0] * len(windows.kernel)
-    return result, call.lowering.computed(
-        call.meta.shape, number, lambda ix: flat(windows.places(ix, first))
-    )
+
+    def at(ix: Index) -> Value:
+        best: Value | None = None
+        found: Value | None = None
+        for k in windows.offsets():
+            places = windows.places(ix, k)
+            value, place = windows.element(ix, places, lowest), flat(places, narrow)
+            if best is None or found is None:
+                best, found = value, place
+                continue
+            # ATen's kernel takes the first of equal ones, and the last NaN
+            found = where((value > best) | op("isnan", value), place, found)
+            best = op("maximum", best, value)
+        assert found is not None
+        return cast(found, number)
+
+    return result, call.lowering.computed(call.meta.shape, number, at, (windows.x,))
 
 
 # ---------------------------------------------------------------------------- average
@@ -274,9 +297,10 @@ def _window(i: Size, n: Size, m: Size) -> tuple[Size, Size]:
 
 
 # ---------------------------------------------------------------------------- gradients
-# Gradients of pooling and of upsampling, where each element of the image has one window.
+# Gradients of pooling and of upsampling, which mostly give each element of the image one window.
 #
-# Windows that overlap, or that differ in size, are ATen's: it adds to the image window by window.
+# Of other windows an element of the image is in several: their sum, if they are few. What many of
+# them overlap, or what differs in size, is ATen's: it adds to the image window by window.
 
 OVERLAP = "windows that overlap or differ in size: their sums are ATen's"
 
@@ -326,7 +350,7 @@ def _adaptive_avg_pool_backward(call: OpCall, grad: Tensor, x: Tensor) -> Tensor
     return _spread(call, grad, steps, math.prod(steps))
 
 
-# Windows that an element may be in, of one unfolding.
+# Windows that an element may be in along one axis, and in all.
 _MOST_WINDOWS = 8
 
 
@@ -362,6 +386,61 @@ def _unfold_backward(
         return cast(total, meta.dtype)
 
     return call.computed(at, grad)
+
+
+def _many_maxima(
+    call: OpCall, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> str | None:
+    each = [_each(n, _rank(call)) for n in (kernel, stride or kernel, dilation)]
+    known = all(isinstance(n, int) for numbers in each for n in numbers)
+    return None if known and math.prod(map(_beside, *each)) <= _MOST_WINDOWS else OVERLAP
+
+
+def _beside(kernel: int, stride: int, dilation: int) -> int:
+    """How many windows an element may be in along one axis."""
+    return -(-((kernel - 1) * dilation + 1) // stride)
+
+
+@lowers("max_pool2d_with_indices_backward max_pool3d_with_indices_backward", unless=_many_maxima)
+def _max_pool_backward(
+    call: OpCall,
+    grad: Tensor,
+    x: Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    places: Tensor,
+) -> Tensor:
+    """Each element is the sum over the windows that it is in, and is the maximum of."""
+    meta, lowering, rank = call.meta, call.lowering, _rank(call)
+    for tensor in (grad, places):
+        lowering.realise(tensor)  # each element is read by several elements of the image
+    first, shape = len(meta.shape) - rank, grad.shape
+    rows = [_each(n, rank) for n in (kernel, stride or kernel, dilation)]
+    counts, compute = [*map(_beside, *rows)], opmath(meta.dtype)
+
+    def at(ix: Index) -> Value:
+        flat: Size = 0
+        for i, size in zip(ix[first:], meta.shape[first:], strict=True):
+            flat = flat * size + i
+        own, last = lowering.values.index(flat), list[Size]()
+        for i, step, pad in zip(ix[first:], rows[1], _each(padding, rank), strict=True):
+            last.append(floordiv(i + pad, step))
+        terms = []
+        for back in itertools.product(*map(range, counts)):
+            windows = [i - n for i, n in zip(last, back, strict=True)]
+            mask: Value | None = None
+            for window, size in zip(windows, shape[first:], strict=True):
+                mask = inside(lowering, window, size, mask)
+            index = *ix[:first], *windows
+            value, place = grad.at(index), cast(places.at(index), torch.int64)
+            value = where(op("eq", place, own), cast(value, compute), 0)
+            terms.append(value if mask is None else masked(value, mask, const(value, 0)))
+        return cast(functools.reduce(operator.add, terms), meta.dtype)
+
+    return call.computed(at, grad, places)
 
 
 def _uneven_scale(

@@ -78,6 +78,43 @@ def test_special_values() -> None:
     check(lambda x: F.max_pool2d(x, 2, 1, 1, return_indices=True), lowest)
 
 
+# kernel, stride, padding, dilation, ceil mode
+OVERLAPPING = [
+    ([3, 3], [2, 2], [1, 1], [1, 1], False),
+    ([2, 2], [2, 2], [0, 0], [1, 1], True),
+    ([2, 4], [1, 2], [1, 2], [1, 1], False),
+    ([2, 2], [], [0, 0], [3, 2], False),
+    ([3, 2], [4, 5], [1, 0], [1, 1], True),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("windows", OVERLAPPING, ids=str)
+def test_gradients_of_maxima(
+    windows: tuple[object, ...], dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    x = torch.randn(2, 3, 6, 9).relu().to(dtype).to(memory_format=layout)  # with many equal ones
+    x[0, 0, 1:3, 2:4], x[1, 1] = float("nan"), -float("inf")
+    y, places = aten.max_pool2d_with_indices.default(x, *windows)
+    back = aten.max_pool2d_with_indices_backward.default
+    graph = check_op(back, torch.randn_like(y.nan_to_num()), x, *windows, places)
+    assert all(isinstance(step, Loop) for step in graph.steps)
+    check_op(aten.max_pool2d_with_indices.default, x, *windows)
+
+
+def test_gradients_of_other_maxima() -> None:
+    """Images of three axes; windows that an element has too many of."""
+    back = aten.max_pool3d_with_indices_backward.default
+    for kernel, is_loop in ((2, True), (3, False)):
+        windows = [kernel] * 3, [1] * 3, [0] * 3, [1] * 3, False
+        x = torch.randn(2, 3, 4, 5, 6)
+        y, places = aten.max_pool3d_with_indices.default(x, *windows)
+        allow = () if is_loop else ("max_pool3d_with_indices_backward",)
+        graph = check_op(back, torch.randn_like(y), x, *windows, places, allow=allow)
+        assert all(isinstance(step, Loop) for step in graph.steps) == is_loop
+
+
 def test_whole_factors_need_no_data_dependent_index() -> None:
     graph = check_op(aten.upsample_nearest2d.vec, torch.randn(1, 2, 4, 4), None, [2.0, 2.0])
     (loop,) = graph.steps
