@@ -30,7 +30,6 @@ from fusee.codegen.llvm.memory import groups, pointer
 from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.codegen.simt.thread import (
     COUNTER_BYTES,
-    MOST_BLOCKS,
     WARP,
     Exchange,
     Meeting,
@@ -74,9 +73,9 @@ PIECES = 8
 STRIP = PIECES * BLOCK
 # Elements that one of so many threads reduces by itself.
 ALONE = 64
-# Blocks that are few enough for several to share what each of them does, and how many steps a
-# thread has to take at least.
-FEW_GROUPS, LEAST = 264, 4
+# Blocks that are few enough for several to share what each of them does, how many there are then,
+# and how many steps a thread has to take at least.
+FEW_GROUPS, MOST_SHARING, LEAST = 264, 264, 4
 # Accesses that a row has at most if several blocks are to run on a processor, one of which reduces
 # while another stores: longer rows under way would not be in the cache when they are read again.
 CACHED = 1 << 13
@@ -291,8 +290,7 @@ class _Mapping:
         most = floordiv(count, along.threads * (LEAST if team.along else 2 * LEAST))
         if hint(groups) > FEW_GROUPS or hint(most) < 2:
             return
-        share = maximum(groups, 1 if team.along else 2)
-        blocks = maximum(minimum(most, floordiv(MOST_BLOCKS, share)), 1)
+        blocks = maximum(minimum(most, floordiv(MOST_SHARING, maximum(groups, 1))), 1)
         step = along.threads
         share = floordiv(count + (blocks * step - 1), blocks * step) * step
         self.team, self.phases = along, [whole, *rest]
@@ -752,36 +750,29 @@ class _Mapping:
 
     def _looped(self, phase: Phase, team: Team, member: str, hows: dict[Acc, Carried]) -> Parts:
         ctx, level, body = self.ctx, self.level, self.body
-        parts: Parts = {}
-        kinds: dict[Acc, list[str]] = {}
-        for acc, how in hows.items():
-            kinds[acc], start = how.kinds(ctx.lanes), how.start(ctx.lanes)
-            if isinstance(how, OnlineCarried):
-                kinds[acc], start = how.round(ctx.lanes)
-            parts[acc] = [start]
-        total = count_points(phase.inner)
+        total, vec = count_points(phase.inner), self.vec if team.along else 1
         count = ctx.size_of(phase.inner[0])
         for axis in phase.inner[1:]:
             count = level.op(f"mul i64 {count}, {ctx.size_of(axis)}")
-        if team.along and self.vec > 1:
-            count = level.op(f"lshr i64 {count}, {self.vec.bit_length() - 1}")
+        if vec > 1:
+            count = level.op(f"lshr i64 {count}, {vec.bit_length() - 1}")
         if (
             self.reloads and body.skips is not None
         ):  # another team may be storing what it would read
             count = level.op(f"select i1 {body.skips}, i64 0, i64 {count}")
-        first = member
+        first, often = member, hint(total) // vec
         if self.split is not None and self._is_split(phase):
-            steps = ctx.param("steps", self.split.steps)
+            steps, often = ctx.param("steps", self.split.steps), hint(self.split.steps)
             low = level.op(f"mul i64 {self.meeting.part}, {steps}")
             first = level.op(f"add i64 {low}, {member}")
             high = level.op(f"add i64 {low}, {steps}")
             count = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, count)
-        with body.carry(first, count, team.threads, parts, kinds) as (flat, now, found):
-            ctx.ranked[2:] = [ctx.writer.top]
+
+        def place(flat: str) -> None:
             self._open(phase, flat, team.along, _is_wide(total))
-            found |= body.statements(phase, now, hows, 2)
-        ctx.ranked[2:] = []
-        return found
+
+        often //= team.threads
+        return body.reduced(phase, hows, first, count, team.threads, often, place)
 
 
 def _is_wide(total: Size) -> bool:

@@ -9,12 +9,15 @@ come to the same result: the one part of a pair is merged with the other in both
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
-from fusee.codegen.llvm.body import Body, Carried, across, carried
+from fusee.codegen.llvm.body import Body, Carried, Parts, across, carried
 from fusee.codegen.llvm.memory import (
     NEAR,
     AccessPlace,
@@ -67,8 +70,10 @@ class OnlineCarried(Carried):
         lanes = 1 if self.along else lanes
         return self.kinds(lanes), self.start(lanes)
 
-    def step(self, ctx: Context, t: InsertPoint, old: list[str], given: list[str]) -> list[str]:
-        """One more element per lane: the value, and the factor if there is one."""
+    def step(
+        self, ctx: Context, t: InsertPoint, old: list[str], given: Sequence[list[str]]
+    ) -> list[str]:
+        """Some more elements per lane: of each the value, and the factor if there is one."""
         raise NotImplementedError
 
     def finished(self, t: InsertPoint, parts: list[str]) -> list[str]:
@@ -103,15 +108,20 @@ class Powers(OnlineCarried):
         apply = self._apply(t)
         return apply("exp", apply("sub", x, base))
 
-    def step(self, ctx: Context, t: InsertPoint, old: list[str], given: list[str]) -> list[str]:
+    def step(
+        self, ctx: Context, t: InsertPoint, old: list[str], given: Sequence[list[str]]
+    ) -> list[str]:
         own = InsertPoint(t.level, t.machine, 1 if self.along else t.lanes)
-        apply, (x, *factor) = self._apply(own), given
-        m = apply("maximum", self._one(ctx, t, x, "max") if self.along else x, old[0])
+        each, apply = self._apply(t), self._apply(own)
+        most = functools.reduce(partial(each, "maximum"), (x for x, *_ in given))
+        m = apply("maximum", self._one(ctx, t, most, "max") if self.along else most, old[0])
         base = self._base(own, m)
         wide = base if own.lanes == t.lanes else t.level.splat(HELD[self.dtype], base, t.lanes)
-        power = self._power(t, x, wide)
-        if factor:
-            power = self._apply(t)("mul", power, factor[0])
+        powers = [
+            functools.reduce(partial(each, "mul"), factor, self._power(t, x, wide))
+            for x, *factor in given
+        ]
+        power = functools.reduce(partial(each, "add"), powers)
         if self.along:
             power = self._one(ctx, t, power)
         return [m, apply("fma", old[1], self._power(own, old[0], base), power)]
@@ -144,22 +154,26 @@ class Squares(OnlineCarried):
         kinds, first = super().round(lanes)
         return [*kinds, kinds[2]], [*first, first[2]]
 
-    def step(self, ctx: Context, t: InsertPoint, old: list[str], given: list[str]) -> list[str]:
-        (x,), dtype, kind, count = given, self.dtype, HELD[self.dtype], 1
-        one = InsertPoint(t.level, t.machine, 1)
-        apply, alone = self._apply(t), self._apply(one)
-        total = mean = x
-        squares = old[1]
+    def step(
+        self, ctx: Context, t: InsertPoint, old: list[str], given: Sequence[list[str]]
+    ) -> list[str]:
+        dtype, own, one = self.dtype, t, InsertPoint(t.level, t.machine, 1)
+        each, alone, elements = self._apply(t), self._apply(one), [x for (x,) in given]
+        total, squares, count = functools.reduce(partial(each, "add"), elements), old[1], len(given)
         if self.along and t.lanes > 1:
-            count, total = t.lanes, self._one(ctx, t, x)
-            mean = alone("mul", total, literal(1 / count, dtype, 1))
-            away = apply("sub", x, t.level.splat(kind, mean, count))
-            squares = alone("add", squares, self._one(ctx, t, apply("mul", away, away)))
-            apply, t = alone, one
+            own, count, total = one, count * t.lanes, self._one(ctx, t, total)
+        apply, mean = self._apply(own), total
+        if count > 1:
+            mean = apply("mul", total, literal(1 / count, dtype, own.lanes))
+            wide = mean if own is t else self._wide(t, mean)
+            aways = [each("sub", x, wide) for x in elements]
+            first = each("mul", aways[0], aways[0])
+            found = functools.reduce(lambda x, away: each("fma", away, away, x), aways[1:], first)
+            squares = apply("add", squares, found if own is t else self._one(ctx, t, found))
         n = alone("add", old[2], literal(count, dtype, 1))
         inverse = alone("div", literal(1, dtype, 1), n)
         share = alone("mul", old[2], alone("mul", inverse, literal(count, dtype, 1)))
-        share, before = (self._wide(t, y) for y in (share, old[3]))
+        share, before = (self._wide(own, y) for y in (share, old[3]))
         away = apply("sub", mean, apply("mul", old[0], before))
         squares = apply("fma", apply("mul", away, share), away, squares)
         return [apply("add", old[0], total), squares, n, inverse]
@@ -183,6 +197,8 @@ class Squares(OnlineCarried):
         return [apply("add", a[0], b[0]), squares, n]
 
 
+# Points of a reduction that a thread loads in one go.
+TOGETHER = 4
 # Where a kernel's threads find memory that all may read, past the address of the status.
 SPARE_BYTES = 64
 
@@ -333,10 +349,15 @@ class ThreadBody(Body):
 
     skips    an i1: the thread has nothing to store, for others store the same or it is out of range
     idle     an i1: what it computes now is no part of a reduction
+    waiting  elements of reductions in one pass, to be taken in together
     """
 
     skips: str | None = None
     idle: str | None = None
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.waiting: dict[Acc, list[list[str]]] = {}
 
     def sum_mask(self) -> str | None:
         if self.idle is None:
@@ -353,7 +374,63 @@ class ThreadBody(Body):
         ctx = self.ctx
         values = [v for v in (statement.value, statement.which) if v is not None]
         given = [ctx.vectors(v)[0] if ctx.lanes > 1 else ctx.scalar(v) for v in values]
-        return [how.step(ctx, ctx.target(rank, ctx.lanes), old[0], given)]
+        self.waiting.setdefault(how.acc, []).append(given)
+        return old
+
+    def reduced(
+        self,
+        phase: Phase,
+        hows: dict[Acc, Carried],
+        first: str,
+        stop: str,
+        step: int,
+        often: int,
+        place: Callable[[str], None],
+    ) -> Parts:
+        """A reduction over points `step` apart: some in one go, so that all of these are loaded
+        before one is waited for, then those that are left.
+
+        often   about how many they are
+        place   tells the coordinates of a point
+        """
+        parts: Parts = {}
+        kinds: dict[Acc, list[str]] = {}
+        for acc, how in hows.items():
+            kinds[acc], start = how.kinds(self.ctx.lanes), how.start(self.ctx.lanes)
+            if isinstance(how, OnlineCarried):
+                kinds[acc], start = how.round(self.ctx.lanes)
+            parts[acc] = [start]
+
+        def several(count: int, at: str, parts: Parts) -> Parts:
+            level = self.writer.top
+            for k in range(count):
+                self.ctx.ranked[2:] = [Stretch(level)]
+                place(level.op(f"add nsw i64 {at}, {k * step}") if k else at)
+                parts = self.statements(phase, parts, hows, 2)
+            return self._taken_in(parts, hows)
+
+        op = self.writer.top.op
+        if often >= 2 * TOGETHER:
+            last, whole = op(f"sub nsw i64 {stop}, {(TOGETHER - 1) * step}"), TOGETHER * step
+            with self.carry(first, last, whole, parts, kinds) as (at, now, parts):
+                parts |= several(TOGETHER, at, now)
+            t = InsertPoint(self.writer.top, self.ctx.machine, 1)
+            left = op(f"sub nsw i64 {op(f'add nsw i64 {last}, {whole - 1}')}, {first}")
+            done = op(f"and i64 {t.intrinsic('smax', 'i64', left, '0')}, {-whole}")
+            first = op(f"add nsw i64 {first}, {done}")
+        with self.carry(first, stop, step, parts, kinds) as (at, now, found):
+            found |= several(1, at, now)
+        self.ctx.ranked[2:] = []
+        return found
+
+    def _taken_in(self, parts: Parts, hows: Mapping[Acc, Carried]) -> Parts:
+        for acc, given in self.waiting.items():
+            how = hows[acc]
+            assert isinstance(how, OnlineCarried)
+            t = self.ctx.target(2, self.ctx.lanes)
+            parts[acc] = [how.step(self.ctx, t, parts[acc][0], given)]
+        self.waiting.clear()
+        return parts
 
     def _flush(self, pending: list[Store], rank: int) -> None:
         ctx, level = self.ctx, self.ctx.ranked[rank]

@@ -267,11 +267,11 @@ def test_long_rows_of_other_dtypes(gpu: Simulated, dtype: torch.dtype) -> None:
 
 
 def test_long_rows_are_read_twice(gpu: Simulated) -> None:
-    """Once for what is reduced, once for the result."""
+    """Once for what is reduced, once for the result: some points at a time, then the rest."""
     for program in ("softmax", "layer norm"):
         agree(REDUCTIONS[program], numbers(2, 40_000))
     loops = [code.text.count(" = phi i64 [ %v") for code in gpu.codes]
-    assert loops == [2, 2], loops
+    assert loops == [4, 4], loops
 
 
 def test_sums_of_equal_axes_that_read_one_row_are_one_kernel(gpu: Simulated) -> None:
