@@ -6,8 +6,8 @@ A Replayer stands around a host function. What holds:
   cannot be replayed: while the user records, while another thread replays, on a graph that the
   driver refused to record (the report says why).
 - A recording reads inputs where they were when it was made. An input that has come from elsewhere
-  is copied in from then on, unless the graph writes to it, it is large, or its elements overlap:
-  for these each place is a recording of its own.
+  is copied in from then on, a large one once _PLACES recordings were made. What the graph writes
+  to, and what overlaps itself, is not: each place of it is a recording of its own.
 - Results are new tensors at each call. They share memory as they do in a direct call, with inputs
   and with each other; what a recording writes is copied out.
 - What a forward saves for its backward stays where the recording wrote it, and is read there. As
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -46,8 +47,9 @@ from fusee.source import picker
 from fusee.sym import Size, Symbol, substitute
 from fusee.targets.cuda.launch import Gpu, KernelBuild, batched, runner
 
-# Inputs above this are read where they are.
-_LARGE_BYTES = 8 << 20
+# Inputs above this are read where they are, in so many places: a recording of a large graph takes a
+# thousand times as long as the copy.
+_LARGE_BYTES, _PLACES = 8 << 20, 3
 # Recordings of one stream, of which the one unused for longest makes room; sizes whose last places
 # are known.
 _MOST, _MOST_SIZES = 8, 64
@@ -109,12 +111,14 @@ class _OneStream:
 
     moved   inputs that come from the CPU, or have come from several places; placed: the others
     before  of sizes: how many direct calls there were, and where inputs lay in the last
+    made    of sizes: how many recordings were made since an input is copied in
     frames  what recorded launches point to
     """
 
     def __init__(self, pool: _RecordingPool, tensors: Sequence[int], moved: Sequence[int]) -> None:
         self.pool, self.placed = pool, tensors
         self.moved: tuple[int, ...] = ()
+        self.made = Counter[Key]()
         self.move(moved)
         self.recordings: dict[Key, _CudaGraph] = {}
         self.before: dict[Key, tuple[int, list[int]]] = {}
@@ -123,6 +127,7 @@ class _OneStream:
 
     def move(self, more: Iterable[int]) -> None:
         self.moved = tuple(sorted({*self.moved, *more}))
+        self.made.clear()
         self.placed = [k for k in self.placed if k not in self.moved]
         self.pick = picker(self.placed)
 
@@ -235,18 +240,21 @@ class Replayer:
             del one.before[next(iter(one.before))]
         elsewhere = {k for k, a, b in zip(self.tensors, last, places, strict=True) if a != b}
         elsewhere.difference_update(one.moved)
-        movable = {k for k in elsewhere if self._is_movable(k, inputs[k])}
+        is_often = one.made[sizes] >= _PLACES
+        movable = {k for k in elsewhere if self._is_movable(k, inputs[k], is_often)}
         if movable:
             self._drop(one, len(one.recordings))
             one.move(movable)
         if count < self.seen_first or elsewhere - movable:
             return None
+        one.made[sizes] += 1
         return self._record(one, inputs)
 
-    def _is_movable(self, k: int, x: Tensor) -> bool:
+    def _is_movable(self, k: int, x: Tensor, is_often: bool) -> bool:
         """Not what a forward has saved: when that is replayed, too, it stays where it is."""
-        here = x.device == self.gpu.device and k not in self.written
-        return here and k not in (self.saved or ()) and x.nbytes <= _LARGE_BYTES and is_dense(x)
+        if x.device != self.gpu.device or k in self.written or k in (self.saved or ()):
+            return False
+        return (is_often or x.nbytes <= _LARGE_BYTES) and is_dense(x)
 
     def _drop(self, one: _OneStream, count: int) -> None:
         if count <= 0:

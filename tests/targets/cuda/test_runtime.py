@@ -21,7 +21,7 @@ from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
 from fusee.targets import cuda
-from fusee.targets.cuda import CUDA, launch
+from fusee.targets.cuda import CUDA, launch, recording
 from fusee.targets.cuda.launch import Beside
 from fusee.targets.cuda.recording import Replayer
 from fusee.torch_functions import training
@@ -398,6 +398,22 @@ def test_inputs_that_stay_are_read_where_they_are(gpu: FakeGpu) -> None:
         close(call(x), fn(x))
         x.mul_(0.5)
     assert gpu.recorded == 1 and gpu.copied == [1] * 3  # results alone
+
+
+def test_large_inputs_that_move_again_and_again_are_copied_in(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the tangent of a loss: its place is another one whenever something else ran between."""
+    monkeypatch.setattr(recording, "_LARGE_BYTES", 64)
+    fn = Products(gpu)
+    call = compiled(fn, gpu)
+    places = [aligned(4, 16) for _ in range(8)]
+    for x in places:
+        for _ in range(3):
+            close(call(x), fn(x))
+    # of the first three places each has a recording; the fourth ends these, and is copied in
+    assert gpu.recorded == recording._PLACES + 1
+    assert gpu.replayed == 2 * recording._PLACES + 3 * (len(places) - recording._PLACES)
 
 
 def test_writes_of_a_recording_reach_the_caller(gpu: FakeGpu) -> None:
