@@ -322,7 +322,7 @@ def _quick_mode() -> type[FakeTensorMode]:
         if func in makers:
             home = _with_index(torch.device(kwargs.get("device") or _CPU))
             for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):
-                if home.type in _KINDS and make is not None:
+                if home.type in (*_KINDS, "meta") and make is not None:
                     found = _on_meta(self, make, args, {**kwargs, "device": _META})
                     if found is not None:
                         return _wrapped(self, found, home)
