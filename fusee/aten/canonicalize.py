@@ -82,19 +82,23 @@ def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any
     return t.call(aten.full.default, [], args[0], **{**kwargs, "dtype": dtype})
 
 
-@ALWAYS.rule("zeros_like ones_like full_like new_zeros new_ones new_full")
+@ALWAYS.rule("zeros ones zeros_like ones_like full_like new_zeros new_ones new_full")
 def _filled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`full`, which reads no tensor: what is made of it alone is computed once."""
+    """`full`, which reads no tensor: what is made of it alone is computed once; or `full_like`, of
+    another order of axes."""
     given = {a.name: x for a, x in zip(op._schema.arguments, bound(op, args, kwargs))}
-    source, is_new = t.value(given["self"]), "size" in given
     if given["pin_memory"] or given["layout"] not in (None, torch.strided):
         return t.record(op, args, kwargs)
-    if not is_new and not (given["memory_format"] is None and is_row_major(source.tensor)):
-        return t.record(op, args, kwargs)
-    size = given["size"] if is_new else source.tensor.shape
     value = given.get("fill_value", int("ones" in op.__name__))
-    dtype, device = given["dtype"] or source.tensor.dtype, given["device"] or source.store.device
-    return t.call(aten.full.default, list(size), value, dtype=dtype, device=device)
+    dtype, device = given["dtype"] or torch.get_default_dtype(), given["device"]
+    if "self" in given:
+        source = t.value(given["self"])
+        dtype, device = given["dtype"] or source.tensor.dtype, device or source.store.device
+        if "size" not in given:
+            given["size"] = source.tensor.shape
+            if not (given["memory_format"] is None and is_row_major(source.tensor)):
+                return t.record(aten.full_like.default, (args[0], value), kwargs)
+    return t.call(aten.full.default, list(given["size"]), value, dtype=dtype, device=device)
 
 
 @ALWAYS.rule("_efficientzerotensor")

@@ -100,7 +100,7 @@ class Kind(enum.Enum):
 # Not pointwise, but made where they are read as well.
 _FUSED = frozenset(
     "_prelu_kernel_backward copy fill glu glu_backward lift_fresh_copy log_sigmoid_forward prelu"
-    " tril triu zeros_like ones_like full_like".split()
+    " tril triu full_like".split()
 )
 _MOVING = frozenset(
     "_unsafe_index as_strided_scatter cat constant_pad_nd diagonal_scatter embedding flip gather"

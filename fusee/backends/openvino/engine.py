@@ -131,8 +131,8 @@ OPERATORS: OpRules[Rule] = OpRules()
 @OPERATORS.rule(
     "view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy"
     " flip roll slice_scatter select_scatter where.self masked_fill.Scalar"
-    " masked_fill.Tensor tril triu full arange.start_step full_like zeros_like ones_like"
-    " new_full eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar"
+    " masked_fill.Tensor tril triu full arange.start_step full_like"
+    " eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar"
     " le.Tensor isfinite isinf isnan"
 )
 def _always(node: fx.Node) -> str | None:

@@ -556,7 +556,7 @@ def _glu_backward(call: OpCall, grad: Tensor, x: Tensor, dim: int) -> Tensor:
 # Tensors made from nothing: fills, ranges, triangles. Their elements follow from the index.
 
 
-@lowers("full full_like new_full fill.Scalar fill.Tensor")
+@lowers("full full_like fill.Scalar fill.Tensor")
 def filled(call: OpCall, *given: Operand) -> Tensor:
     """The call's result with every element the last argument."""
     meta, number = call.meta, given[-1]
@@ -565,14 +565,14 @@ def filled(call: OpCall, *given: Operand) -> Tensor:
     return call.lowering.filled(meta.shape, number, meta.dtype)
 
 
-@lowers("zeros zeros_like new_zeros zero")
+@lowers("zeros_like zero")
 # nobody may rely on what uninitialised memory holds; zeros are as good as any
 @lowers("empty.memory_format empty_like new_empty empty_strided new_empty_strided empty_permuted")
 def _zeros(call: OpCall) -> Tensor:
     return filled(call, 0)
 
 
-@lowers("ones ones_like new_ones")
+@lowers("ones_like")
 def _ones(call: OpCall) -> Tensor:
     return filled(call, 1)
 
