@@ -18,7 +18,7 @@ from torch import Tensor
 from fusee.aten.torch_api import sym_sqrt
 from fusee.errors import TraceError
 from fusee.fake.open_composites import spaced
-from fusee.source import Args
+from fusee.source import Args, leaves
 from fusee.sym.ranges import FUNCTIONS
 from fusee.sym.shape_env import FloatNode, Node, wrapped
 
@@ -106,9 +106,7 @@ _OF_FLOATS: dict[Any, Callable[[Tensor], Tensor]] = {
 
 def holds_scalar(args: Any) -> bool:
     """Whether a Scalar is among arguments."""
-    return any(
-        type(x) is Scalar or (isinstance(x, (list, tuple)) and holds_scalar(x)) for x in args
-    )
+    return any(type(x) is Scalar for x in leaves(args))
 
 
 def returned(x: Any) -> Any:

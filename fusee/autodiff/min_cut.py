@@ -33,6 +33,7 @@ from fusee.aten import AtenGraph, closure, is_creation, is_pure, is_view, memory
 from fusee.autodiff import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS, is_pointwise
+from fusee.source import tensors_in
 from fusee.sym import hint
 
 # ---------------------------------------------------------------------------- costs
@@ -220,8 +221,7 @@ def op_of(node: fx.Node) -> OpOverload:
 
 
 def tensors_of(val: Any) -> list[torch.Tensor]:
-    parts = val if isinstance(val, (tuple, list)) else (val,)
-    return [x for x in parts if isinstance(x, torch.Tensor)]
+    return tensors_in(val)
 
 
 # ---------------------------------------------------------------------------- choice

@@ -28,7 +28,7 @@ from fusee.fake.combine import combine_of as combine_of
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense, known, meet
 from fusee.fake.torch_python import NotDeterministic, is_pointwise, on_ones, overloads_of
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, tensors_in
 
 # ---------------------------------------------------------------------------- breaks
 
@@ -481,8 +481,8 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
             written = written[index]
     operands = pytree.tree_leaves(args)
     may_be_operand = name == "copy_" or is_operator or _is_pointwise(name)
-    for x in written if isinstance(written, (tuple, list)) else (written,):
-        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+    for x in tensors_in(written):
+        if x.layout is not torch.strided:
             continue
         # no size of a result hangs on whether an open one is 0
         axes = zip(x.shape, x.stride())

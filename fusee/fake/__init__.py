@@ -56,7 +56,7 @@ from fusee.fake.torch_python import (
     runs_itself,
     takes_no_tensor,
 )
-from fusee.source import Args, Kwargs, overload, overloads
+from fusee.source import Args, Kwargs, overload, overloads, tensors_in
 from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, wrapped
 
@@ -667,8 +667,7 @@ class Twins:
 
     def _beside(self, args: Args, size: Any, stride: Any, dtype: Any) -> torch.Tensor:
         """A result on the device of the operands; of numbers alone, on the CPU."""
-        flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,))]
-        device = next((x.device for x in flat if isinstance(x, torch.Tensor)), _CPU)
+        device = next((x.device for x in tensors_in(args)), _CPU)
         return self.empty(size, stride, dtype, device)
 
     def view(self, op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

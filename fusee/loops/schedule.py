@@ -46,6 +46,7 @@ from fusee.loops import (
     rewrite_index,
     walk,
 )
+from fusee.source import leaves
 from fusee.sym import (
     Size,
     Symbol,
@@ -567,13 +568,7 @@ def size(loop: Loop) -> int:
 
 
 def views(tree: object) -> Iterable[View]:
-    if isinstance(tree, View):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from views(item)
-    elif isinstance(tree, dict):
-        yield from views(list(tree.values()))
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, View))
 
 
 # ---------------------------------------------------------------------------- same

@@ -45,7 +45,7 @@ from fusee.backends.regions import (
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
-from fusee.source import Args, HostSource, Kwargs, OpRules, listed, overloads
+from fusee.source import Args, HostSource, Kwargs, OpRules, leaves, listed, overloads
 
 # ---------------------------------------------------------------------------- claims
 # Which calls OpenVINO runs exactly as eager does, and why not the others.
@@ -104,7 +104,7 @@ def is_folded(node: fx.Node) -> bool:
 def _cannot_hold(node: fx.Node) -> str | None:
     """Why OpenVINO cannot hold the values of a node as torch does."""
     vals = node.meta.get("val")
-    for val in vals if isinstance(vals, (tuple, list)) else [vals]:
+    for val in leaves(vals):
         if not isinstance(val, Tensor):
             continue
         if isinstance(vals, Tensor) and has_no_elements(val):  # of several, batch norms leave some
