@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history, is_of_hooks
 from fusee.errors import FuseeError, RegionError
-from fusee.fake.combine import associative_scan as associative_scan
-from fusee.fake.combine import combine_of as combine_of
+from fusee.fake import associative_scan as associative_scan
+from fusee.fake import combine_of as combine_of
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense, known, meet
 from fusee.fake.torch_python import NotDeterministic, is_pointwise, on_ones, overloads_of

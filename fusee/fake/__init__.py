@@ -56,6 +56,9 @@ from fusee.fake.torch_python import (
     runs_itself,
     takes_no_tensor,
 )
+from fusee.loops.associative import SCAN as SCAN
+from fusee.loops.associative import associative_scan as associative_scan
+from fusee.loops.associative import combine_of as combine_of
 from fusee.source import Args, Kwargs, overload, overloads, tensors_in
 from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, wrapped

@@ -13,6 +13,7 @@ from fusee.aten import arguments, is_deterministic
 from fusee.aten.attention import FLOATS, HALVES
 from fusee.aten.rewriter import Editor, val
 from fusee.fake import on_metas
+from fusee.fake.layouts import same_ints, view_strides
 from fusee.loops.lower import is_home
 from fusee.loops.lower.tensor import HANDLERS
 from fusee.source import overloads
@@ -484,19 +485,10 @@ def layers_of_rows(edit: Editor) -> None:
 
 
 def _is_matrix(x: Tensor) -> bool:
-    """Whether all axes but the last may be one, and rows are in one piece; or it is not known."""
-    pairs = [
-        (n, step)
-        for n, step in zip(x.shape, x.stride(), strict=True)
-        if type(n) is not int or n > 1
-    ]
-    if not pairs or any(type(n) is int and n == 0 for n in x.shape):
-        return True
-    last = pairs[-1][1]
-    if not all(type(k) is int for pair in pairs for k in pair):
-        return type(last) is not int or last == 1
-    follow = all(pairs[k][1] == n * step for k, (n, step) in enumerate(pairs[1:-1]))
-    return last == 1 and follow
+    """Whether all axes but the last may be one, and rows are in one piece."""
+    length = x.shape[-1]
+    found = view_strides(x.shape, x.stride(), [math.prod(x.shape[:-1]), length])
+    return found is not None and (same_ints((length,), (1,)) or same_ints(found[-1:], (1,)))
 
 
 # Names of a bias and of the two operands among the arguments.
