@@ -1,4 +1,5 @@
-"""Functions: their arguments, those written as Python source, tables that they enter."""
+"""Functions: their arguments, those written as Python source, tables that they enter; and dtypes of
+16 bits."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from torch import fx
 
 Args = tuple[Any, ...]  # of a call
 Kwargs = dict[str, Any]
+
+HALVES = (torch.bfloat16, torch.float16)
 
 
 class SymbolPlace(Protocol):

@@ -22,7 +22,7 @@ from fusee.aten import arguments, memory_root
 from fusee.aten.rewriter import Editor, only_user, val
 from fusee.aten.torch_api import OpOverload
 from fusee.fake.layouts import like, same_ints
-from fusee.source import OpRules, overloads
+from fusee.source import HALVES, OpRules, overloads
 from fusee.sym import Expr, Size, Symbol, known_ge, known_lt, substitute
 
 aten = torch.ops.aten
@@ -34,7 +34,6 @@ _MASKED = (
 )
 _MOST_STEPS = 1000  # of following one mask
 _DROWNS = 1e30  # what is added to a number of float32 is the sum, from here on
-HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)
 
 

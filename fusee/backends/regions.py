@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -665,26 +665,17 @@ def _arange(node: fx.Node) -> Interval | None:
     return start[0], maximum(start[1], end[1] - 1)
 
 
-def _sums(sign: int, node: fx.Node) -> Interval | None:
-    a, b = map(interval, node.args[:2])
-    alpha = arguments(node)["alpha"]
-    if a is None or b is None or not isinstance(alpha, int):
-        return None
-    return _between(x + sign * alpha * y for x in a for y in b)
+def _at_ends(function: Callable[..., Size]) -> Callable[[fx.Node], Interval | None]:
+    """Of operands and `alpha`: least and greatest where each operand is either."""
 
+    def rule(node: fx.Node) -> Interval | None:
+        ends = [x for x in map(interval, node.args[:2]) if x is not None]
+        alpha = arguments(node).get("alpha", 1)
+        if len(ends) < len(node.args[:2]) or not isinstance(alpha, int):
+            return None
+        return _between(function(*given, alpha) for given in itertools.product(*ends))
 
-@_RULES.rule("mul.Tensor mul.Scalar")
-def _product(node: fx.Node) -> Interval | None:
-    a, b = map(interval, node.args[:2])
-    return None if a is None or b is None else _between(x * y for x in a for y in b)
-
-
-@_RULES.rule("rsub.Scalar")
-def _reversed(node: fx.Node) -> Interval | None:
-    a, b = map(interval, node.args[:2])
-    if a is None or b is None or len(node.args) > 2 or node.kwargs:
-        return None
-    return b[0] - a[1], b[1] - a[0]
+    return rule
 
 
 @_RULES.rule("cumsum")
@@ -712,12 +703,6 @@ def _magnitude(node: fx.Node) -> Interval | None:
     return maximum(0, maximum(low, -high)), maximum(-low, high)
 
 
-@_RULES.rule("neg")
-def _negated(node: fx.Node) -> Interval | None:
-    found = interval(node.args[0])
-    return None if found is None else (-found[1], -found[0])
-
-
 _RULES.update(
     by_operator(
         (_either(1), "copy"),
@@ -725,8 +710,11 @@ _RULES.update(
         (_either(0, 2), "masked_fill.Scalar"),
         (_either(0, 1), "slice_scatter select_scatter maximum minimum"),
         (lambda node: interval(node.args[1]), "full full_like"),
-        (functools.partial(_sums, 1), "add.Tensor add.Scalar"),
-        (functools.partial(_sums, -1), "sub.Tensor"),
+        (_at_ends(lambda x, y, by: x + by * y), "add.Tensor add.Scalar"),
+        (_at_ends(lambda x, y, by: x - by * y), "sub.Tensor"),
+        (_at_ends(lambda x, y, by: y - by * x), "rsub.Scalar"),
+        (_at_ends(lambda x, y, by: x * y), "mul.Tensor mul.Scalar"),
+        (_at_ends(lambda x, by: -x), "neg"),
         (lambda node: _hull([(0, 0), interval(node.args[0])]), "tril triu"),
     )
 )

@@ -38,8 +38,8 @@ from fusee.fake.layouts import (
     suggested_layout,
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
-from fusee.loops.operators import ROWS, Row, is_pointwise
-from fusee.source import Args, Kwargs, OpRules, overloads
+from fusee.loops.operators import ROWS, Row, is_pointwise, opmath
+from fusee.source import HALVES, Args, Kwargs, OpRules, overloads
 
 aten = torch.ops.aten
 
@@ -587,7 +587,7 @@ def convolution_spec(size: Sizes, x: Tensor, weight: Tensor, groups: int) -> Spe
         return Spec(size, [*image.stride[:2], image.stride[3]], x.dtype)
     layout = suggested_layout(x)
     layout = suggested_layout(weight) if layout is torch.contiguous_format else layout
-    if layout is torch.channels_last_3d and x.dtype not in (torch.bfloat16, torch.float16):
+    if layout is torch.channels_last_3d and x.dtype not in HALVES:
         is_onednns = x.dtype is torch.float32 and (
             groups > 1
             or min(weight.shape[-2:]) > 3
@@ -765,11 +765,6 @@ ASKING = frozenset(
 _ELSEWHERE: OpRules[Callable[..., Found]] = OpRules()
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Statistics are kept as they are computed."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def results_there(op: Op, args: Args, kwargs: Kwargs) -> Found:
     """As `results`, on such a GPU."""
     found = None if op in ASKING else results(op, args, kwargs)
@@ -779,7 +774,7 @@ def results_there(op: Op, args: Args, kwargs: Kwargs) -> Found:
 
 @_ELSEWHERE.rule("native_layer_norm")
 def _layer_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
-    statistics = found[1]._replace(dtype=_wide(x.dtype))
+    statistics = found[1]._replace(dtype=opmath(x.dtype))
     return found[0], statistics, statistics
 
 
@@ -788,7 +783,7 @@ def _layer_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     " _native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
 )
 def _batch_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
-    statistics = rows((x.shape[1],), _wide(x.dtype))
+    statistics = rows((x.shape[1],), opmath(x.dtype))
     return in_layout_of(x), statistics, statistics, *found[3:]
 
 

@@ -40,6 +40,7 @@ from torch._subclasses.meta_utils import MetaConverter
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 from fusee.loops.operators import is_pointwise as is_pointwise
+from fusee.loops.operators import opmath as opmath
 from fusee.source import Args, Kwargs, leaves, mapped
 
 # ---------------------------------------------------------------------------- sizes

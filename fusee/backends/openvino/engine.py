@@ -45,7 +45,7 @@ from fusee.backends.regions import (
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
-from fusee.source import Args, HostSource, Kwargs, OpRules, leaves, listed, overloads
+from fusee.source import HALVES, Args, HostSource, Kwargs, OpRules, leaves, listed, overloads
 
 # ---------------------------------------------------------------------------- claims
 # Which calls OpenVINO runs exactly as eager does, and why not the others.
@@ -60,7 +60,7 @@ aten = torch.ops.aten
 
 Rule = Callable[[fx.Node], str | None]
 
-_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_FLOATS = frozenset({torch.float32, *HALVES})
 
 
 def why_not(node: fx.Node) -> str | None:
@@ -187,7 +187,7 @@ def _repeats(node: fx.Node) -> str | None:
 
 @OPERATORS.rule("cumsum")
 def _cumulative(node: fx.Node) -> str | None:
-    if _val(node).dtype in (torch.bfloat16, torch.float16):
+    if _val(node).dtype in HALVES:
         return "OpenVINO rounds each sum to half precision"
     return _numbers(node)
 
@@ -205,7 +205,7 @@ def _is_widened(node: fx.Node) -> bool:
         node = node.all_input_nodes[0]
     val = _val(node)
     is_vector = sum(not is_int(n, 1) for n in val.shape) <= 1
-    return is_vector and val.dtype in (torch.float16, torch.bfloat16)
+    return is_vector and val.dtype in HALVES
 
 
 @OPERATORS.rule("gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum")

@@ -57,6 +57,7 @@ from fusee.loops.operators import (
     sigmoid,
 )
 from fusee.loops.schedule import first_write, reads, writes
+from fusee.source import HALVES
 from fusee.sym import Expr, Size, Symbol, floordiv
 
 # ---------------------------------------------------------------------------- pointwise
@@ -609,7 +610,7 @@ def _linspace(call: OpCall, start: Operand, end: Operand) -> Tensor:
     """
     meta, lowering = call.meta, call.lowering
     count, dtype = meta.shape[0], meta.dtype
-    halves = dtype in (torch.bfloat16, torch.float16)
+    halves = dtype in HALVES
     wide = opmath(dtype) if dtype.is_floating_point else torch.float64
     if count == 1:
         return filled(call, start)

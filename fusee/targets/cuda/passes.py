@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import arguments, is_deterministic
-from fusee.aten.attention import FLOATS, HALVES
+from fusee.aten.attention import FLOATS
 from fusee.aten.rewriter import Editor, val
 from fusee.fake import on_metas
 from fusee.fake.layouts import same_ints, view_strides
 from fusee.loops.lower import is_home
 from fusee.loops.lower.tensor import HANDLERS
-from fusee.source import overloads
+from fusee.source import HALVES, overloads
 
 aten = torch.ops.aten
 
