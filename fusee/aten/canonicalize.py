@@ -27,6 +27,7 @@ from fusee.aten.tracer import Rule, Tracer
 from fusee.fake import on_metas
 from fusee.fake.layouts import (
     extent,
+    has_zero,
     is_row_major,
     known,
     let_be_filled,
@@ -381,7 +382,7 @@ def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, probability, is_training = args
     if not is_training or probability == 0:
         return x
-    is_empty = any(type(n) is int and n == 0 for n in x.shape)
+    is_empty = has_zero(x.shape)
     if op is not aten.dropout.default or probability == 1 or is_empty:
         return t.composite(op, args, kwargs)
     if t.value(x).store.device.type != "cpu":
@@ -549,7 +550,7 @@ def _group_norm(
 @CANONICAL.rule("batch_norm")
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     *given, _ = bound(op, args, kwargs)
-    if not any(type(n) is int and n == 0 for n in t.value(given[0]).tensor.shape):
+    if not has_zero(t.value(given[0]).tensor.shape):
         return t.call(aten.native_batch_norm.default, *given)[0]
     out = t.call(aten.clone.default, given[0])  # nothing to count: the statistics stay
     for apply, factor in zip((aten.mul.Tensor, aten.add.Tensor), given[1:3]):

@@ -485,7 +485,7 @@ def _place(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
     val = source.meta["val"]
     axis, *rest = at or (0,)
     size = val.shape[axis]
-    if node.kwargs or any(type(n) is not int for n in (size, *rest)) or rest[2:] not in ([], [1]):
+    if node.kwargs or not known((size, *rest)) or rest[2:] not in ([], [1]):
         return -1, 0, 0
     if node.target in (aten.select.int, aten.select_scatter.default):
         begin, end = rest[0] % size, rest[0] % size + 1

@@ -25,6 +25,7 @@ from fusee.aten.attention import known_masks, with_every_head
 from fusee.aten.rewriter import DERIVATIONS, Editor, Pass, only_user, val
 from fusee.aten.torch_api import laid_out
 from fusee.config import Options
+from fusee.fake.layouts import known
 from fusee.fake.torch_python import opmath
 from fusee.source import Args, Kwargs, overloads
 
@@ -216,7 +217,7 @@ def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Nod
         target: Any = node.target
         # Eager's strides. A packed convolution gives its result channels-last, whatever eager does
         stride = val(node).stride() if _is_tensor(node) and not node.meta.get("packed") else None
-        if stride is not None and not all(type(step) is int for step in stride):
+        if stride is not None and not known(stride):
             stride = None
         steps.append(DeriveStep(node.name, target, args, kwargs, numbers, stride))
     return Derived(

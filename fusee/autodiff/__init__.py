@@ -31,7 +31,7 @@ from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
 from fusee.fake import on_metas
-from fusee.fake.layouts import is_row_major, like, same_ints
+from fusee.fake.layouts import is_row_major, known, like, same_ints
 from fusee.fake.torch_python import opmath
 
 # ---------------------------------------------------------------------------- joint
@@ -377,7 +377,7 @@ def _narrow_dtype(node: fx.Node) -> torch.dtype | None:
         source: Any = node.args[0]
         if source.target in _WINDOWS:
             plane = source.args[0].meta["val"].shape[-_WINDOWS[source.target] :]
-            if all(type(n) is int for n in plane) and math.prod(plane) < 2**31:
+            if known(plane) and math.prod(plane) < 2**31:
                 return torch.int32  # positions in a plane
     return None
 

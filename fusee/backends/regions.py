@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
+from fusee.fake.layouts import has_zero
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import OpRules, overloads
 from fusee.sym import Expr, Size, hint, known_ge, maximum, minimum
@@ -331,7 +332,7 @@ def relies(node: fx.Node, a: Any, op: str, b: Any) -> bool:
 
 def has_no_elements(val: Tensor) -> bool:
     """Whether a tensor is empty in all calls; where sizes are open, each call looks at them."""
-    return any(is_int(n, 0) for n in val.shape)
+    return has_zero(val.shape)
 
 
 def indexed(node: fx.Node) -> list[tuple[fx.Node, bool, Any]]:
@@ -623,12 +624,6 @@ def _hull(found: Sequence[Interval | None]) -> Interval | None:
     return reduce(minimum, (low for low, _ in known)), reduce(maximum, (high for _, high in known))
 
 
-def _between(ends: Iterable[Size]) -> Interval:
-    """The least and the greatest of these."""
-    found = [*ends]
-    return reduce(minimum, found), reduce(maximum, found)
-
-
 _RULES: OpRules[Callable[[fx.Node], Interval | None]] = OpRules()
 
 
@@ -673,7 +668,8 @@ def _at_ends(function: Callable[..., Size]) -> Callable[[fx.Node], Interval | No
         alpha = arguments(node).get("alpha", 1)
         if len(ends) < len(node.args[:2]) or not isinstance(alpha, int):
             return None
-        return _between(function(*given, alpha) for given in itertools.product(*ends))
+        found = [function(*given, alpha) for given in itertools.product(*ends)]
+        return reduce(minimum, found), reduce(maximum, found)
 
     return rule
 

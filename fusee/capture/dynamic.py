@@ -48,6 +48,7 @@ from fusee.capture.torch_api import (
     marks,
 )
 from fusee.config import CaptureOptions
+from fusee.fake.layouts import known
 from fusee.runtime.cache import Job, code_key, job_named
 from fusee.source import Args, Kwargs, Rules, leaves, tensors_in
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, result_range
@@ -704,13 +705,13 @@ _SCALARS = {"item": None, "__float__": float, "__int__": int, "__index__": int}
 def read(recorder: Any, name: str, args: Args) -> Any:
     """What a method gives that shows values of a tensor; None if the graph ends there."""
     x = args[0]
-    if len(args) == 1 and (known := recorder.known(name, x)) is not None:
-        return known
+    if len(args) == 1 and (told := recorder.known(name, x)) is not None:
+        return told
     kind = float if x.is_floating_point() else bool if x.dtype is torch.bool else int
     is_number = kind is not int or x.dtype in (*_INTEGERS, torch.uint8)
     is_main = recorder.is_main and not recorder.seen and x.layout is torch.strided
     is_main = is_main and x.device.type != "meta"  # which has no values
-    if len(args) > 1 or not is_number or not is_main or not all(type(n) is int for n in x.shape):
+    if len(args) > 1 or not is_number or not is_main or not known(x.shape):
         return None
     if name == "tolist" and x.numel() <= _MOST_READINGS:
         values = _values(recorder, x)

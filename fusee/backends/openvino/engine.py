@@ -43,6 +43,7 @@ from fusee.backends.regions import (
     relies,
 )
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
+from fusee.fake.layouts import known
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
 from fusee.source import HALVES, Args, HostSource, Kwargs, OpRules, leaves, listed, overloads
@@ -164,7 +165,7 @@ def _reduced(node: fx.Node) -> str | None:
 
 @OPERATORS.rule("convolution")
 def _convolution(node: fx.Node) -> str | None:
-    if any(type(n) is not int for n in _val(node.args[1]).shape):
+    if not known(_val(node.args[1]).shape):
         return "OpenVINO convolves with weights of known sizes"
     return _floats(node)
 

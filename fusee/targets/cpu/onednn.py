@@ -26,6 +26,7 @@ from torch._ops import OpOverload
 from fusee.aten import arguments, is_view, memory_root
 from fusee.aten.rewriter import Editor, only_user, same_shape, val
 from fusee.fake import on_metas
+from fusee.fake.layouts import known
 from fusee.source import HALVES
 
 # ---------------------------------------------------------------------------- onednn
@@ -284,7 +285,7 @@ def _is_one_pixel(edit: Editor, node: fx.Node) -> bool:
     x, weight, _, _, padding, _, _, _, groups = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     pixels = (*val(x).shape[2:], *val(weight).shape[2:])
-    if any(isinstance(n, torch.SymInt) for n in pixels):
+    if not known(pixels):
         return False
     assert isinstance(padding, (tuple, list))
     return (*pixels, groups, *padding) == (1, 1, 1, 1, 1, 0, 0)

@@ -13,7 +13,7 @@ from fusee.aten import arguments, is_deterministic
 from fusee.aten.attention import FLOATS
 from fusee.aten.rewriter import Editor, val
 from fusee.fake import on_metas
-from fusee.fake.layouts import same_ints, view_strides
+from fusee.fake.layouts import known, same_ints, view_strides
 from fusee.loops.lower import is_home
 from fusee.loops.lower.tensor import HANDLERS
 from fusee.source import HALVES, overloads
@@ -58,7 +58,7 @@ def patches_as_products(edit: Editor) -> None:
         fits = (
             val(x).dtype in HALVES
             and len(sizes) == 2 + len(kernel)
-            and all(type(n) is int for n in sizes[1:])
+            and known(sizes[1:])
             and kernel == list(named["stride"])
             and math.prod(kernel) > 1
             and not (any(named["padding"]) or named["transposed"])
@@ -438,8 +438,7 @@ def rows_as_sums(edit: Editor) -> None:
         x, weight, bias = named["input"], named["weight"], named["bias"]
         *rows, count = val(x).shape
         dtype, matrix = val(x).dtype, val(weight)
-        known = all(type(n) is int for n in (*rows, *matrix.shape))
-        if not known or matrix.dim() != 2 or count == 0:
+        if not known((*rows, *matrix.shape)) or matrix.dim() != 2 or count == 0:
             continue
         # so many rows are faster than cuBLAS's: on an H200 four up to 13 MB
         most = 4 if matrix.nbytes <= _ROWS_BYTES else 2
