@@ -63,34 +63,6 @@ from fusee.source import Args, Kwargs, overload, overloads, tensors_in
 from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, wrapped
 
-# ---------------------------------------------------------------------------- dtypes
-# Operands that kernels refuse for their dtypes, and torch's own metas do not.
-#
-# Without this a call whose result nobody uses would leave no error.
-
-_Refuses = Callable[[list[Any]], bool]
-_PRODUCTS: tuple[str, _Refuses] = (
-    "mm addmm bmm baddbmm mv",
-    lambda dtypes: len({*dtypes}) > 1 or dtypes[0] is torch.bool,
-)
-_DIFFERENCES: tuple[str, _Refuses] = (
-    "sub.Tensor sub.Scalar rsub.Scalar rsub.Tensor",
-    lambda dtypes: torch.bool in dtypes[:2],
-)
-
-
-def _checked(rule: Callable[..., Found], refuses: _Refuses, *args: Any, **kwargs: Any) -> Found:
-    dtypes = [torch.bool if type(x) is bool else getattr(x, "dtype", None) for x in args]
-    if refuses(dtypes):
-        raise RuntimeError(f"operands of {dtypes}")
-    return rule(*args, **kwargs)
-
-
-for _names, _refuses in (_PRODUCTS, _DIFFERENCES):  # before the rules
-    for _op in overloads(_names):
-        _rule = RULES.get(_op, lambda *args, **kwargs: None)
-        RULES[_op] = functools.partial(_checked, _rule, _refuses)
-
 # ---------------------------------------------------------------------------- mode
 
 

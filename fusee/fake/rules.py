@@ -523,7 +523,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Found:
 def _product(rank: int, *args: Any, **_: Any) -> Found:
     """Of matrix products, with a summand or without."""
     *summand, a, b = args
-    if not a.dim() == b.dim() == rank or any(x.dtype != a.dtype for x in args):
+    if a.dtype is torch.bool or any(x.dtype != a.dtype for x in args):
+        raise RuntimeError(f"a product of {[x.dtype for x in args]}")
+    if not a.dim() == b.dim() == rank:
         return None
     shared = (*a.shape[:-2], a.shape[-1])
     let_be_equal(shared, b.shape[:-1])

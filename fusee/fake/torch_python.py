@@ -676,7 +676,7 @@ class NotDeterministic(UnsupportedOperatorException):
 
 
 # Of the operators whose algorithm torch.use_deterministic_algorithms() chooses: those in forwards.
-_CHOSEN = {
+_UNDETERMINED = {
     "cpu": frozenset({"put", "max_unpool2d", "max_unpool3d"}),
     "cuda": frozenset(
         """
@@ -697,7 +697,7 @@ def refuse_undetermined(op: Any, args: Args, device: torch.device | None) -> Non
     if not torch.are_deterministic_algorithms_enabled():
         return
     where = next((x.device for x in args if isinstance(x, torch.Tensor)), device)
-    if where is not None and packet_name(op) in _CHOSEN.get(where.type, ()):
+    if where is not None and packet_name(op) in _UNDETERMINED.get(where.type, ()):
         raise NotDeterministic(op)
 
 
