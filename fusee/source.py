@@ -102,10 +102,13 @@ def tensors_in(x: Any) -> list[torch.Tensor]:
 
 
 def mapped(x: Any, part: Callable[[Any], Any]) -> Any:
-    """Tuples, lists, dicts and slices with what `part` gives for all that they hold."""
+    """Tuples, lists, dicts and slices with what `part` gives for all that they hold.
+
+    A tuple of a class of its own is what others hold.
+    """
     if isinstance(x, list):
         return [mapped(item, part) for item in x]
-    if isinstance(x, tuple):
+    if type(x) in (tuple, torch.Size):
         return tuple([mapped(item, part) for item in x])
     if isinstance(x, dict):
         return {key: mapped(item, part) for key, item in x.items()}

@@ -375,11 +375,11 @@ def refuse_new_geometry(
         given = (x for overload in every for x in overload._schema.arguments)
         names = {x.name for x in given if x.kwarg_only and x.alias_info is not None}
     into = {key: x for key, x in kwargs.items() if key in names and x is not None}
-    outs = [x for x in pytree.tree_leaves(into) if isinstance(x, Tensor)]
+    outs = tensors_in(into)
     with torch._C.DisableTorchFunction():
         if outs and not is_operator:
             made = run(func, args, {key: x for key, x in kwargs.items() if key not in into})
-            kinds = [x.dtype for x in pytree.tree_leaves(made) if isinstance(x, Tensor)]
+            kinds = [x.dtype for x in tensors_in(made)]
             if kinds != [x.dtype for x in outs] and not _casts(func, name, args, kwargs):
                 raise GraphBreak(
                     "out= has another dtype than the result, which some operators refuse",

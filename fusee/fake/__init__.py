@@ -355,8 +355,7 @@ def _by_users_kernel(
         raise DynamicOutputShapeException(op)
     with fake_impl.set_ctx_getter(functools.partial(_NewSizes, env)), mode:
         found = kernel(*args, **kwargs)
-    tensors = [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
-    sizes = {only_symbol(known_size(n)) for x in tensors for n in x.shape}
+    sizes = {only_symbol(known_size(n)) for x in tensors_in(found) for n in x.shape}
     made = {*itertools.islice(env.data.made, first, None)}
     if not made <= sizes:
         for symbol in made:

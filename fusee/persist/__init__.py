@@ -56,7 +56,7 @@ from fusee.runtime.cache import (
     content_key,
     object_cache,
 )
-from fusee.source import mapped
+from fusee.source import NodeGraph, mapped
 from fusee.sym import Call, Expr, Size, Symbol
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
@@ -89,17 +89,15 @@ class Waiting:
     @functools.cached_property
     def module(self) -> fx.GraphModule:
         """The graph as it was captured, without what only the capture itself needs."""
-        graph, nodes = fx.Graph(), list[fx.Node]()
+        graph, nodes = NodeGraph(), list[fx.Node]()
         mode = fake_mode() if self.env is not None else None
 
         def part(x: Any) -> Any:
             return x if type(x) is not _Ref else (nodes if x.to_node else self.named)[x.k]
 
         for op, target, args, kwargs, name, meta in pickle.loads(self.data):
-            node = graph.create_node(op, part(target), name=name)
-            node.args = mapped(args, part)  # given above, they are searched for symbols
-            if kwargs:
-                node.kwargs = mapped(kwargs, part)
+            args, kwargs = mapped(args, part), mapped(kwargs, part)
+            node = graph.create_node(op, part(target), args, kwargs, name)
             if isinstance(example := meta.get("example_value"), (Expr, _Open)):
                 meta["example_value"] = _stand_in(example, self.env, mode)
             node.meta.update(meta)

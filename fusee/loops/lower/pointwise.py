@@ -354,7 +354,7 @@ def _elements(check: Value, loop: Loop) -> Hashable:
         if value.op == "load":
             buffer, index = value.attr
             loads += 1
-            footprint = _footprint(index, (*loop.axes, *loop.reduce_axes))
+            footprint = _footprint(index, loop.all_axes)
             if footprint is None or value.args:
                 return check
             attr = buffer, footprint
