@@ -567,13 +567,14 @@ def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @CANONICAL.rule("linalg_cross")
-@in_torchs_words
-def _cross(t: Tracer, x: torch.Tensor, y: torch.Tensor, *, dim: int = -1) -> Any:
+def _cross(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, y, dim = bound(op, args, kwargs)
     if x.dtype.is_complex:
-        return t.record(aten.linalg_cross.default, (x, y), {"dim": dim})
-    a, b = x.unbind(dim), y.unbind(dim)
-    pairs = (1, 2), (2, 0), (0, 1)
-    return torch.stack([a[k] * b[n] - a[n] * b[k] for k, n in pairs], dim)
+        return t.record(op, args, kwargs)
+    with active(t):
+        a, b = x.unbind(dim), y.unbind(dim)
+        pairs = (1, 2), (2, 0), (0, 1)
+        return torch.stack([a[k] * b[n] - a[n] * b[k] for k, n in pairs], dim)
 
 
 @CANONICAL.rule(*LAYERS)
