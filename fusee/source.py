@@ -1,10 +1,11 @@
-"""Functions: their arguments, those written as Python source, tables that they enter."""
+"""Functions: their arguments, those written as Python source, tables that they enter; and dtypes of
+16 bits."""
 
 from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -12,6 +13,8 @@ from torch import fx
 
 Args = tuple[Any, ...]  # of a call
 Kwargs = dict[str, Any]
+
+HALVES = (torch.bfloat16, torch.float16)
 
 
 class SymbolPlace(Protocol):
@@ -82,6 +85,36 @@ def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
         return operator.itemgetter(*places)
     first, *_ = places or (0,)
     return operator.itemgetter(slice(first, first + len(places) if first >= 0 else None))
+
+
+def leaves(x: Any) -> Iterator[Any]:
+    """What tuples, lists and dicts within one another hold, in order; `x` itself if it is none."""
+    if isinstance(x, (tuple, list, dict)):
+        for item in x.values() if isinstance(x, dict) else x:
+            yield from leaves(item)
+    else:
+        yield x
+
+
+def tensors_in(x: Any) -> list[torch.Tensor]:
+    """The tensors among these."""
+    return [leaf for leaf in leaves(x) if isinstance(leaf, torch.Tensor)]
+
+
+def mapped(x: Any, part: Callable[[Any], Any]) -> Any:
+    """Tuples, lists, dicts and slices with what `part` gives for all that they hold.
+
+    A tuple of a class of its own is what others hold.
+    """
+    if isinstance(x, list):
+        return [mapped(item, part) for item in x]
+    if type(x) in (tuple, torch.Size):
+        return tuple([mapped(item, part) for item in x])
+    if isinstance(x, dict):
+        return {key: mapped(item, part) for key, item in x.items()}
+    if isinstance(x, slice):
+        return slice(*(mapped(end, part) for end in (x.start, x.stop, x.step)))
+    return part(x)
 
 
 def listed(items: Iterable[object]) -> str:

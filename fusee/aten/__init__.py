@@ -39,7 +39,7 @@ from fusee.aten.torch_api import recurrent_layer, without_autocast
 from fusee.errors import user_line
 from fusee.fake import may_raise, raises
 from fusee.fake.torch_python import packet_name
-from fusee.source import HostSource, define, listed, overloads
+from fusee.source import HostSource, define, listed, overloads, tensors_in
 from fusee.sym import Expr, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 
@@ -325,11 +325,9 @@ def used_symbols(
 
     for node in nodes:
         fx.node.map_aggregate((node.args, node.kwargs, node.meta.get("relies", ())), look)
-        val = node.meta.get("val")
-        for part in val if isinstance(val, (tuple, list)) else (val,):
-            if isinstance(part, torch.Tensor):
-                for n in (*part.shape, *part.stride()):
-                    look(n)
+        for part in tensors_in(node.meta.get("val")):
+            for n in (*part.shape, *part.stride()):
+                look(n)
     for spec in inputs:
         for n in (*spec.size, *spec.stride, spec.offset):
             look(n)

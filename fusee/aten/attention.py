@@ -22,7 +22,7 @@ from fusee.aten import arguments, memory_root
 from fusee.aten.rewriter import Editor, only_user, val
 from fusee.aten.torch_api import OpOverload
 from fusee.fake.layouts import like, same_ints
-from fusee.source import OpRules, overloads
+from fusee.source import HALVES, OpRules, overloads
 from fusee.sym import Expr, Size, Symbol, known_ge, known_lt, substitute
 
 aten = torch.ops.aten
@@ -34,7 +34,6 @@ _MASKED = (
 )
 _MOST_STEPS = 1000  # of following one mask
 _DROWNS = 1e30  # what is added to a number of float32 is the sum, from here on
-HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32)
 
 
@@ -283,7 +282,7 @@ def _arange(f: _Followed, node: fx.Node, index: Index) -> Element:
     return start + index[0] * step
 
 
-@_RULES.rule(*_overloads("full", "new_full", "full_like"))
+@_RULES.rule(*_overloads("full", "full_like"))
 def _full(f: _Followed, node: fx.Node, index: Index) -> Element:
     found = f.at(arguments(node)["fill_value"], ())
     return found if isinstance(found, Expr) else _typed(val(node).dtype)(found)
@@ -291,14 +290,6 @@ def _full(f: _Followed, node: fx.Node, index: Index) -> Element:
 
 def _typed(dtype: torch.dtype) -> Callable[[Any], Any]:
     return bool if dtype is torch.bool else float if dtype.is_floating_point else int
-
-
-def _fill(value: int, f: _Followed, node: fx.Node, index: Index) -> Element:
-    return _typed(val(node).dtype)(value)
-
-
-_RULES.rule(*_overloads("ones", "new_ones", "ones_like"))(functools.partial(_fill, 1))
-_RULES.rule(*_overloads("zeros", "new_zeros", "zeros_like"))(functools.partial(_fill, 0))
 
 
 @_RULES.rule("_to_copy")

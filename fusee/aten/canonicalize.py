@@ -17,6 +17,7 @@ import torch
 from fusee.aten import draws
 from fusee.aten.torch_api import (
     OpOverload,
+    active,
     decomposition_tables,
     further_decompositions,
     is_composite,
@@ -26,12 +27,14 @@ from fusee.aten.tracer import Rule, Tracer
 from fusee.fake import on_metas
 from fusee.fake.layouts import (
     extent,
+    has_zero,
     is_row_major,
     known,
     let_be_filled,
     same_ints,
     suggested_layout,
 )
+from fusee.fake.open_composites import one_hot
 from fusee.fake.open_sizes import narrowed, selected
 from fusee.fake.rules import LAYERS
 from fusee.source import Args, Kwargs, OpRules, overloads
@@ -46,6 +49,16 @@ from fusee.source import Args, Kwargs, OpRules, overloads
 aten = torch.ops.aten
 
 ALWAYS: OpRules[Rule] = OpRules()
+
+
+def in_torchs_words(function: Callable[..., Any]) -> Rule:
+    """A rule from a function of a tracer and the arguments, whose calls of torch are traced."""
+
+    def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        with active(t):
+            return function(t, *args, **kwargs)
+
+    return rule
 
 
 def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
@@ -82,19 +95,23 @@ def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any
     return t.call(aten.full.default, [], args[0], **{**kwargs, "dtype": dtype})
 
 
-@ALWAYS.rule("zeros_like ones_like full_like new_zeros new_ones new_full")
+@ALWAYS.rule("zeros ones zeros_like ones_like full_like new_zeros new_ones new_full")
 def _filled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`full`, which reads no tensor: what is made of it alone is computed once."""
+    """`full`, which reads no tensor: what is made of it alone is computed once; or `full_like`, of
+    another order of axes."""
     given = {a.name: x for a, x in zip(op._schema.arguments, bound(op, args, kwargs))}
-    source, is_new = t.value(given["self"]), "size" in given
     if given["pin_memory"] or given["layout"] not in (None, torch.strided):
         return t.record(op, args, kwargs)
-    if not is_new and not (given["memory_format"] is None and is_row_major(source.tensor)):
-        return t.record(op, args, kwargs)
-    size = given["size"] if is_new else source.tensor.shape
     value = given.get("fill_value", int("ones" in op.__name__))
-    dtype, device = given["dtype"] or source.tensor.dtype, given["device"] or source.store.device
-    return t.call(aten.full.default, list(size), value, dtype=dtype, device=device)
+    dtype, device = given["dtype"] or torch.get_default_dtype(), given["device"]
+    if "self" in given:
+        source = t.value(given["self"])
+        dtype, device = given["dtype"] or source.tensor.dtype, device or source.store.device
+        if "size" not in given:
+            given["size"] = source.tensor.shape
+            if not (given["memory_format"] is None and is_row_major(source.tensor)):
+                return t.record(aten.full_like.default, (args[0], value), kwargs)
+    return t.call(aten.full.default, list(given["size"]), value, dtype=dtype, device=device)
 
 
 @ALWAYS.rule("_efficientzerotensor")
@@ -365,7 +382,7 @@ def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, probability, is_training = args
     if not is_training or probability == 0:
         return x
-    is_empty = any(type(n) is int and n == 0 for n in x.shape)
+    is_empty = has_zero(x.shape)
     if op is not aten.dropout.default or probability == 1 or is_empty:
         return t.composite(op, args, kwargs)
     if t.value(x).store.device.type != "cpu":
@@ -388,22 +405,19 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @ALWAYS.rule("channel_shuffle native_channel_shuffle")
-def _channel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, groups = bound(op, args, kwargs)
+@in_torchs_words
+def _channel_shuffle(t: Tracer, x: torch.Tensor, groups: int) -> Any:
     count, channels, *rest = x.shape
-    parts = t.call(aten.reshape.default, x, [count, groups, channels // groups, *rest])
-    mixed = t.call(aten.reshape.default, t.call(aten.transpose.int, parts, 1, 2), [*x.shape])
-    return t.call(aten.contiguous.default, mixed, memory_format=suggested_layout(x))
+    parts = x.reshape(count, groups, channels // groups, *rest).transpose(1, 2)
+    return parts.reshape(x.shape).contiguous(memory_format=suggested_layout(x))
 
 
 @ALWAYS.rule("one_hot")
-def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, classes = t.value(args[0]).tensor, bound(op, args, kwargs)[1]
+@in_torchs_words
+def _one_hot(t: Tracer, x: torch.Tensor, classes: Any = -1) -> Any:
     if type(classes) is int and classes < 1:
         raise t.b.unsupported("how many classes one_hot() sees only the values tell")
-    shape = [*x.shape, classes]
-    zeros = t.call(aten.full.default, shape, 0, dtype=torch.int64, device=t.device_of((x,)))
-    return t.call(aten.scatter.value, zeros, -1, t.call(aten.unsqueeze.default, x, -1), 1)
+    return one_hot(x, classes)
 
 
 @ALWAYS.rule("index.Tensor _unsafe_index.Tensor")
@@ -523,18 +537,20 @@ CANONICAL: OpRules[Rule] = OpRules()
 
 
 @CANONICAL.rule("group_norm")
-def _group_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, groups, weight, bias, eps, _ = bound(op, args, kwargs)
-    meta = t.value(x).tensor
-    x = t.call(aten.contiguous.default, x, memory_format=suggested_layout(meta))
-    sizes = (*meta.shape[:2], math.prod(meta.shape[2:]))
-    return t.call(aten.native_group_norm.default, x, weight, bias, *sizes, groups, eps)[0]
+@in_torchs_words
+def _group_norm(
+    t: Tracer, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Any:
+    n, channels, *pixels = x.shape
+    x = x.contiguous(memory_format=suggested_layout(x))
+    size = n, channels, math.prod(pixels), groups
+    return torch.native_group_norm(x, weight, bias, *size, eps)[0]
 
 
 @CANONICAL.rule("batch_norm")
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     *given, _ = bound(op, args, kwargs)
-    if not any(type(n) is int and n == 0 for n in t.value(given[0]).tensor.shape):
+    if not has_zero(t.value(given[0]).tensor.shape):
         return t.call(aten.native_batch_norm.default, *given)[0]
     out = t.call(aten.clone.default, given[0])  # nothing to count: the statistics stay
     for apply, factor in zip((aten.mul.Tensor, aten.add.Tensor), given[1:3]):
@@ -552,18 +568,13 @@ def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 @CANONICAL.rule("linalg_cross")
 def _cross(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, y, axis = bound(op, args, kwargs)
+    x, y, dim = bound(op, args, kwargs)
     if x.dtype.is_complex:
         return t.record(op, args, kwargs)
-    left, right = (t.call(aten.unbind.int, one, axis) for one in (x, y))
-
-    def product(k: int, n: int) -> Any:
-        return t.call(aten.mul.Tensor, left[k], right[n])
-
-    parts = [
-        t.call(aten.sub.Tensor, product(k, n), product(n, k)) for k, n in ((1, 2), (2, 0), (0, 1))
-    ]
-    return t.call(aten.stack.default, parts, axis)
+    with active(t):
+        a, b = x.unbind(dim), y.unbind(dim)
+        pairs = (1, 2), (2, 0), (0, 1)
+        return torch.stack([a[k] * b[n] - a[n] * b[k] for k, n in pairs], dim)
 
 
 @CANONICAL.rule(*LAYERS)
@@ -589,9 +600,9 @@ _BINARY = {
     aten._foreach_mul.Tensor: aten.mul.Tensor,
     aten._foreach_div.Tensor: aten.div.Tensor,
 }
-_SCALED = {
-    aten._foreach_addcmul.Tensor: aten.mul.Tensor,
-    aten._foreach_addcdiv.Tensor: aten.div.Tensor,
+_SCALED: dict[Any, Callable[..., torch.Tensor]] = {
+    aten._foreach_addcmul.Tensor: torch.mul,
+    aten._foreach_addcdiv.Tensor: torch.div,
 }
 
 
@@ -607,48 +618,43 @@ def _binary(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @FOREACH.rule(*_SCALED)
 def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """x + factor * a * b, or x + factor * a / b, with a factor for each tensor."""
-    found = []
-    for k, (x, a, b) in enumerate(zip(*args[:3], strict=True)):
-        if x.dtype not in (torch.float32, torch.float64):
-            raise t.b.unsupported(f"{op} of {x.dtype}, whose steps ATen does not round")
-        factor = t.call(aten.select.int, args[3], 0, k)
-        product = t.call(_SCALED[op], t.call(aten.mul.Tensor, a, factor), b)
-        found.append(t.call(aten.add.Tensor, x, product))
-    return found
+    xs, left, right, factors = args
+    if any(x.dtype not in (torch.float32, torch.float64) for x in xs):
+        raise t.b.unsupported(f"{op} of {xs[0].dtype}, whose steps ATen does not round")
+    with active(t):
+        rows = zip(xs, left, right, factors.unbind(), strict=True)
+        return [x + _SCALED[op](a * factor, b) for x, a, b, factor in rows]
 
 
 @FOREACH.rule("_foreach_zero")
-def _zeros(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+@in_torchs_words
+def _zeros(t: Tracer, tensors: Sequence[torch.Tensor]) -> Any:
     # torch's own kernel calls `_foreach_zero_`, which asks for this
-    return [t.call(aten.zero.default, x) for x in args[0]]
+    return [torch.zeros_like(x) for x in tensors]
 
 
 @FOREACH.rule("_amp_foreach_non_finite_check_and_unscale")
-def _unscaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+@in_torchs_words
+def _unscaled(t: Tracer, gradients: Any, found: torch.Tensor, inverse: torch.Tensor) -> Any:
     """Gradients without the scale of their loss, and 1 if one of them is not finite."""
-    gradients, found, inverse = args
     for x in gradients:
-        finite = t.call(aten.all.default, t.call(aten.isfinite.default, x))
-        found = t.call(aten.masked_fill.Scalar, found, t.call(aten.logical_not.default, finite), 1)
-    inverse = t.call(aten.view.default, inverse, [])
-    return [t.call(aten.mul.Tensor, x, inverse) for x in gradients], found
+        found = found.masked_fill(~x.isfinite().all(), 1)
+    return [x * inverse.view([]) for x in gradients], found
 
 
 @FOREACH.rule("_amp_update_scale")
-def _updated_scale(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+@in_torchs_words
+def _updated_scale(
+    t: Tracer, scale: Any, steps: Any, found: Any, growth: float, backoff: float, interval: int
+) -> Any:
     """The scale of a loss, and for how many steps all gradients have been finite."""
-    scale, steps, found, growth, backoff, interval = args
-    wide = t.call(aten._to_copy.default, scale, dtype=torch.float64)  # a factor is a double
-    grown, less = (
-        t.call(aten._to_copy.default, t.call(aten.mul.Scalar, wide, by), dtype=scale.dtype)
-        for by in (growth, backoff)
-    )
-    grown = t.call(aten.where.self, t.call(aten.isfinite.default, grown), grown, scale)
-    steps = t.call(aten.add.Scalar, steps, 1)
-    is_over, is_found = t.call(aten.eq.Scalar, steps, interval), t.call(aten.ne.Scalar, found, 0)
-    scale = t.call(aten.where.self, is_found, less, t.call(aten.where.self, is_over, grown, scale))
-    begins = t.call(aten.logical_or.default, is_found, is_over)
-    return scale, t.call(aten.masked_fill.Scalar, steps, begins, 0)
+    wide = scale.double()  # a factor is a double
+    grown, less = ((wide * by).to(scale.dtype) for by in (growth, backoff))
+    grown = torch.where(grown.isfinite(), grown, scale)
+    steps = steps + 1
+    is_over, is_found = steps == interval, found != 0
+    scale = torch.where(is_found, less, torch.where(is_over, grown, scale))
+    return scale, steps.masked_fill(is_found | is_over, 0)
 
 
 # ---------------------------------------------------------------------------- decompose

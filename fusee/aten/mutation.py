@@ -485,7 +485,7 @@ def _place(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
     val = source.meta["val"]
     axis, *rest = at or (0,)
     size = val.shape[axis]
-    if node.kwargs or any(type(n) is not int for n in (size, *rest)) or rest[2:] not in ([], [1]):
+    if node.kwargs or not known((size, *rest)) or rest[2:] not in ([], [1]):
         return -1, 0, 0
     if node.target in (aten.select.int, aten.select_scatter.default):
         begin, end = rest[0] % size, rest[0] % size + 1
@@ -599,13 +599,8 @@ def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
 
 
 def _is_zero(node: fx.Node) -> bool:
-    return node.target in _ZEROS or (node.target is aten.full.default and node.args[1] in (0,))
+    return node.target in (aten.full.default, aten.full_like.default) and node.args[1] in (0,)
 
 
 _READS, _PUTS = overloads("select.int slice.Tensor"), overloads("select_scatter slice_scatter")
-_ZEROS = overloads("zeros zeros_like new_zeros")
-_FILLS = (
-    *_ZEROS,
-    *overloads("ones ones_like new_ones full full_like new_full"),
-    *overloads("empty.memory_format empty_like new_empty"),
-)
+_FILLS = overloads("full full_like empty.memory_format empty_like new_empty")

@@ -56,7 +56,7 @@ from fusee.config import Options
 from fusee.fake import on_metas
 from fusee.fake.layouts import is_contiguous, same_ints
 from fusee.fake.torch_python import is_pointwise
-from fusee.source import Args, Kwargs, listed, overloads
+from fusee.source import Args, Kwargs, NodeGraph, listed, overloads
 from fusee.sym import Expr, Size, hint
 
 aten = torch.ops.aten
@@ -299,7 +299,7 @@ class Copier:
     """
 
     def __init__(self) -> None:
-        self.graph = fx.Graph()
+        self.graph = NodeGraph()
         self.made: dict[fx.Node, fx.Node] = {}
 
     def argument(self, leaf: Any) -> Any:
@@ -320,11 +320,7 @@ class Copier:
     def copy(self, node: fx.Node) -> fx.Node:
         """A copy of `node`, whose operands are there."""
         args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), self.argument)
-        # create_node looks for SymInts among arguments that it is given, which takes long
-        made = self.graph.create_node(node.op, node.target, name=node.name)
-        made.args = args
-        if kwargs:
-            made.kwargs = kwargs
+        made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
         made.meta = dict(node.meta)
         self.made[node] = made
         return made

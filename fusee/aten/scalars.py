@@ -18,11 +18,10 @@ from torch import Tensor
 from fusee.aten.torch_api import sym_sqrt
 from fusee.errors import TraceError
 from fusee.fake.open_composites import spaced
-from fusee.source import Args
+from fusee.fake.torch_python import opmath
+from fusee.source import HALVES, Args, leaves
 from fusee.sym.ranges import FUNCTIONS
 from fusee.sym.shape_env import FloatNode, Node, wrapped
-
-_HALF = (torch.bfloat16, torch.float16)
 
 
 class Scalar:
@@ -40,7 +39,7 @@ class Scalar:
     def like(self, x: Tensor) -> Tensor:
         """As ATen has a number that meets `x`."""
         dtype = torch.result_type(x, 1.0)
-        return self.value.to(torch.float32 if dtype in _HALF else dtype)
+        return self.value.to(opmath(dtype))
 
 
 def is_read(call: Any, args: Any) -> bool:
@@ -106,9 +105,7 @@ _OF_FLOATS: dict[Any, Callable[[Tensor], Tensor]] = {
 
 def holds_scalar(args: Any) -> bool:
     """Whether a Scalar is among arguments."""
-    return any(
-        type(x) is Scalar or (isinstance(x, (list, tuple)) and holds_scalar(x)) for x in args
-    )
+    return any(type(x) is Scalar for x in leaves(args))
 
 
 def returned(x: Any) -> Any:
@@ -178,7 +175,7 @@ def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _widened(x: Any) -> Any:
     """As ATen computes with it: a half is rounded once, at the end."""
-    return x.to(torch.float32) if isinstance(x, Tensor) and x.dtype in _HALF else x
+    return x.to(torch.float32) if isinstance(x, Tensor) and x.dtype in HALVES else x
 
 
 def _number(x: Any, like: Tensor) -> Any:

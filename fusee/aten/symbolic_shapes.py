@@ -29,6 +29,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from fusee.aten.torch_api import TorchSymbols, autocast_restored, open_numbers, storage_id
 from fusee.errors import TraceError
 from fusee.fake import fake_of
+from fusee.fake.layouts import known
 from fusee.fake.open_composites import is_place_open, places_of
 from fusee.source import define
 from fusee.sym import Size, Symbol, hint, symbols
@@ -136,7 +137,7 @@ class _Handed:
             given.append(real if isinstance(x, Tensor) else self.value(x))
             if isinstance(x, Tensor):
                 fake = self.fake(x, self.mode)
-                if all(type(n) is int for n in (*fake.shape, *fake.stride())):
+                if known((*fake.shape, *fake.stride())):
                     fake = self.mode.from_tensor(real, static_shapes=True)
                 self._keep.append(fake)
                 self.mode.fake_tensor_converter.set_tensor_memo(real, fake)
@@ -207,8 +208,8 @@ class _Handed:
             self._rely(guard.expr, where)
         for asserted in chain(*self.shape_env.deferred_runtime_asserts.values()):
             self._rely(asserted.expr, "")
-        for known, end in self._ends():
-            self._rely(known, end)
+        for holds, end in self._ends():
+            self._rely(holds, end)
         self.env.where = str
 
     def _ends(self) -> Iterator[tuple[Any, str]]:

@@ -42,7 +42,7 @@ from fusee.errors import TraceError
 from fusee.fake import fake_mode
 from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
 from fusee.fake.torch_python import overloads_of, python_kernels
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, leaves, mapped, tensors_in
 from fusee.sym import Expr, Size, Symbol, floordiv, maximum, minimum, mod, product, symbols
 from fusee.sym.shape_env import ShapeEnv, size_of
 
@@ -346,15 +346,9 @@ def is_opaque(x: torch.Tensor) -> bool:
     return x.dtype.is_complex or x.is_neg()
 
 
-def holds_opaque(args: Iterable[Any]) -> bool:
+def holds_opaque(args: Any) -> bool:
     """Whether one of these arguments is opaque, or has such a tensor in it."""
-    for x in args:
-        if isinstance(x, torch.Tensor):
-            if is_opaque(x):
-                return True
-        elif isinstance(x, (list, tuple)) and holds_opaque(x):
-            return True
-    return False
+    return any(map(is_opaque, tensors_in(args)))
 
 
 # ---------------------------------------------------------------------------- autograd
@@ -565,23 +559,14 @@ def as_autocast_calls(
         args = (*args, *((False,) if kind == "norm" and len(args) == 3 else ()))
         return _NORMS.get(op, op), args, {**kwargs, "dtype": torch.float32}
     target = torch.float32 if kind == "float32" else lower
-    if kind == "promote" and _any_float32((args, tuple(kwargs.values()))):
+    if kind == "promote" and any(x.dtype is torch.float32 for x in tensors_in((args, kwargs))):
         target = torch.float32
 
     def cast(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            if x.dtype.is_floating_point and x.dtype not in (target, torch.float64):
-                return convert(x, target)
-            return x
-        return type(x)(map(cast, x)) if isinstance(x, (list, tuple)) else x
+        is_float = isinstance(x, torch.Tensor) and x.dtype.is_floating_point
+        return convert(x, target) if is_float and x.dtype not in (target, torch.float64) else x
 
-    return op, tuple(map(cast, args)), {name: cast(x) for name, x in kwargs.items()}
-
-
-def _any_float32(x: Any) -> bool:
-    if isinstance(x, torch.Tensor):
-        return x.dtype is torch.float32
-    return isinstance(x, (list, tuple)) and any(map(_any_float32, x))
+    return op, *mapped((args, kwargs), cast)
 
 
 # ---------------------------------------------------------------------------- symbols
@@ -594,7 +579,7 @@ def open_numbers(nodes: Iterable[fx.Node]) -> Iterator[torch.SymInt]:
     """The open integers that nodes of a captured graph give, and the open sizes of tensors."""
     for node in nodes:
         value = node.meta.get("example_value")
-        for x in value if isinstance(value, (tuple, list)) else (value,):
+        for x in leaves(value):
             numbers: Iterable[Any] = x.shape if isinstance(x, torch.Tensor) else (x,)
             yield from (n for n in numbers if type(n) is torch.SymInt)
 

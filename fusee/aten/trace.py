@@ -32,7 +32,15 @@ from torch.utils import _pytree as pytree
 
 from fusee.aten import AtenGraph
 from fusee.aten.boundary import Inputs, Prepare, Results
-from fusee.aten.canonicalize import ALWAYS, CANONICAL, FOREACH, Table, decomposition, keep_core
+from fusee.aten.canonicalize import (
+    ALWAYS,
+    CANONICAL,
+    FOREACH,
+    Table,
+    decomposition,
+    in_torchs_words,
+    keep_core,
+)
 from fusee.aten.mutation import write_rule
 from fusee.aten.scalars import Scalar, holds_scalar, is_read, of_sizes, on_tensors, read, returned
 from fusee.aten.torch_api import (
@@ -58,8 +66,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Builder, Rule, Tracer
 from fusee.errors import TraceError
-from fusee.fake import Twins, fake_mode, may_raise
-from fusee.fake.combine import SCAN, associative_scan, combine_of
+from fusee.fake import SCAN, Twins, associative_scan, combine_of, fake_mode, may_raise
 from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
@@ -731,9 +738,4 @@ def _refuse_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 def _decompose(function: Callable[..., Any]) -> Rule:
     function = moved(function)
-
-    def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        with active(t):
-            return function(*args, **kwargs)
-
-    return rule
+    return in_torchs_words(lambda t, *args, **kwargs: function(*args, **kwargs))

@@ -35,7 +35,7 @@ from fusee.fake import Twins
 from fusee.fake.layouts import is_dense, same_ints
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
-from fusee.source import Args, Kwargs, NodeGraph, OpRules
+from fusee.source import Args, Kwargs, NodeGraph, OpRules, mapped, tensors_in
 from fusee.sym import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import size_of, wrapped
@@ -139,7 +139,8 @@ class Builder:
     ) -> fx.Node:
         """Append a node that calls `op` on nodes and literals; `val` is its meta result."""
         if self.to_size is not None:
-            args, kwargs = _with_sizes((args, kwargs), self.to_size)
+            to_size = functools.partial(_with_size, to_size=self.to_size)
+            args, kwargs = mapped((args, kwargs), to_size)
         name = op._schema.name.partition("::")[2]  # shorter than fx's, and ten times as quick
         node = self.graph.create_node("call_function", op, args, kwargs, name)
         node.meta.update(self.marks, val=val, device=device, stack_trace=self.stack_trace)
@@ -286,19 +287,13 @@ class Builder:
         return TraceError(reason, where=user_line(self.stack_trace), remedy=remedy)
 
 
-def _with_sizes(x: Any, to_size: Callable[[Any], Size]) -> Any:
-    """Arguments with each SymInt as a Size. Other symbolic numbers become constants and guards."""
+def _with_size(x: Any, to_size: Callable[[Any], Size]) -> Any:
+    """A SymInt as a Size. Other symbolic numbers become constants and guards."""
     if isinstance(x, torch.SymInt):
         return to_size(x)
     if isinstance(x, torch.SymFloat):
         return float(x)
-    if isinstance(x, torch.SymBool):
-        return bool(x)
-    if isinstance(x, (list, tuple)):
-        return type(x)([_with_sizes(item, to_size) for item in x])
-    if isinstance(x, dict):
-        return {name: _with_sizes(item, to_size) for name, item in x.items()}
-    return x
+    return bool(x) if isinstance(x, torch.SymBool) else x
 
 
 def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -448,7 +443,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
                 given, form = with_scalars(args), on_tensors(func.overloadpacket)
                 if given is not None and form is not None:
                     return form(*given, **kwargs)
-        if self.b.has_opaque and (holds_opaque(args) or holds_opaque(kwargs.values())):
+        if self.b.has_opaque and holds_opaque((args, kwargs)):
             return self.opaque_rule(func)(self, func, args, kwargs)
         if self.autocast:
             device = self.device.type
@@ -535,7 +530,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     def device_of(self, args: Sequence[Any]) -> torch.device:
         """Where eager puts the result of an operator on these arguments."""
         found = None
-        for x in _tensors(args):
+        for x in tensors_in(args):
             value = self.value(x)
             if value.tensor.dim() > 0 and value.store.device.type != "cpu":
                 return value.store.device
@@ -544,7 +539,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
 
     def stand_at(self, args: Sequence[Any]) -> None:
         """Take over where the operands of a call are."""
-        if self.b.devices != {self.device} and _tensors(args):
+        if self.b.devices != {self.device} and tensors_in(args):
             self.here = self.device_of(args)
 
     def brought(self, call: Any, args: Args) -> Args:
@@ -696,13 +691,3 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if device.type == "meta":  # code that asked a twin for its device
             device = named["device"] = self.here
         return device
-
-
-def _tensors(args: Sequence[Any]) -> list[torch.Tensor]:
-    found = []
-    for x in args:
-        if isinstance(x, torch.Tensor):
-            found.append(x)
-        elif isinstance(x, (list, tuple)):
-            found += _tensors(x)
-    return found

@@ -25,6 +25,8 @@ from fusee.aten.attention import known_masks, with_every_head
 from fusee.aten.rewriter import DERIVATIONS, Editor, Pass, only_user, val
 from fusee.aten.torch_api import laid_out
 from fusee.config import Options
+from fusee.fake.layouts import known
+from fusee.fake.torch_python import opmath
 from fusee.source import Args, Kwargs, overloads
 
 # ---------------------------------------------------------------------------- constants
@@ -215,7 +217,7 @@ def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Nod
         target: Any = node.target
         # Eager's strides. A packed convolution gives its result channels-last, whatever eager does
         stride = val(node).stride() if _is_tensor(node) and not node.meta.get("packed") else None
-        if stride is not None and not all(type(step) is int for step in stride):
+        if stride is not None and not known(stride):
             stride = None
         steps.append(DeriveStep(node.name, target, args, kwargs, numbers, stride))
     return Derived(
@@ -349,11 +351,6 @@ def fold_norm(edit: Editor) -> None:
             _as_affine(edit, norm)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What eager computes in before it rounds to `dtype`."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
 def _typed(node: fx.Node, dtype: torch.dtype) -> torch.Tensor:
     """The meta of `node` converted to `dtype`."""
     meta = val(node)
@@ -377,7 +374,7 @@ def _into_layer(edit: Editor, norm: Norm) -> bool:
     if weight is None or not (edit.is_static(weight) and edit.is_static(bias)):
         return False
     dtype = val(layer).dtype
-    wide = _wide(dtype)
+    wide = opmath(dtype)
     with edit.before(norm.node):
         new_weight = edit.call(
             folded_weight, weight, norm.weight, norm.variance, norm.eps, groups, wide,
@@ -395,7 +392,7 @@ def _into_layer(edit: Editor, norm: Norm) -> bool:
 
 def _as_affine(edit: Editor, norm: Norm) -> None:
     out = val(norm.result)
-    wide = _wide(out.dtype)
+    wide = opmath(out.dtype)
     trailing = val(norm.input).dim() - 2
     channels = _typed(norm.mean, wide).view(-1, *[1] * trailing)
     image = _typed(norm.result, wide)

@@ -31,7 +31,8 @@ from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
 from fusee.fake import on_metas
-from fusee.fake.layouts import is_row_major, like, same_ints
+from fusee.fake.layouts import is_row_major, known, like, same_ints
+from fusee.fake.torch_python import opmath
 
 # ---------------------------------------------------------------------------- joint
 
@@ -213,7 +214,6 @@ def why_not(graph: fx.Graph) -> str | None:
 # computes the result by, in the same order of operations.
 
 
-HALVES = (torch.bfloat16, torch.float16)
 _BATCH_NORMS = (
     aten._native_batch_norm_legit_functional.default,
     aten._native_batch_norm_legit.no_stats,
@@ -250,7 +250,7 @@ def open_norm(graph: fx.Graph, node: fx.Node) -> None:
     given: Any = (*node.args, None, None)
     x, weight, bias = given[:3]
     val, statistics = x.meta["val"], node.meta["val"][1:3]
-    exact = torch.float32 if val.dtype in HALVES else val.dtype
+    exact = opmath(val.dtype)
     if 0 not in parts or any(s.dtype is not exact for s in statistics):
         return
     if any(type(n) is not int for s in statistics for n in s.shape) or val.dim() < 2:
@@ -377,7 +377,7 @@ def _narrow_dtype(node: fx.Node) -> torch.dtype | None:
         source: Any = node.args[0]
         if source.target in _WINDOWS:
             plane = source.args[0].meta["val"].shape[-_WINDOWS[source.target] :]
-            if all(type(n) is int for n in plane) and math.prod(plane) < 2**31:
+            if known(plane) and math.prod(plane) < 2**31:
                 return torch.int32  # positions in a plane
     return None
 

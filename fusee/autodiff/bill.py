@@ -36,7 +36,7 @@ _PUTTING = frozenset(
     "_unsafe_index_put index_add index_copy index_put put scatter scatter_add"
     " scatter_reduce".split()
 )
-_FILLS = frozenset("full full_like new_full new_zeros zeros zeros_like".split())
+_FILLS = frozenset(("full", "full_like"))
 _COPIES = frozenset(("clone", "_to_copy"))  # by whatever name the program calls them
 _PAGE = 4096  # bytes
 _EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())

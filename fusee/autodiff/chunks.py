@@ -24,10 +24,11 @@ from torch._ops import OpOverload
 
 from fusee.aten import arguments, closure, dependents, is_pure, must_run
 from fusee.aten.rewriter import new_call
-from fusee.autodiff import HALVES, Joint
+from fusee.autodiff import Joint
 from fusee.autodiff.min_cut import name_of
+from fusee.fake.torch_python import opmath
 from fusee.loops.operators import is_pointwise
-from fusee.source import overloads
+from fusee.source import HALVES, overloads
 
 aten = torch.ops.aten
 
@@ -548,7 +549,7 @@ class _ChunkWriter:
             x = self._filled(made[source], loss.rows[source], 0)
             over = [0, 1] if len(_summed(node, source)) == source.meta["val"].dim() else [0]
             dtype = node.meta["val"].dtype
-            kwargs = {"dtype": torch.float32 if dtype in HALVES else dtype}
+            kwargs = {"dtype": opmath(dtype)}
             return self._call(aten.sum.dim_IntList, x, over, **kwargs)
         left, right = list[Any](node.args)
         source = loss.turned.get(left, right)

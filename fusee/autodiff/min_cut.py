@@ -33,6 +33,7 @@ from fusee.aten import AtenGraph, closure, is_creation, is_pure, is_view, memory
 from fusee.autodiff import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS, is_pointwise
+from fusee.source import tensors_in
 from fusee.sym import hint
 
 # ---------------------------------------------------------------------------- costs
@@ -100,7 +101,7 @@ class Kind(enum.Enum):
 # Not pointwise, but made where they are read as well.
 _FUSED = frozenset(
     "_prelu_kernel_backward copy fill glu glu_backward lift_fresh_copy log_sigmoid_forward prelu"
-    " tril triu zeros_like ones_like full_like".split()
+    " tril triu full_like".split()
 )
 _MOVING = frozenset(
     "_unsafe_index as_strided_scatter cat constant_pad_nd diagonal_scatter embedding flip gather"
@@ -220,8 +221,7 @@ def op_of(node: fx.Node) -> OpOverload:
 
 
 def tensors_of(val: Any) -> list[torch.Tensor]:
-    parts = val if isinstance(val, (tuple, list)) else (val,)
-    return [x for x in parts if isinstance(x, torch.Tensor)]
+    return tensors_in(val)
 
 
 # ---------------------------------------------------------------------------- choice

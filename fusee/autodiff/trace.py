@@ -50,7 +50,7 @@ from fusee.aten.tracer import TracedTensor, Tracer
 from fusee.autodiff import Joint, sparse_embedding, why_not
 from fusee.fake import FakeTensor, unseen_by_hooks
 from fusee.fake.gradients import checked, leaf_gradients
-from fusee.fake.layouts import suggested_layout
+from fusee.fake.layouts import has_zero, suggested_layout
 from fusee.fake.open_composites import one_hot, prod
 from fusee.fake.torch_python import python_dispatcher
 from fusee.source import Args, Rules
@@ -260,7 +260,7 @@ def _dropout(
     """Eager's way, where sizes are open too: there torch has one that no kernel of ours draws."""
     if inplace or not training or not 0 < p < 1:
         return torch.nn.functional.dropout(input, p, training, inplace)
-    if any(type(n) is int and n == 0 for n in input.shape):
+    if has_zero(input.shape):
         return input
     where = t.value(unwrapped(input)).store.device if _is_plain(input) else input.device
     if where.type != "cpu":

@@ -41,7 +41,7 @@ from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import CompiledGraph, Report, first_line, remember
 from fusee.errors import BackendError, FuseeWarning, MissingFake, OptionError, TraceError, warn
-from fusee.fake.layouts import extent
+from fusee.fake.layouts import extent, known
 from fusee.source import HostSource, listed
 
 # ---------------------------------------------------------------------------- two graphs
@@ -292,7 +292,7 @@ def _apart(
         return call
     places = [s.index for s, _ in specs]
     reaches = [extent(s.size, s.stride) * itemsize for s, itemsize in specs]
-    is_known = all(type(n) is int for n in reaches)
+    is_known = known(reaches)
     pick: Callable[[Sequence[Any]], Sequence[Tensor]] = operator.itemgetter(*places)
     address = Tensor.data_ptr
     changes = [k in written for k in places]

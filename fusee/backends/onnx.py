@@ -42,6 +42,7 @@ from fusee.backends.regions import (
 from fusee.backends.registry import EngineOptions
 from fusee.config import Knob, knob, taken
 from fusee.errors import OptionError, choices
+from fusee.fake.layouts import known
 from fusee.source import HostSource, OpRules
 
 # ---------------------------------------------------------------------------- onnx claims
@@ -218,7 +219,7 @@ def _form(arg: Any, is_shape: bool) -> Any:
         val = arg.meta["val"]
         if not isinstance(val, Tensor):
             return type(val)
-        return val.dtype, val.dim(), any(type(n) is not int for n in val.shape)
+        return val.dtype, val.dim(), known(val.shape)
     if isinstance(arg, (tuple, list)):
         return tuple(_form(one, is_shape) for one in arg)
     if isinstance(arg, Mapping):

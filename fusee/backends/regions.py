@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
+from fusee.fake.layouts import has_zero
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import OpRules, overloads
 from fusee.sym import Expr, Size, hint, known_ge, maximum, minimum
@@ -331,7 +332,7 @@ def relies(node: fx.Node, a: Any, op: str, b: Any) -> bool:
 
 def has_no_elements(val: Tensor) -> bool:
     """Whether a tensor is empty in all calls; where sizes are open, each call looks at them."""
-    return any(is_int(n, 0) for n in val.shape)
+    return has_zero(val.shape)
 
 
 def indexed(node: fx.Node) -> list[tuple[fx.Node, bool, Any]]:
@@ -623,12 +624,6 @@ def _hull(found: Sequence[Interval | None]) -> Interval | None:
     return reduce(minimum, (low for low, _ in known)), reduce(maximum, (high for _, high in known))
 
 
-def _between(ends: Iterable[Size]) -> Interval:
-    """The least and the greatest of these."""
-    found = [*ends]
-    return reduce(minimum, found), reduce(maximum, found)
-
-
 _RULES: OpRules[Callable[[fx.Node], Interval | None]] = OpRules()
 
 
@@ -665,26 +660,18 @@ def _arange(node: fx.Node) -> Interval | None:
     return start[0], maximum(start[1], end[1] - 1)
 
 
-def _sums(sign: int, node: fx.Node) -> Interval | None:
-    a, b = map(interval, node.args[:2])
-    alpha = arguments(node)["alpha"]
-    if a is None or b is None or not isinstance(alpha, int):
-        return None
-    return _between(x + sign * alpha * y for x in a for y in b)
+def _at_ends(function: Callable[..., Size]) -> Callable[[fx.Node], Interval | None]:
+    """Of operands and `alpha`: least and greatest where each operand is either."""
 
+    def rule(node: fx.Node) -> Interval | None:
+        ends = [x for x in map(interval, node.args[:2]) if x is not None]
+        alpha = arguments(node).get("alpha", 1)
+        if len(ends) < len(node.args[:2]) or not isinstance(alpha, int):
+            return None
+        found = [function(*given, alpha) for given in itertools.product(*ends)]
+        return reduce(minimum, found), reduce(maximum, found)
 
-@_RULES.rule("mul.Tensor mul.Scalar")
-def _product(node: fx.Node) -> Interval | None:
-    a, b = map(interval, node.args[:2])
-    return None if a is None or b is None else _between(x * y for x in a for y in b)
-
-
-@_RULES.rule("rsub.Scalar")
-def _reversed(node: fx.Node) -> Interval | None:
-    a, b = map(interval, node.args[:2])
-    if a is None or b is None or len(node.args) > 2 or node.kwargs:
-        return None
-    return b[0] - a[1], b[1] - a[0]
+    return rule
 
 
 @_RULES.rule("cumsum")
@@ -712,12 +699,6 @@ def _magnitude(node: fx.Node) -> Interval | None:
     return maximum(0, maximum(low, -high)), maximum(-low, high)
 
 
-@_RULES.rule("neg")
-def _negated(node: fx.Node) -> Interval | None:
-    found = interval(node.args[0])
-    return None if found is None else (-found[1], -found[0])
-
-
 _RULES.update(
     by_operator(
         (_either(1), "copy"),
@@ -725,11 +706,11 @@ _RULES.update(
         (_either(0, 2), "masked_fill.Scalar"),
         (_either(0, 1), "slice_scatter select_scatter maximum minimum"),
         (lambda node: interval(node.args[1]), "full full_like"),
-        (lambda node: interval(node.args[2]), "new_full"),
-        (lambda node: (0, 0), "zeros_like"),
-        (lambda node: (1, 1), "ones_like"),
-        (functools.partial(_sums, 1), "add.Tensor add.Scalar"),
-        (functools.partial(_sums, -1), "sub.Tensor"),
+        (_at_ends(lambda x, y, by: x + by * y), "add.Tensor add.Scalar"),
+        (_at_ends(lambda x, y, by: x - by * y), "sub.Tensor"),
+        (_at_ends(lambda x, y, by: y - by * x), "rsub.Scalar"),
+        (_at_ends(lambda x, y, by: x * y), "mul.Tensor mul.Scalar"),
+        (_at_ends(lambda x, by: -x), "neg"),
         (lambda node: _hull([(0, 0), interval(node.args[0])]), "tril triu"),
     )
 )

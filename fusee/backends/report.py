@@ -23,7 +23,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from fusee.aten import constant_source
 from fusee.aten.torch_api import is_state, storage_id, symbolic_mode
@@ -32,6 +31,7 @@ from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import CUTS, GraphCompiler, Sidecar
+from fusee.source import tensors_in
 from fusee.sym.shape_env import is_unbacked
 
 
@@ -492,7 +492,7 @@ def _starts(
         for node, x in inputs.items()
         if isinstance(x, Tensor) and x.requires_grad and x.is_leaf
     }
-    outer = [storage_id(x) for node in inputs for x in _tensors(node)]
+    outer = [*map(storage_id, tensors_in([node.meta.get("example_value") for node in inputs]))]
     crossing = {node for node in outputs if node.op.startswith("call_")}
     starts, size, limit = list[int](), 0, next(limits)
     for k in range(len(calls) - 1, 0, -1):
@@ -503,17 +503,13 @@ def _starts(
         if size < limit or not left:
             continue
         # no two tensors that go from one part to another may share memory
-        places = [storage_id(x) for node in crossing for x in _tensors(node)]
-        is_single = all(isinstance(node.meta["example_value"], Tensor) for node in crossing)
+        values = [node.meta["example_value"] for node in crossing]
+        places = [*map(storage_id, tensors_in(values))]
+        is_single = all(isinstance(x, Tensor) for x in values)
         if is_single and len({*places}.difference(outer)) == len(places):
             starts.append(k)
             size, limit = 0, next(limits)
     return starts
-
-
-def _tensors(node: fx.Node) -> list[Tensor]:
-    found = pytree.tree_leaves(node.meta.get("example_value"))
-    return [x for x in found if isinstance(x, Tensor)]
 
 
 def _part(

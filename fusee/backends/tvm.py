@@ -31,7 +31,7 @@ from fusee.backends.regions import CompiledRegion, Engine, Region
 from fusee.backends.registry import EngineOptions
 from fusee.config import knob
 from fusee.loops.operators import claimed
-from fusee.source import overloads
+from fusee.source import leaves, overloads
 
 aten = torch.ops.aten
 _import: Callable[[str], Any] = importlib.import_module
@@ -84,7 +84,7 @@ class Tvm(Engine):
             return "TVM's results of it were not compared with eager's"
         for other in (node, *node.all_input_nodes):
             vals = other.meta["val"]
-            for val in vals if isinstance(vals, (tuple, list)) else [vals]:
+            for val in leaves(vals):
                 if not isinstance(val, Tensor):
                     continue
                 if val.dtype not in _DTYPES:

@@ -48,8 +48,9 @@ from fusee.capture.torch_api import (
     marks,
 )
 from fusee.config import CaptureOptions
+from fusee.fake.layouts import known
 from fusee.runtime.cache import Job, code_key, job_named
-from fusee.source import Args, Kwargs, Rules
+from fusee.source import Args, Kwargs, Rules, leaves, tensors_in
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, result_range
 
 # ---------------------------------------------------------------------------- names
@@ -478,23 +479,18 @@ def converted(x: Number, kind: type) -> Number:
     return Number(None, x.origins, kind, (kind, x), is_late=True)
 
 
-def _among(x: Any, kind: Any) -> Iterator[Any]:
-    if isinstance(x, kind):
-        yield x
-    elif type(x) in (tuple, list, dict):
-        for item in x.values() if type(x) is dict else x:
-            yield from _among(item, kind)
+def _numbers(x: Any) -> Iterator[Number]:
+    return (leaf for leaf in leaves(x) if type(leaf) is Number)
 
 
 def holds_number(x: Any) -> bool:
     """Whether a Number is among arguments."""
-    return next(_among(x, Number), None) is not None
+    return next(_numbers(x), None) is not None
 
 
 def need_values(*arguments: Any) -> NoReturn:
     """A call needs the values of the Numbers among its arguments."""
-    number: Number = next(_among(arguments, Number))
-    number.need()
+    next(_numbers(arguments)).need()
 
 
 def argument(x: Any, name: str, graph: fx.Graph) -> Any:
@@ -531,8 +527,8 @@ def exactly(x: Any) -> Any:
 
 def meets_integers(*arguments: Any) -> bool:
     """Whether an int that the graph computes is in a call with tensors that are no floats."""
-    is_int = any(x.kind is int for x in _among(arguments, Number))
-    return is_int and any(not x.is_floating_point() for x in _among(arguments, torch.Tensor))
+    is_int = any(x.kind is int for x in _numbers(arguments))
+    return is_int and any(not x.is_floating_point() for x in tensors_in(arguments))
 
 
 def is_held(value: float) -> bool:
@@ -709,13 +705,13 @@ _SCALARS = {"item": None, "__float__": float, "__int__": int, "__index__": int}
 def read(recorder: Any, name: str, args: Args) -> Any:
     """What a method gives that shows values of a tensor; None if the graph ends there."""
     x = args[0]
-    if len(args) == 1 and (known := recorder.known(name, x)) is not None:
-        return known
+    if len(args) == 1 and (told := recorder.known(name, x)) is not None:
+        return told
     kind = float if x.is_floating_point() else bool if x.dtype is torch.bool else int
     is_number = kind is not int or x.dtype in (*_INTEGERS, torch.uint8)
     is_main = recorder.is_main and not recorder.seen and x.layout is torch.strided
     is_main = is_main and x.device.type != "meta"  # which has no values
-    if len(args) > 1 or not is_number or not is_main or not all(type(n) is int for n in x.shape):
+    if len(args) > 1 or not is_number or not is_main or not known(x.shape):
         return None
     if name == "tolist" and x.numel() <= _MOST_READINGS:
         values = _values(recorder, x)

@@ -26,7 +26,7 @@ from fusee.capture.torch_api import (
 from fusee.fake import is_symbolic, name_may_raise, raises
 from fusee.fake.layouts import extent
 from fusee.fake.torch_python import overloads_of
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, tensors_in
 
 # The attribute of a target that has the calls of a function under a transform: higher_order.py.
 BODY = "_fusee_body"
@@ -270,7 +270,7 @@ class Repeated:
         if out._has_symbolic_sizes_strides or any(bit(out) for bit in _BITS):
             return
         memory = out.untyped_storage()
-        given = [x for x in _flat(operands) if isinstance(x, torch.Tensor)]
+        given = tensors_in(operands)
         if not given or any(x.untyped_storage()._cdata == memory._cdata for x in given):
             return
         made = _Made(out.fake_device, tuple(out.shape), out.stride(), out.dtype)
@@ -299,7 +299,3 @@ def _add(parts: list[Any], mode: Any, x: Any) -> bool:
         return all(_add(parts, mode, end) for end in (x.start, x.stop, x.step))
     parts += kind, x
     return is_scalar(x) and x not in _OF_NOW
-
-
-def _flat(x: Any) -> list[Any]:
-    return [one for item in x for one in _flat(item)] if isinstance(x, (list, tuple)) else [x]

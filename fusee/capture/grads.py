@@ -24,6 +24,7 @@ from fusee.capture.graph_break import GraphBreak, storages
 from fusee.capture.mirrors import Mirror
 from fusee.capture.sources import Dict, Held, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, leaf_gradients
+from fusee.fake.layouts import known
 from fusee.runtime.cache import CUTS
 
 
@@ -291,7 +292,7 @@ def _is_free(nodes: list[fx.Node], calls: list[fx.Node], k: int) -> bool:
     inputs = [node for node in nodes if node.op == "placeholder"]
     for node in inputs:
         x = node.meta.get("example_value")
-        if not isinstance(x, torch.Tensor) or any(type(n) is not int for n in x.shape):
+        if not isinstance(x, torch.Tensor) or not known(x.shape):
             return False
     if any("example_value" not in n.meta or n.target is leaf_gradients for n in calls):
         return False

@@ -23,12 +23,12 @@ from torch.utils import _pytree as pytree
 
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history, is_of_hooks
 from fusee.errors import FuseeError, RegionError
-from fusee.fake.combine import associative_scan as associative_scan
-from fusee.fake.combine import combine_of as combine_of
+from fusee.fake import associative_scan as associative_scan
+from fusee.fake import combine_of as combine_of
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense, known, meet
 from fusee.fake.torch_python import NotDeterministic, is_pointwise, on_ones, overloads_of
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, tensors_in
 
 # ---------------------------------------------------------------------------- breaks
 
@@ -375,11 +375,11 @@ def refuse_new_geometry(
         given = (x for overload in every for x in overload._schema.arguments)
         names = {x.name for x in given if x.kwarg_only and x.alias_info is not None}
     into = {key: x for key, x in kwargs.items() if key in names and x is not None}
-    outs = [x for x in pytree.tree_leaves(into) if isinstance(x, Tensor)]
+    outs = tensors_in(into)
     with torch._C.DisableTorchFunction():
         if outs and not is_operator:
             made = run(func, args, {key: x for key, x in kwargs.items() if key not in into})
-            kinds = [x.dtype for x in pytree.tree_leaves(made) if isinstance(x, Tensor)]
+            kinds = [x.dtype for x in tensors_in(made)]
             if kinds != [x.dtype for x in outs] and not _casts(func, name, args, kwargs):
                 raise GraphBreak(
                     "out= has another dtype than the result, which some operators refuse",
@@ -481,8 +481,8 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
             written = written[index]
     operands = pytree.tree_leaves(args)
     may_be_operand = name == "copy_" or is_operator or _is_pointwise(name)
-    for x in written if isinstance(written, (tuple, list)) else (written,):
-        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+    for x in tensors_in(written):
+        if x.layout is not torch.strided:
             continue
         # no size of a result hangs on whether an open one is 0
         axes = zip(x.shape, x.stride())

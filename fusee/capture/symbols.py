@@ -34,7 +34,7 @@ from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, in_words, si
 from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake import fake_of
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, leaves, tensors_in
 from fusee.sym import Call, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, fits, refuse, steady
 from fusee.sym.shape_env import (
@@ -221,15 +221,11 @@ def comparable(*several: Any) -> tuple[Any, ...]:
 
     A SymInt equals no number of a class that derives from int, and no complex one.
     """
-    if not any(map(holds_open, several)) or all(map(_is_known, several)):
+    if not any(map(holds_open, several)):
         return several
-    return tuple(map(value, several))
-
-
-def _is_known(x: Any) -> bool:
-    if isinstance(x, (tuple, list, dict)):
-        return all(map(_is_known, x.values() if isinstance(x, dict) else x))
-    return type(x) in (int, float, bool) or not isinstance(x, (int, float, complex))
+    others = (x for x in leaves(several) if type(x) not in (int, float, bool))
+    is_known = not any(isinstance(x, (int, float, complex)) for x in others)
+    return several if is_known else tuple(map(value, several))
 
 
 # C code that works on numbers by their own methods, and gives what those give.
@@ -336,12 +332,8 @@ def was_unbacked(x: Any) -> bool:
 
 def sizes_in(x: Any) -> dict[int, Size]:
     """By id, what the open integers among arguments are, as far as is known now."""
-    if isinstance(x, (list, tuple)):
-        return {key: size for item in x for key, size in sizes_in(item).items()}
-    if isinstance(x, dict):
-        return sizes_in([*x.values()])
-    size = size_of(x) if type(x) is torch.SymInt else None
-    return {} if size is None else {id(x): size}
+    found = ((id(n), size_of(n)) for n in leaves(x) if type(n) is torch.SymInt)
+    return {key: size for key, size in found if size is not None}
 
 
 def are_unbacked(numbers: Iterable[Any]) -> bool:
@@ -412,8 +404,8 @@ class Symbols:
     def look(self, out: Any, first: int) -> None:
         """Note where the unbacked symbols from number `first` on show in the result of a call."""
         new = {s for k, s in enumerate(self.env.data.made) if k >= first}
-        for x in out if isinstance(out, (tuple, list)) else (out,):
-            sizes: Iterable[Any] = x.shape if new and isinstance(x, torch.Tensor) else ()
+        for x in tensors_in(out) if new else ():
+            sizes: Iterable[Any] = x.shape
             for axis, n in enumerate(sizes):
                 symbol = only_symbol(size_of(n)) if type(n) is torch.SymInt else None
                 if symbol is not None and symbol in new:

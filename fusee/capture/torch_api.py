@@ -49,7 +49,7 @@ from fusee.fake.gradients import as_autograd_keeps as as_autograd_keeps
 from fusee.fake.gradients import history as history
 from fusee.fake.gradients import leaf_gradients as leaf_gradients
 from fusee.fake.gradients import saves as saves
-from fusee.source import Args
+from fusee.source import Args, leaves
 
 pytree = _pytree
 without_modes = _python_dispatch._disable_current_modes
@@ -794,7 +794,4 @@ def is_method(func: Any) -> bool:
 
 
 def holds_tensor(x: Any) -> bool:
-    parts = tuple(x.values()) if isinstance(x, dict) else x
-    if isinstance(parts, (tuple, list)):
-        return any(map(holds_tensor, parts))
-    return isinstance(x, torch.Tensor)
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(x))

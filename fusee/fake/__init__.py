@@ -56,37 +56,12 @@ from fusee.fake.torch_python import (
     runs_itself,
     takes_no_tensor,
 )
-from fusee.source import Args, Kwargs, overload, overloads
+from fusee.loops.associative import SCAN as SCAN
+from fusee.loops.associative import associative_scan as associative_scan
+from fusee.loops.associative import combine_of as combine_of
+from fusee.source import Args, Kwargs, overload, overloads, tensors_in
 from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, wrapped
-
-# ---------------------------------------------------------------------------- dtypes
-# Operands that kernels refuse for their dtypes, and torch's own metas do not.
-#
-# Without this a call whose result nobody uses would leave no error.
-
-_Refuses = Callable[[list[Any]], bool]
-_PRODUCTS: tuple[str, _Refuses] = (
-    "mm addmm bmm baddbmm mv",
-    lambda dtypes: len({*dtypes}) > 1 or dtypes[0] is torch.bool,
-)
-_DIFFERENCES: tuple[str, _Refuses] = (
-    "sub.Tensor sub.Scalar rsub.Scalar rsub.Tensor",
-    lambda dtypes: torch.bool in dtypes[:2],
-)
-
-
-def _checked(rule: Callable[..., Found], refuses: _Refuses, *args: Any, **kwargs: Any) -> Found:
-    dtypes = [torch.bool if type(x) is bool else getattr(x, "dtype", None) for x in args]
-    if refuses(dtypes):
-        raise RuntimeError(f"operands of {dtypes}")
-    return rule(*args, **kwargs)
-
-
-for _names, _refuses in (_PRODUCTS, _DIFFERENCES):  # before the rules
-    for _op in overloads(_names):
-        _rule = RULES.get(_op, lambda *args, **kwargs: None)
-        RULES[_op] = functools.partial(_checked, _rule, _refuses)
 
 # ---------------------------------------------------------------------------- mode
 
@@ -380,8 +355,7 @@ def _by_users_kernel(
         raise DynamicOutputShapeException(op)
     with fake_impl.set_ctx_getter(functools.partial(_NewSizes, env)), mode:
         found = kernel(*args, **kwargs)
-    tensors = [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
-    sizes = {only_symbol(known_size(n)) for x in tensors for n in x.shape}
+    sizes = {only_symbol(known_size(n)) for x in tensors_in(found) for n in x.shape}
     made = {*itertools.islice(env.data.made, first, None)}
     if not made <= sizes:
         for symbol in made:
@@ -667,8 +641,7 @@ class Twins:
 
     def _beside(self, args: Args, size: Any, stride: Any, dtype: Any) -> torch.Tensor:
         """A result on the device of the operands; of numbers alone, on the CPU."""
-        flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,))]
-        device = next((x.device for x in flat if isinstance(x, torch.Tensor)), _CPU)
+        device = next((x.device for x in tensors_in(args)), _CPU)
         return self.empty(size, stride, dtype, device)
 
     def view(self, op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

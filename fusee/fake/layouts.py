@@ -37,6 +37,11 @@ def known(sizes: Iterable[Any]) -> bool:
     return all(type(n) is int for n in sizes)
 
 
+def has_zero(sizes: Iterable[Any]) -> bool:
+    """Whether one of these is 0 as written."""
+    return any(type(n) is int and n == 0 for n in sizes)
+
+
 def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two rows of sizes are equal as written. Unlike `==`, leaves no guard behind."""
     if len(a) != len(b):
@@ -149,7 +154,7 @@ def laid_out(size: Sizes, dtype: torch.dtype, layout: torch.memory_format) -> Sp
 
 def extent(size: Sizes, stride: Sizes) -> Any:
     """How many elements lie from a tensor's first to past its last."""
-    if any(type(n) is int and n == 0 for n in size):
+    if has_zero(size):
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 

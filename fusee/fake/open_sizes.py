@@ -38,7 +38,7 @@ from fusee.fake.layouts import (
 )
 from fusee.fake.rules import RULES, Found, columns, pooled, reduced
 from fusee.fake.torch_python import with_open_ints
-from fusee.source import OpRules, overload, overloads
+from fusee.source import OpRules, leaves, overload, overloads
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 
 aten = torch.ops.aten
@@ -444,8 +444,7 @@ def _pool(of_known: Callable[..., Any], op: Any, which: Any = slice(None)) -> Ca
 
     def pool(input: Tensor, *args: Any, **named: Any) -> Any:
         given = {**dict(zip((a.name for a in arguments), args)), **named}
-        flat = [y for x in given.values() for y in (x if isinstance(x, (list, tuple)) else (x,))]
-        if not any(isinstance(y, torch.SymInt) for y in flat):
+        if not any(isinstance(y, torch.SymInt) for y in leaves(given)):
             return of_known(input, *args, **named)
         rows = {a.name: filled(a, given.get(a.name)) for a in arguments}
         found = _Pool.apply(op, input, rows)  # type: ignore[no-untyped-call]

@@ -38,8 +38,8 @@ from fusee.fake.layouts import (
     suggested_layout,
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
-from fusee.loops.operators import ROWS, Row, is_pointwise
-from fusee.source import Args, Kwargs, OpRules, overloads
+from fusee.loops.operators import ROWS, Row, is_pointwise, opmath
+from fusee.source import HALVES, Args, Kwargs, OpRules, overloads
 
 aten = torch.ops.aten
 
@@ -523,7 +523,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Found:
 def _product(rank: int, *args: Any, **_: Any) -> Found:
     """Of matrix products, with a summand or without."""
     *summand, a, b = args
-    if not a.dim() == b.dim() == rank or any(x.dtype != a.dtype for x in args):
+    if a.dtype is torch.bool or any(x.dtype != a.dtype for x in args):
+        raise RuntimeError(f"a product of {[x.dtype for x in args]}")
+    if not a.dim() == b.dim() == rank:
         return None
     shared = (*a.shape[:-2], a.shape[-1])
     let_be_equal(shared, b.shape[:-1])
@@ -587,7 +589,7 @@ def convolution_spec(size: Sizes, x: Tensor, weight: Tensor, groups: int) -> Spe
         return Spec(size, [*image.stride[:2], image.stride[3]], x.dtype)
     layout = suggested_layout(x)
     layout = suggested_layout(weight) if layout is torch.contiguous_format else layout
-    if layout is torch.channels_last_3d and x.dtype not in (torch.bfloat16, torch.float16):
+    if layout is torch.channels_last_3d and x.dtype not in HALVES:
         is_onednns = x.dtype is torch.float32 and (
             groups > 1
             or min(weight.shape[-2:]) > 3
@@ -765,11 +767,6 @@ ASKING = frozenset(
 _ELSEWHERE: OpRules[Callable[..., Found]] = OpRules()
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Statistics are kept as they are computed."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def results_there(op: Op, args: Args, kwargs: Kwargs) -> Found:
     """As `results`, on such a GPU."""
     found = None if op in ASKING else results(op, args, kwargs)
@@ -779,7 +776,7 @@ def results_there(op: Op, args: Args, kwargs: Kwargs) -> Found:
 
 @_ELSEWHERE.rule("native_layer_norm")
 def _layer_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
-    statistics = found[1]._replace(dtype=_wide(x.dtype))
+    statistics = found[1]._replace(dtype=opmath(x.dtype))
     return found[0], statistics, statistics
 
 
@@ -788,7 +785,7 @@ def _layer_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     " _native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
 )
 def _batch_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
-    statistics = rows((x.shape[1],), _wide(x.dtype))
+    statistics = rows((x.shape[1],), opmath(x.dtype))
     return in_layout_of(x), statistics, statistics, *found[3:]
 
 

@@ -40,7 +40,8 @@ from torch._subclasses.meta_utils import MetaConverter
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 from fusee.loops.operators import is_pointwise as is_pointwise
-from fusee.source import Args, Kwargs
+from fusee.loops.operators import opmath as opmath
+from fusee.source import Args, Kwargs, leaves, mapped
 
 # ---------------------------------------------------------------------------- sizes
 
@@ -457,8 +458,7 @@ def mode_of(args: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
 
     Outside of it torch imports torch.distributed.tensor, to ask for the class of each operand.
     """
-    given = (y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,)))
-    modes = (x.fake_mode for x in given if type(x) is FakeTensor)
+    modes = (x.fake_mode for x in leaves(args) if type(x) is FakeTensor)
     return next(modes, contextlib.nullcontext())
 
 
@@ -657,11 +657,12 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
         value = 0 if name in _BY_PLACES else 1
         try:
             most = 16 if is_large else 3 if name == "linalg_cross" else 1
-            small = [*_smallest(args, value, most)]
+            smallest = functools.partial(_smallest, value=value, most=most)
+            small = [*mapped(args, smallest)]
             sizes = _OF_SHAPES.get(name, slice(0))
             small[sizes] = [1 if type(x) is int else [1] * len(x) for x in small[sizes]]
             with torch.random.fork_rng([], name in _DRAWS):
-                op(*small, **_smallest(kwargs, value, most))
+                op(*small, **mapped(kwargs, smallest))
             found = None
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             found = None if is_large and not _SAYS_DTYPE.search(str(error)) else error
@@ -675,7 +676,7 @@ class NotDeterministic(UnsupportedOperatorException):
 
 
 # Of the operators whose algorithm torch.use_deterministic_algorithms() chooses: those in forwards.
-_CHOSEN = {
+_UNDETERMINED = {
     "cpu": frozenset({"put", "max_unpool2d", "max_unpool3d"}),
     "cuda": frozenset(
         """
@@ -696,7 +697,7 @@ def refuse_undetermined(op: Any, args: Args, device: torch.device | None) -> Non
     if not torch.are_deterministic_algorithms_enabled():
         return
     where = next((x.device for x in args if isinstance(x, torch.Tensor)), device)
-    if where is not None and packet_name(op) in _CHOSEN.get(where.type, ()):
+    if where is not None and packet_name(op) in _UNDETERMINED.get(where.type, ()):
         raise NotDeterministic(op)
 
 
@@ -786,11 +787,7 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
 
 
 def _smallest(x: Any, value: int, most: int) -> Any:
-    """Operands with one element, or none; of vectors as long as `most`."""
-    if isinstance(x, dict):
-        return {key: _smallest(part, value, most) for key, part in x.items()}
-    if isinstance(x, (tuple, list)):
-        return type(x)([_smallest(part, value, most) for part in x])
+    """An operand with one element, or none; of vectors as long as `most`."""
     if isinstance(x, torch.Generator):  # which is not to be drawn from
         return None
     if not isinstance(x, torch.Tensor):

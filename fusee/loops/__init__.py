@@ -560,6 +560,10 @@ class Loop:
     size_memo: int = 0  # how many values that looked at
 
     @property
+    def all_axes(self) -> tuple[Symbol, ...]:
+        return (*self.axes, *self.reduce_axes)
+
+    @property
     def operands(self) -> list[Value]:
         """What it computes, as `Store.operands`."""
         values = (self.value, self.result, self.which, *(value for _, value in self.folds))
@@ -684,6 +688,14 @@ class Phase:
         """What its statements compute."""
         return [v for statement in self.body for v in statement.operands]
 
+    @property
+    def stores(self) -> list[Store]:
+        return [s for s in self.body if isinstance(s, Store)]
+
+    @property
+    def accumulates(self) -> list[Accumulate]:
+        return [s for s in self.body if isinstance(s, Accumulate)]
+
 
 @dataclass(eq=False)
 class Kernel:
@@ -709,6 +721,14 @@ class Kernel:
     def statements(self) -> Iterator[Statement]:
         for phase in self.phases:
             yield from phase.body
+
+    @property
+    def stores(self) -> list[Store]:
+        return [s for phase in self.phases for s in phase.stores]
+
+    @property
+    def accumulates(self) -> list[Accumulate]:
+        return [s for phase in self.phases for s in phase.accumulates]
 
 
 def kernel_of(loop: Loop) -> Kernel:

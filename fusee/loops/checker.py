@@ -148,7 +148,7 @@ def scopes(kernel: Kernel, inside: Inside) -> Iterator[str]:
         for axis in axes:
             if axis.hi is None or axis.lo != 0:
                 yield f"the axis {axis} has no range from 0 to an end"
-        stores = [s for s in phase.body if isinstance(s, Store)]
+        stores = phase.stores
         indices = [(f"the place of {store.buffer}", store.index) for store in stores]
         indices += [(f"a {v.op}", index_of(v)) for v in values if v.op in ("load", "index")]
         for where, index in indices:
@@ -446,11 +446,7 @@ def _stores_seen(items: Iterable[Any]) -> Iterator[tuple[Any, Buffer, int, int]]
     """(who, buffer, stores of others before, own stores) for all that is read."""
     stores: Counter[Buffer] = Counter()
     for item in items:
-        own = (
-            [s.buffer for s in item.statements() if isinstance(s, Store)]
-            if isinstance(item, Kernel)
-            else writes(item)
-        )
+        own = [s.buffer for s in item.stores] if isinstance(item, Kernel) else writes(item)
         for buffer in reads(item):
             yield item, buffer, stores[buffer], own.count(buffer)
         stores.update(own)

@@ -351,7 +351,7 @@ class _Fuser:
         few = max((points_of(x.axes) for x in loops if cut[id(x)]), default=0)
         axes = {axis for found in cut.values() for axis in found}
         return few > 0 and any(
-            points_of((*x.axes, *x.reduce_axes)) >= AGAIN * few and axes & {*x.axes}
+            points_of(x.all_axes) >= AGAIN * few and axes & {*x.axes}
             for x in loops
             if not cut[id(x)]
         )
@@ -447,7 +447,7 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
     pairing = _Pairing(loop, group)
     bytes_saved = 0
     depends = False
-    points = points_of((*loop.axes, *loop.reduce_axes))
+    points = points_of(loop.all_axes)
     for theirs, ours, buffer, must in links:
         elements = hint(product(buffer.shape))
         if not must and 2 * elements < points:
@@ -504,7 +504,7 @@ class _Pairing:
     def __init__(self, loop: Loop, group: Group) -> None:
         self.group = group
         self.pairs: dict[Symbol, Symbol] = {}  # loop's axis -> group's axis
-        self.own = {*loop.axes, *loop.reduce_axes}
+        self.own = {*loop.all_axes}
         self.theirs = set(group.outer)
         for inner in group.phases:
             self.theirs.update(inner)
@@ -519,7 +519,7 @@ class _Pairing:
         inner = [phase for phase in group.phases if phase]
         if loop.acc is None or loop.scan or self.pairs or len(inner) != 1:
             return False
-        ours, theirs = (*loop.axes, *loop.reduce_axes), (*group.outer, *inner[0])
+        ours, theirs = loop.all_axes, (*group.outer, *inner[0])
         alike = len(loop.axes) == len(group.outer) and len(ours) == len(theirs)
         if not alike or any(x.hi != y.hi for x, y in zip(ours, theirs, strict=True)):
             return False
@@ -578,7 +578,7 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     if not outer and group.outer:
         return "no common outer axis is left"
     own = points_of(group.outer) * max(map(points_of, group.phases))
-    work = max(points_of((*loop.axes, *loop.reduce_axes)), own)
+    work = max(points_of(loop.all_axes), own)
     points = points_of(outer)
     few = points < group.profile.parallel and work > group.profile.small
     if outer != group.outer and few and not group.profile.shares:
@@ -586,7 +586,7 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     names = _rename(loop, group, pairing)
     axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
     member = Member(rewritten(loop, axes) if axes else replace(loop))
-    inner = tuple(names[a] for a in (*loop.axes, *loop.reduce_axes) if names[a] not in outer)
+    inner = tuple(names[a] for a in loop.all_axes if names[a] not in outer)
     if loop.scan and outer != tuple(names[a] for a in loop.axes):
         return "a scan keeps its own axes outside"
 
@@ -620,7 +620,7 @@ def _takes_one_pass(placement: Placement) -> bool:
     trial = replace(group, members=[replace(m) for m in group.members], phases=[*group.phases])
     _join(replace(placement, group=trial, member=replace(placement.member)))
     kernel = build(trial, {m.loop.buffer for m in trial.members if m.loop.buffer.role != "scratch"})
-    if kernel is None or not any(isinstance(s, Accumulate) for s in kernel.statements()):
+    if kernel is None or not kernel.accumulates:
         return True
     orders = [walk(phase.operands) for phase in kernel.phases]
     passes = in_one_pass(kernel.phases)
@@ -690,7 +690,7 @@ def _in_common_axes(loop: Loop, group: Group) -> tuple[Loop, Group]:
     while True:
         indices = {m.loop.buffer: m.loop.index for m in group.members}
         inner = dict.fromkeys(axis for phase in group.phases for axis in phase)
-        own, theirs = (*loop.axes, *loop.reduce_axes), (*group.outer, *inner)
+        own, theirs = loop.all_axes, (*group.outer, *inner)
         loads = [v.attr for v in walk([loop.value]) if v.op == "load" and v.attr[0] in indices]
         found = next((x for b, at in loads for x in ends_of(at, own, indices[b], theirs)), None)
         if found is not None:
@@ -729,7 +729,7 @@ def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]
     spare = [axis for inner in group.phases for axis in inner]
     if len(names) < len(loop.axes):  # the group's outer axes may become inner ones
         spare += [axis for axis in group.outer if axis not in taken]
-    for axis in (*loop.axes, *loop.reduce_axes):
+    for axis in loop.all_axes:
         if axis in names:
             continue
         twin = next((s for s in spare if s not in taken and s.hi == axis.hi), None)

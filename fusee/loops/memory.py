@@ -331,7 +331,7 @@ def _copy(kernel: Kernel) -> Store | None:
 
 def _likeness(kernel: Kernel) -> list[int]:
     """Equal for copies that may have one text: they differ in sizes alone."""
-    indices = [s.index for s in kernel.statements() if isinstance(s, Store)]
+    indices = [s.index for s in kernel.stores]
     indices += [index_of(value) for value in walk(kernel.operands) if value.op == "load"]
     sizes = [(coefficient(index, axis) or (0, 0))[0] for index in indices for axis in kernel.outer]
     sizes += [axis.hi or 0 for axis in kernel.outer[-1:]]

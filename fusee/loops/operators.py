@@ -23,6 +23,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusee.loops import Operand, Value, const, op, where
+from fusee.source import HALVES
 
 Formula = Callable[..., Value]
 Unless = Callable[..., "str | None"]
@@ -30,7 +31,7 @@ Unless = Callable[..., "str | None"]
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which ATen computes on `dtype`."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    return torch.float32 if dtype in HALVES else dtype
 
 
 @dataclass(frozen=True)

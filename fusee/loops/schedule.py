@@ -46,6 +46,7 @@ from fusee.loops import (
     rewrite_index,
     walk,
 )
+from fusee.source import leaves
 from fusee.sym import (
     Size,
     Symbol,
@@ -161,7 +162,7 @@ def rewrite_body(
 
 def is_scan(phase: Phase, values: Iterable[Value] | None = None) -> bool:
     """Whether the phase, of these values, reads an accumulator that it is still accumulating."""
-    own = {s.acc for s in phase.body if isinstance(s, Accumulate)}
+    own = {s.acc for s in phase.accumulates}
     values = walk(phase.operands) if values is None else values
     return any(v.op in ("acc", "carry") and v.attr in own for v in values)
 
@@ -183,11 +184,11 @@ def scanned_rows(kernel: Kernel) -> Symbol | None:
     """
     own = {*kernel.outer, *(axis for phase in kernel.phases for axis in phase.inner)}
     scans = [is_scan(phase) for phase in kernel.phases]
-    accs = [s.acc for s in kernel.statements() if isinstance(s, Accumulate)]
+    accs = [s.acc for s in kernel.accumulates]
     if kernel.ordered or not any(scans) or any(acc.op == "fold" for acc in accs):
         return None
     for phase, scan in zip(kernel.phases, scans, strict=True):
-        sums = any(isinstance(s, Accumulate) for s in phase.body)
+        sums = phase.accumulates
         if len(phase.inner) != 1 or (sums and not scan):
             return None
     fitting = (r for r in kernel.outer if all(_is_of_rows(p, r, own) for p in kernel.phases))
@@ -196,7 +197,7 @@ def scanned_rows(kernel: Kernel) -> Symbol | None:
 
 def _is_of_rows(phase: Phase, rows: Symbol, own: set[Symbol]) -> bool:
     """Whether what a phase reads and stores lies along its inner axis, or is all points' alike."""
-    stores = [s for s in phase.body if isinstance(s, Store)]
+    stores = phase.stores
     stored, found = {s.buffer for s in stores}, [(s.index, s.mode == "set") for s in stores]
     for value in walk(phase.operands):
         is_load = value.op == "load"
@@ -244,7 +245,7 @@ def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
 
 def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
     """What `cuts` gives for all that a loop stores, loads or makes numbers from."""
-    own = {*loop.axes, *loop.reduce_axes}
+    own = {*loop.all_axes}
     indices = [loop.index, *(index_of(v) for v in walk(loop.operands) if v.op in ("load", "index"))]
     for index in indices:
         yield from cuts(index, own)
@@ -374,7 +375,7 @@ def are_few(size: Size, profile: Profile) -> bool:
 
 def _repeated(loop: Loop, profile: Profile) -> Iterator[tuple[Value, list[Symbol]]]:
     """Loads that cut an axis, with the axes that they go along."""
-    every = (*loop.axes, *loop.reduce_axes)
+    every = loop.all_axes
     loads = [v for v in walk(loop.operands) if v.op == "load"]
     indices = [loop.index, *(v.attr[1] for v in loads)]
     for value in loads:
@@ -517,7 +518,7 @@ def writes(step: Loop | Extern | Kernel) -> list[Buffer]:
     if isinstance(step, Loop):
         return [step.buffer]
     if isinstance(step, Kernel):
-        return list(dict.fromkeys(s.buffer for s in step.statements() if isinstance(s, Store)))
+        return list(dict.fromkeys(s.buffer for s in step.stores))
     return [b for b in step.results if b is not None] + list(step.mutates)
 
 
@@ -551,7 +552,7 @@ def reads_back(phases: Sequence[Phase], orders: Sequence[Sequence[Value]]) -> bo
 
     orders   the values of each phase
     """
-    stored = [{s.buffer for s in phase.body if isinstance(s, Store)} for phase in phases]
+    stored = [{s.buffer for s in phase.stores} for phase in phases]
     for k, (phase, order) in enumerate(zip(phases, orders, strict=True)):
         loads = {v.attr[0] for v in order if v.op == "load"}
         is_own = k == len(phases) - 1 and not phase.inner
@@ -567,13 +568,7 @@ def size(loop: Loop) -> int:
 
 
 def views(tree: object) -> Iterable[View]:
-    if isinstance(tree, View):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from views(item)
-    elif isinstance(tree, dict):
-        yield from views(list(tree.values()))
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, View))
 
 
 # ---------------------------------------------------------------------------- same
@@ -679,11 +674,7 @@ def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
             continue
         last = found[-1] if found and found[-1].inner else None
         merged = None if last is None else _merged(last, phase, waiting)
-        if (
-            merged is None
-            and last is not None
-            and not any(isinstance(s, Accumulate) for s in phase.body)
-        ):
+        if merged is None and last is not None and not phase.accumulates:
             waiting.append(phase)
             continue
         if merged is None:
@@ -700,10 +691,7 @@ def takes_one_pass(phases: Sequence[Phase]) -> bool:
     stored after it: a group's mean for each of its channels."""
     first, *others = [phase for phase in phases if phase.inner] or [Phase((), [])]
     few = hint(count_points(first.inner)) // AGAIN
-    return not any(
-        hint(count_points(phase.inner)) > few or any(isinstance(s, Accumulate) for s in phase.body)
-        for phase in others
-    )
+    return not any(hint(count_points(phase.inner)) > few or phase.accumulates for phase in others)
 
 
 def _merged(
@@ -712,7 +700,7 @@ def _merged(
     """Both as one, and what is to be read in the place of an accumulator; None: they can't be."""
     if first.inner != second.inner or is_scan(first) or is_scan(second):
         return None
-    stored = {s.buffer for p in (first, *between) for s in p.body if isinstance(s, Store)}
+    stored = {s.buffer for p in (first, *between) for s in p.stores}
     if any(v.op == "load" and v.attr[0] in stored for v in walk(second.operands)):
         return None
     own, body, changes = set[object](), list(first.body), dict[Acc, Value]()

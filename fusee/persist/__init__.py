@@ -56,6 +56,7 @@ from fusee.runtime.cache import (
     content_key,
     object_cache,
 )
+from fusee.source import NodeGraph, mapped
 from fusee.sym import Call, Expr, Size, Symbol
 from fusee.sym.ranges import Comparison
 from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
@@ -88,17 +89,15 @@ class Waiting:
     @functools.cached_property
     def module(self) -> fx.GraphModule:
         """The graph as it was captured, without what only the capture itself needs."""
-        graph, nodes = fx.Graph(), list[fx.Node]()
+        graph, nodes = NodeGraph(), list[fx.Node]()
         mode = fake_mode() if self.env is not None else None
 
         def part(x: Any) -> Any:
             return x if type(x) is not _Ref else (nodes if x.to_node else self.named)[x.k]
 
         for op, target, args, kwargs, name, meta in pickle.loads(self.data):
-            node = graph.create_node(op, part(target), name=name)
-            node.args = _mapped(args, part)  # given above, they are searched for symbols
-            if kwargs:
-                node.kwargs = _mapped(kwargs, part)
+            args, kwargs = mapped(args, part), mapped(kwargs, part)
+            node = graph.create_node(op, part(target), args, kwargs, name)
             if isinstance(example := meta.get("example_value"), (Expr, _Open)):
                 meta["example_value"] = _stand_in(example, self.env, mode)
             node.meta.update(meta)
@@ -138,17 +137,6 @@ def _stand_in(x: _Open | Size, env: Any, mode: Any) -> Any:
     return FakeTensor(mode, meta, torch.device(x.device))
 
 
-def _mapped(x: Any, part: Callable[[Any], Any]) -> Any:
-    """Arguments with other parts."""
-    if isinstance(x, dict):
-        return {key: _mapped(item, part) for key, item in x.items()}
-    if isinstance(x, slice):
-        return slice(*(_mapped(end, part) for end in (x.start, x.stop, x.step)))
-    if type(x) is tuple or isinstance(x, list):
-        return (tuple if type(x) is tuple else list)(_mapped(item, part) for item in x)
-    return part(x)
-
-
 def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
     """`Waiting.data` and `Waiting.named`. raises NotKept"""
     nodes = {node: k for k, node in enumerate(graph.nodes)}
@@ -166,7 +154,7 @@ def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
 
     rows = []
     for node in graph.nodes:
-        args, kwargs = _mapped(node.args, part), _mapped(node.kwargs, part)
+        args, kwargs = mapped(node.args, part), mapped(node.kwargs, part)
         meta = {key: x for key, x in node.meta.items() if key not in ("example_value", EFFECTS)}
         if not {*meta} <= {"stack_trace", "is_buffer"}:
             raise NotKept(f"a node knows of {', '.join(map(str, meta))}")

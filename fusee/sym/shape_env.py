@@ -293,23 +293,9 @@ class Node:
         """`self op other`, where both are numbers."""
         raise NotImplementedError
 
-    def eq(self, other: Any) -> BoolNode:
-        return self.compared("==", other)
-
-    def ne(self, other: Any) -> BoolNode:
-        return self.compared("!=", other)
-
-    def lt(self, other: Any) -> BoolNode:
-        return self.compared("<", other)
-
-    def le(self, other: Any) -> BoolNode:
-        return self.compared("<=", other)
-
-    def gt(self, other: Any) -> BoolNode:
-        return self.compared(">", other)
-
-    def ge(self, other: Any) -> BoolNode:
-        return self.compared(">=", other)
+    eq, ne, lt, le, gt, ge = map(
+        lambda op: lambda self, other: self.compared(op, other), COMPARISONS
+    )
 
     def wrap_int(self, x: int) -> SizeNode:
         return SizeNode(self.env, int(x))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fusee.backends import lookup
-from fusee.fake.combine import SCAN, combine_of
 from fusee.loops import Buffer, Kernel, Loop, Role, Values, kernel_of
+from fusee.loops.associative import SCAN, combine_of
 from fusee.loops.memory import are_apart, gathered
 from fusee.loops.schedule import writes
 from fusee.sym import Size, Symbol

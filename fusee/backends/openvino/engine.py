@@ -43,9 +43,10 @@ from fusee.backends.regions import (
     relies,
 )
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
+from fusee.fake.layouts import known
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
-from fusee.source import Args, HostSource, Kwargs, OpRules, listed, overloads
+from fusee.source import HALVES, Args, HostSource, Kwargs, OpRules, leaves, listed, overloads
 
 # ---------------------------------------------------------------------------- claims
 # Which calls OpenVINO runs exactly as eager does, and why not the others.
@@ -60,7 +61,7 @@ aten = torch.ops.aten
 
 Rule = Callable[[fx.Node], str | None]
 
-_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_FLOATS = frozenset({torch.float32, *HALVES})
 
 
 def why_not(node: fx.Node) -> str | None:
@@ -104,7 +105,7 @@ def is_folded(node: fx.Node) -> bool:
 def _cannot_hold(node: fx.Node) -> str | None:
     """Why OpenVINO cannot hold the values of a node as torch does."""
     vals = node.meta.get("val")
-    for val in vals if isinstance(vals, (tuple, list)) else [vals]:
+    for val in leaves(vals):
         if not isinstance(val, Tensor):
             continue
         if isinstance(vals, Tensor) and has_no_elements(val):  # of several, batch norms leave some
@@ -131,8 +132,8 @@ OPERATORS: OpRules[Rule] = OpRules()
 @OPERATORS.rule(
     "view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy"
     " flip roll slice_scatter select_scatter where.self masked_fill.Scalar"
-    " masked_fill.Tensor tril triu full arange.start_step full_like zeros_like ones_like"
-    " new_full eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar"
+    " masked_fill.Tensor tril triu full arange.start_step full_like"
+    " eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar"
     " le.Tensor isfinite isinf isnan"
 )
 def _always(node: fx.Node) -> str | None:
@@ -164,7 +165,7 @@ def _reduced(node: fx.Node) -> str | None:
 
 @OPERATORS.rule("convolution")
 def _convolution(node: fx.Node) -> str | None:
-    if any(type(n) is not int for n in _val(node.args[1]).shape):
+    if not known(_val(node.args[1]).shape):
         return "OpenVINO convolves with weights of known sizes"
     return _floats(node)
 
@@ -187,7 +188,7 @@ def _repeats(node: fx.Node) -> str | None:
 
 @OPERATORS.rule("cumsum")
 def _cumulative(node: fx.Node) -> str | None:
-    if _val(node).dtype in (torch.bfloat16, torch.float16):
+    if _val(node).dtype in HALVES:
         return "OpenVINO rounds each sum to half precision"
     return _numbers(node)
 
@@ -205,7 +206,7 @@ def _is_widened(node: fx.Node) -> bool:
         node = node.all_input_nodes[0]
     val = _val(node)
     is_vector = sum(not is_int(n, 1) for n in val.shape) <= 1
-    return is_vector and val.dtype in (torch.float16, torch.bfloat16)
+    return is_vector and val.dtype in HALVES
 
 
 @OPERATORS.rule("gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum")

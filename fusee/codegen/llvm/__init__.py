@@ -30,7 +30,7 @@ from fusee.codegen.llvm.body import (
 )
 from fusee.codegen.llvm.lanes import Stage, Tile, choose_vectors, is_short, outlined, phase_cost
 from fusee.codegen.llvm.ops import Context, given_numbers
-from fusee.loops import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
+from fusee.loops import Acc, Buffer, Kernel, Phase, index_of, payloads, walk
 from fusee.loops.schedule import scanned_rows, scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, memory_type, vector
 from fusee.sym import Size, Symbol, count_points, hint, maximum, minimum, product
@@ -122,7 +122,7 @@ class Strip:
     ) -> None:
         axis, two_level = phase.inner[-1], {a: h for a, h in hows.items() if h.two_level}
         picks = any(v.op == "load" and payloads(index_of(v)) for v in self.body.order(phase))
-        if not picks and not any(isinstance(s, Store) for s in phase.body):
+        if not picks and not phase.stores:
             self._columns(rank, lambda t, i: self._walk(phase, hows, t, i, rows))
             return
 
@@ -329,10 +329,10 @@ class _Emitter:
         kernel, lane = self.kernel, scanned_rows(self.kernel)
         if lane is None:
             return 0
-        accs = [s for phase in kernel.phases for s in phase.body if isinstance(s, Accumulate)]
+        accs = kernel.accumulates
         dtypes = [dtype for s in accs for dtype in carried(s, False).dtypes]
         rows = min(SQUARE, *(machine.bits // BITS[HELD[dtype]] for dtype in dtypes))
-        buffers = [s.buffer for s in kernel.statements() if isinstance(s, Store)]
+        buffers = [s.buffer for s in kernel.stores]
         buffers += [v.attr[0] for order in self.orders.values() for v in order if v.op == "load"]
         masks = all(machine.can_mask(BITS[memory_type(b.dtype, machine)]) for b in buffers)
         return rows if rows >= 4 and masks and hint(count_points([lane])) >= STRIPS * rows else 0

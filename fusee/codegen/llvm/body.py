@@ -549,7 +549,7 @@ SUM_ALONG, SUM_ACROSS = 128, 16
 
 def accumulators(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
     """How each accumulator of a phase is kept; sums in two levels if so asked."""
-    return {s.acc: carried(s, two_level) for s in phase.body if isinstance(s, Accumulate)}
+    return {s.acc: carried(s, two_level) for s in phase.accumulates}
 
 
 class _Nest:

@@ -13,7 +13,7 @@ import torch
 
 from fusee.codegen.llvm.memory import NEAR
 from fusee.codegen.llvm.ops import STATIC_SIZE
-from fusee.loops import SCALAR_OPS, Accumulate, Kernel, Phase, Store, Value, index_of
+from fusee.loops import SCALAR_OPS, Accumulate, Kernel, Phase, Value, index_of
 from fusee.runtime.llvm_text import BITS, HELD, Machine, memory_type
 from fusee.sym import Size, Symbol, coefficient, count_points, symbols
 
@@ -56,7 +56,7 @@ def width_of(phases: Sequence[Phase], orders: Sequence[Sequence[Value]], machine
                 continue
             bits = max(BITS[HELD[value.dtype]], 8)
             widths.append(min(bits, 32) if value.op == "index" else bits)
-        widths += [max(BITS[HELD[s.buffer.dtype]], 8) for s in phase.body if isinstance(s, Store)]
+        widths += [max(BITS[HELD[s.buffer.dtype]], 8) for s in phase.stores]
     wide = sum(bits == 64 for bits in widths)
     widest = 64 if 2 * wide >= max(len(widths), 1) else min(max(widths, default=32), 32)
     return machine.bits // widest
@@ -77,10 +77,10 @@ def choose_stages(
     # Without a chain of additions to break up, copies gain nothing; and they leave whole vectors
     # to the end of the axis, where masked stores are dear.
     copies = 1
-    if any(isinstance(s, Accumulate) for phase in phases for s in phase.body):
+    if any(phase.accumulates for phase in phases):
         copies = min(_copies(p, order, lane) for p, order in zip(phases, orders, strict=True))
     places = [(v.attr[0].dtype, v.attr[1]) for order in orders for v in order if v.op == "load"]
-    places += [(s.buffer.dtype, s.index) for p in phases for s in p.body if isinstance(s, Store)]
+    places += [(s.buffer.dtype, s.index) for p in phases for s in p.stores]
     if all(
         machine.can_mask(BITS[memory_type(dtype, machine)])
         for dtype, index in places
@@ -103,7 +103,7 @@ def _copies(phase: Phase, order: Sequence[Value], lane: Symbol) -> int:
         if value.op == "load" and any(s.payload is not None for s in symbols(index)):
             return 1
         weight += value.op not in ("const", "index", "load", "acc", "carry")
-    weight += sum(isinstance(s, Accumulate) for s in phase.body)
+    weight += len(phase.accumulates)
     return 4 if weight <= FEW else 2 if weight <= SOME else 1
 
 
@@ -249,7 +249,7 @@ def _moved(kernel: Kernel, orders: Sequence[Sequence[Value]], lane: Symbol) -> l
         if isinstance(statement, Accumulate):
             return None
         indices.append(statement.index)
-    stored = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
+    stored = {s.buffer for s in kernel.stores}
     for value in (value for order in orders for value in order):
         if value.op == "load":
             if value.args or value.attr[0] in stored:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from fusee.codegen.llvm.math import math_function
-from fusee.loops import Acc, Buffer, Kernel, Store, Value, index_of, walk
+from fusee.loops import Acc, Buffer, Kernel, Value, index_of, walk
 from fusee.loops.schedule import Given
 from fusee.runtime.llvm_text import (
     BITS,
@@ -392,7 +392,7 @@ class Context:
         self.params: dict[tuple[object, Size], str] = {}
         self.numbers: Mapping[int, Given] = {}  # see given_numbers
         self.buffers: dict[Buffer, str] = {}
-        self.stored = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
+        self.stored = {s.buffer for s in kernel.stores}
         self.payloads: dict[int, int] = {}
         self.groups: dict[Size, list[Group]] = {}
         self.facts: dict[int, Fact] = {}

@@ -150,7 +150,7 @@ def lanes_along(kernel: Kernel, phases: Sequence[Phase], axis: Symbol, machine: 
             places.append((value.attr[0].dtype, value.attr[1]))
     narrow, rests = ACCESS_BYTES, list[Size]()
     for phase in phases:
-        stores = [s for s in phase.body if isinstance(s, Store)]
+        stores = phase.stores
         places += [(s.buffer.dtype, s.index) for s in stores]
         for first, *_ in woven_stores(stores, axis).values():
             narrow = min(narrow, first.buffer.dtype.itemsize)
@@ -228,7 +228,7 @@ class _Mapping:
     def _fills_rows(self, phase: Phase) -> bool:
         """Whether a phase stores rows in pieces of a sector and more: threads with a row each would
         write into many sectors at once, which leave the cache before they are full."""
-        axis, stores = phase.inner[-1], [s for s in phase.body if isinstance(s, Store)]
+        axis, stores = phase.inner[-1], phase.stores
         along = [s for s in stores if (coefficient(s.index, axis) or (0,))[0] == 1]
         sizes = [s.buffer.dtype.itemsize * hint(axis.hi or 0) for s in along]
         return self.kernel.lanes is None and max(sizes, default=0) >= SECTOR_BYTES
@@ -621,7 +621,7 @@ class _Mapping:
                 self._shared(phase, team, member, exchange, leads)
             else:
                 self._at_points(phase, team, leads if team.threads > 1 else outside)
-            stores = any(isinstance(s, Store) for s in phase.body)
+            stores = phase.stores
             if self.reloads and stores and team.threads > 1:
                 barrier(level, team.threads if team.along else team.block)
         blocks = (total + (team.teams - 1)) // team.teams if team.teams > 1 else total

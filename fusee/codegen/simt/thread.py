@@ -40,6 +40,7 @@ from fusee.runtime.llvm_text import (
     memory_type,
     vector,
 )
+from fusee.source import HALVES
 from fusee.sym import Size, Symbol, coefficient
 
 
@@ -203,7 +204,6 @@ TOGETHER = 4
 SPARE_BYTES = 64
 
 
-_HALVES = (torch.bfloat16, torch.float16)
 # Of these a little more or less in an operand is a little more or less in the result.
 _SMOOTH = frozenset(
     "abs add asinh atan cosh div erf erfc exp exp2 expm1 fma log log10 log1p log2 maximum"
@@ -227,13 +227,13 @@ def rough_values(phases: Sequence[Phase]) -> set[int]:
     found = set[int]()
     exact, sharp = {id(v) for phase in phases for v in phase.operands}, _sharp(phases, order)
     for value in reversed(order):
-        is_rounded = value.op == "cast" and value.dtype in _HALVES
+        is_rounded = value.op == "cast" and value.dtype in HALVES
         is_product = value.op in ("mul", "div", "neg") and id(value) not in exact
         if not (is_rounded or is_product):
             exact.update(map(id, value.args))
         readers = users.get(id(value), [])
         if value.dtype is torch.float32:
-            of_tanh = value.op == "tanh" and all(v.dtype in _HALVES for v in readers)
+            of_tanh = value.op == "tanh" and all(v.dtype in HALVES for v in readers)
             if id(value) not in exact and (value.op == "div" or (of_tanh and readers)):
                 found.add(id(value))
         elif value.op == "cast" and value.dtype is torch.bfloat16 and value.attr is None:
@@ -254,7 +254,7 @@ def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[int]:
             accs[statement.acc] = statement.value
             if statement.which is not None or statement.acc.op not in ("sum", "max", "min"):
                 found.add(id(statement.value))
-        elif statement.mode != "set" or statement.value.dtype not in _HALVES:
+        elif statement.mode != "set" or statement.value.dtype not in HALVES:
             found.update(map(id, statement.operands))
         else:
             found.update(id(v) for v in statement.operands if v is not statement.value)

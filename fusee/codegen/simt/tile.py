@@ -17,7 +17,7 @@ from fusee.codegen.llvm.body import emit_value
 from fusee.codegen.llvm.lanes import Stage
 from fusee.codegen.llvm.ops import from_memory, to_memory
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext, barrier
-from fusee.loops import Kernel, Phase, Store, Value, walk
+from fusee.loops import Kernel, Phase, Value, walk
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Level
 from fusee.sym import Size, Symbol, coefficient, count_points, divides, hint, symbols
 
@@ -64,7 +64,7 @@ class SharedTile:
 def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile | None:
     """The tile that serves a kernel; None where its loads lie as its stores do."""
     points = hint(count_points(kernel.outer))
-    stores = [s for s in kernel.statements() if isinstance(s, Store)]
+    stores = kernel.stores
     plain = not any(phase.inner for phase in kernel.phases) and not kernel.ordered
     if points < LEAST or not plain or any(s.mode != "set" for s in stores):
         return None

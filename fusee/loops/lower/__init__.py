@@ -35,7 +35,7 @@ from fusee.loops.lower.tensor import (
     unlowered,
 )
 from fusee.loops.lower.views import growing, narrow
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, leaves
 from fusee.sym import Expr, Size, only_symbol
 
 # ---------------------------------------------------------------------------- extern
@@ -511,7 +511,7 @@ class GraphLowering:
         self.lowering.origin = origin(node)
         self.lowering.graph.late = node.meta.get("late", self.lowering.graph.late)
         many = isinstance(value, (tuple, list))
-        metas = [self._meta(v) for v in (value if isinstance(value, (tuple, list)) else (value,))]
+        metas = [self._meta(v) for v in leaves(value)]
         if not op._schema.returns:
             metas = []
         results = self._lower(node, op, metas, args, kwargs)
@@ -722,7 +722,7 @@ def _first(known: Mapping[fx.Node, _T], node: fx.Node) -> _T | None:
 
 def _opaque(own: Any) -> str | None:
     """The same of a result, for its dtype: only ATen knows what is in it."""
-    for val in own if isinstance(own, (tuple, list)) else (own,):
+    for val in leaves(own):
         if isinstance(val, torch.Tensor):
             if val.dtype not in DTYPES:
                 return f"tensors of {str(val.dtype).removeprefix('torch.')}"
@@ -732,5 +732,4 @@ def _opaque(own: Any) -> str | None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    several = value if isinstance(value, (tuple, list)) else (value,)
-    return [x for x in several if isinstance(x, Tensor)]
+    return [x for x in leaves(value) if isinstance(x, Tensor)]

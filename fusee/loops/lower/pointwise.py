@@ -57,6 +57,7 @@ from fusee.loops.operators import (
     sigmoid,
 )
 from fusee.loops.schedule import first_write, reads, writes
+from fusee.source import HALVES
 from fusee.sym import Expr, Size, Symbol, floordiv
 
 # ---------------------------------------------------------------------------- pointwise
@@ -353,7 +354,7 @@ def _elements(check: Value, loop: Loop) -> Hashable:
         if value.op == "load":
             buffer, index = value.attr
             loads += 1
-            footprint = _footprint(index, (*loop.axes, *loop.reduce_axes))
+            footprint = _footprint(index, loop.all_axes)
             if footprint is None or value.args:
                 return check
             attr = buffer, footprint
@@ -556,7 +557,7 @@ def _glu_backward(call: OpCall, grad: Tensor, x: Tensor, dim: int) -> Tensor:
 # Tensors made from nothing: fills, ranges, triangles. Their elements follow from the index.
 
 
-@lowers("full full_like new_full fill.Scalar fill.Tensor")
+@lowers("full full_like fill.Scalar fill.Tensor")
 def filled(call: OpCall, *given: Operand) -> Tensor:
     """The call's result with every element the last argument."""
     meta, number = call.meta, given[-1]
@@ -565,14 +566,14 @@ def filled(call: OpCall, *given: Operand) -> Tensor:
     return call.lowering.filled(meta.shape, number, meta.dtype)
 
 
-@lowers("zeros zeros_like new_zeros zero")
+@lowers("zeros_like zero")
 # nobody may rely on what uninitialised memory holds; zeros are as good as any
 @lowers("empty.memory_format empty_like new_empty empty_strided new_empty_strided empty_permuted")
 def _zeros(call: OpCall) -> Tensor:
     return filled(call, 0)
 
 
-@lowers("ones ones_like new_ones")
+@lowers("ones_like")
 def _ones(call: OpCall) -> Tensor:
     return filled(call, 1)
 
@@ -609,7 +610,7 @@ def _linspace(call: OpCall, start: Operand, end: Operand) -> Tensor:
     """
     meta, lowering = call.meta, call.lowering
     count, dtype = meta.shape[0], meta.dtype
-    halves = dtype in (torch.bfloat16, torch.float16)
+    halves = dtype in HALVES
     wide = opmath(dtype) if dtype.is_floating_point else torch.float64
     if count == 1:
         return filled(call, start)

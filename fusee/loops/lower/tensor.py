@@ -392,7 +392,7 @@ class Lowering:
 
     def emit(self, loop: Loop, origin: str = "") -> None:
         """Append a loop, unless a static size says that it has no points."""
-        every = (*loop.axes, *loop.reduce_axes)
+        every = loop.all_axes
         assert len({*every}) == len(every), f"an axis twice in {loop}"
         if all(axis.hi != 0 for axis in loop.axes):
             loop.origin, loop.late = origin or self.origin, self.graph.late

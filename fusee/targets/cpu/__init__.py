@@ -157,15 +157,16 @@ _MASK = (1 << 53) - 1
 _TRIALS = (1, 2, 311, 313, 700)
 
 
-def bernoulli(p: float, *, out: Tensor) -> Tensor:
+def bernoulli(
+    p: float, *, out: Tensor, generator: torch.Generator = torch.default_generator
+) -> Tensor:
     """Fill `out`, dense and of dtype bool, with what `out.bernoulli_(p)` draws, in memory's order.
 
     raises   RuntimeError as torch does if p is no probability
     """
     draw = _drawer()
     if draw is None or not 0 <= p <= 1:
-        return out.bernoulli_(p)
-    generator = torch.default_generator
+        return out.bernoulli_(p, generator=generator)
     state = generator.get_state()
     # Python's lock is held: nobody else draws from this state in the meantime
     draw(state.data_ptr(), out.data_ptr(), out.numel(), math.ceil(p * 2.0**53))
@@ -175,15 +176,9 @@ def bernoulli(p: float, *, out: Tensor) -> Tensor:
 
 def redrawn(state: Tensor, size: Sequence[int], p: float) -> Tensor:
     """What `bernoulli` has drawn from this state of the generator, which stays as it is."""
-    out = torch.empty(size, dtype=torch.bool)
-    draw = _drawer()
-    if draw is None or not 0 <= p <= 1:
-        generator = torch.Generator()
-        generator.set_state(state)
-        return out.bernoulli_(p, generator=generator)
-    copy = state.clone()
-    draw(copy.data_ptr(), out.data_ptr(), out.numel(), math.ceil(p * 2.0**53))
-    return out
+    generator = torch.Generator()
+    generator.set_state(state)
+    return bernoulli(p, out=torch.empty(size, dtype=torch.bool), generator=generator)
 
 
 @functools.cache

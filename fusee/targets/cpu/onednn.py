@@ -26,6 +26,8 @@ from torch._ops import OpOverload
 from fusee.aten import arguments, is_view, memory_root
 from fusee.aten.rewriter import Editor, only_user, same_shape, val
 from fusee.fake import on_metas
+from fusee.fake.layouts import known
+from fusee.source import HALVES
 
 # ---------------------------------------------------------------------------- onednn
 # What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.
@@ -74,7 +76,7 @@ def is_native(dtype: torch.dtype) -> bool:
     Where it does not, ATen multiplies bfloat16 and float16 with scalar code, 8 to 25 times slower
     than float32 (benchmarks.md, Externs).
     """
-    if dtype not in (torch.bfloat16, torch.float16):
+    if dtype not in HALVES:
         return True
     if not _available():
         return False
@@ -88,7 +90,7 @@ def is_native(dtype: torch.dtype) -> bool:
 
 aten = torch.ops.aten
 
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_FLOATS = (torch.float32, torch.float64, *HALVES)
 
 
 def prepack(edit: Editor) -> None:
@@ -117,7 +119,7 @@ def prepack(edit: Editor) -> None:
 def packs_linear(dtype: torch.dtype) -> bool:
     """Whether linear layers of `dtype` take packed weights."""
     # with instructions for these types ATen calls oneDNN too, which then packs at each call
-    return dtype in (torch.bfloat16, torch.float16) and is_native(dtype)
+    return dtype in HALVES and is_native(dtype)
 
 
 def _packed_linear(
@@ -218,9 +220,7 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
         node.meta.pop("layout", None)
         _become_product(edit, node, flat, factor, bias)  # type: ignore[arg-type]
         return "matrix product"
-    supported = out.dtype is torch.float32 or (
-        out.dtype in (torch.bfloat16, torch.float16) and is_native(out.dtype)
-    )
+    supported = out.dtype is torch.float32 or (out.dtype in HALVES and is_native(out.dtype))
     if ops is None or not supported or 0 in edit.hints(x) or 0 in edit.hints(node):
         return ""
     with edit.before(node):
@@ -285,7 +285,7 @@ def _is_one_pixel(edit: Editor, node: fx.Node) -> bool:
     x, weight, _, _, padding, _, _, _, groups = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     pixels = (*val(x).shape[2:], *val(weight).shape[2:])
-    if any(isinstance(n, torch.SymInt) for n in pixels):
+    if not known(pixels):
         return False
     assert isinstance(padding, (tuple, list))
     return (*pixels, groups, *padding) == (1, 1, 1, 1, 1, 0, 0)
@@ -476,7 +476,7 @@ def _before_rounding(edit: Editor, node: fx.Node) -> fx.Node | None:
 # channels, and there by less than the change of layout after it would cost (docs/benchmarks.md,
 # Externs).
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # oneDNN's; others keep ATen's layout
+_DTYPES = (torch.float32, *HALVES)  # oneDNN's; others keep ATen's layout
 
 
 def channels_last(edit: Editor) -> None:

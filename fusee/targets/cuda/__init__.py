@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fusee.aten.attention import HALVES, fuse_attention
+from fusee.aten.attention import fuse_attention
 from fusee.aten.rewriter import Pass
 from fusee.aten.torch_api import storage_holders
 from fusee.autodiff.min_cut import Prices
@@ -33,7 +33,7 @@ from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime import gc_paused
 from fusee.runtime.launch import LaunchFrame
-from fusee.source import with_names
+from fusee.source import HALVES, with_names
 from fusee.targets import PRODUCTS, Built, Kept, Target, link_graph
 from fusee.targets.cuda.launch import (
     MISALIGNED,

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import arguments, is_deterministic
-from fusee.aten.attention import FLOATS, HALVES
+from fusee.aten.attention import FLOATS
 from fusee.aten.rewriter import Editor, val
 from fusee.fake import on_metas
+from fusee.fake.layouts import known, same_ints, view_strides
 from fusee.loops.lower import is_home
 from fusee.loops.lower.tensor import HANDLERS
-from fusee.source import overloads
+from fusee.source import HALVES, overloads
 
 aten = torch.ops.aten
 
@@ -57,7 +58,7 @@ def patches_as_products(edit: Editor) -> None:
         fits = (
             val(x).dtype in HALVES
             and len(sizes) == 2 + len(kernel)
-            and all(type(n) is int for n in sizes[1:])
+            and known(sizes[1:])
             and kernel == list(named["stride"])
             and math.prod(kernel) > 1
             and not (any(named["padding"]) or named["transposed"])
@@ -437,8 +438,7 @@ def rows_as_sums(edit: Editor) -> None:
         x, weight, bias = named["input"], named["weight"], named["bias"]
         *rows, count = val(x).shape
         dtype, matrix = val(x).dtype, val(weight)
-        known = all(type(n) is int for n in (*rows, *matrix.shape))
-        if not known or matrix.dim() != 2 or count == 0:
+        if not known((*rows, *matrix.shape)) or matrix.dim() != 2 or count == 0:
             continue
         # so many rows are faster than cuBLAS's: on an H200 four up to 13 MB
         most = 4 if matrix.nbytes <= _ROWS_BYTES else 2
@@ -484,19 +484,10 @@ def layers_of_rows(edit: Editor) -> None:
 
 
 def _is_matrix(x: Tensor) -> bool:
-    """Whether all axes but the last may be one, and rows are in one piece; or it is not known."""
-    pairs = [
-        (n, step)
-        for n, step in zip(x.shape, x.stride(), strict=True)
-        if type(n) is not int or n > 1
-    ]
-    if not pairs or any(type(n) is int and n == 0 for n in x.shape):
-        return True
-    last = pairs[-1][1]
-    if not all(type(k) is int for pair in pairs for k in pair):
-        return type(last) is not int or last == 1
-    follow = all(pairs[k][1] == n * step for k, (n, step) in enumerate(pairs[1:-1]))
-    return last == 1 and follow
+    """Whether all axes but the last may be one, and rows are in one piece."""
+    length = x.shape[-1]
+    found = view_strides(x.shape, x.stride(), [math.prod(x.shape[:-1]), length])
+    return found is not None and (same_ints((length,), (1,)) or same_ints(found[-1:], (1,)))
 
 
 # Names of a bias and of the two operands among the arguments.

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusee
-from fusee.fake.combine import SCAN, combine_of
 from fusee.loops import Loop
+from fusee.loops.associative import SCAN, combine_of
 from tests.loops.lower.against_eager import check, check_op, lowered
 
 aten = torch.ops.aten
