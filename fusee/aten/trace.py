@@ -34,7 +34,16 @@ from fusee.aten import AtenGraph
 from fusee.aten.boundary import Inputs, Prepare, Results
 from fusee.aten.canonicalize import ALWAYS, CANONICAL, FOREACH, Table, decomposition, keep_core
 from fusee.aten.mutation import write_rule
-from fusee.aten.scalars import Scalar, holds_scalar, is_read, of_sizes, on_tensors, read, returned
+from fusee.aten.scalars import (
+    Scalar,
+    holds_scalar,
+    is_read,
+    of_sizes,
+    on_tensors,
+    passed,
+    read,
+    returned,
+)
 from fusee.aten.torch_api import (
     HigherOrderOperator,
     OpOverload,
@@ -156,7 +165,7 @@ def _run(
     elif holds_scalar((*args, *kwargs.values())):
         form = on_tensors(call)
         if form is None:
-            args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
+            args, kwargs = fx.node.map_aggregate((args, kwargs), passed)
         call = form or call
     try:
         args = t.brought(call, args)
