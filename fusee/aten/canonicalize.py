@@ -406,20 +406,6 @@ def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.scatter.value, zeros, -1, t.call(aten.unsqueeze.default, x, -1), 1)
 
 
-@ALWAYS.rule("nonzero")
-def _nonzero(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Once for all that ask it of a tensor: nobody would know that its sizes are equal."""
-    x = t.node(args[0])
-    known = t.b.places_in.get(x)
-    if known is None:
-        found = t.record(op, args, kwargs)
-        t.b.places_in[x] = t.node(found)
-        return found
-    found = t.run_meta(aten.clone.default, (known.meta["val"],), {})
-    t.adopt(found, known, None, t.device_of(args))
-    return found
-
-
 @ALWAYS.rule("index.Tensor _unsafe_index.Tensor")
 def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if _has_mask(args[1]) and t.b.twins.env is not None:
