@@ -360,12 +360,14 @@ class Results:
                 groups.setdefault(id(value.store), {})[id(value)] = value
         for key, group in groups.items():
             # where autograd is traced, what it knows of carries what is detached from it
-            members = sorted(group.values(), key=lambda v: not v.tensor.requires_grad)
+            members = sorted(group.values(), key=_is_unknown)
             base = members[0].store.base
             carrier = members[0]
             if len(members) > 1 or not self._is_dense(carrier):
-                whole = [v for v in members if self._is_whole(v, base)]
-                carrier = whole[0] if whole else base
+                # torch.zeros and its like give the program what is detached from the base
+                family = [v for v in self.b.values.values() if v.store is base.store]
+                family = sorted((*members, base, *family), key=_is_unknown)
+                carrier = next((v for v in family if self._is_whole(v, base)), base)
             if members[0].tensor.requires_grad and not carrier.tensor.requires_grad:
                 # made within an operator, below autograd: its gradient would be lost
                 raise self.b.unsupported("a result that is a part of what an operator computed")
@@ -420,6 +422,11 @@ class Results:
         self.nodes.append(node)
         self.tensors.append(value.tensor)
         return len(self.nodes) - 1
+
+
+def _is_unknown(value: TracedTensor) -> bool:
+    """Whether autograd, where it is traced, knows nothing of it."""
+    return not value.tensor.requires_grad
 
 
 def _bits(view: torch.Tensor, base: torch.Tensor) -> tuple[str, ...]:

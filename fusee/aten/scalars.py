@@ -120,6 +120,14 @@ def returned(x: Any) -> Any:
     return float(x.known)
 
 
+def passed(x: Any) -> Any:
+    """What a call that knows no Scalars is given for one: a float of open sizes stays open in what
+    the call is made of, another one becomes its value. raises TraceError"""
+    known = x.known if type(x) is Scalar else None
+    is_open = isinstance(known, torch.SymFloat) and isinstance(known.node, FloatNode)
+    return known if is_open else returned(x)
+
+
 def on_tensors(call: Any) -> Callable[..., Any] | None:
     """What stands for a call that takes Scalars; None if nothing does."""
     if call in _CHOSEN:

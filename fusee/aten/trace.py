@@ -42,7 +42,16 @@ from fusee.aten.canonicalize import (
     keep_core,
 )
 from fusee.aten.mutation import write_rule
-from fusee.aten.scalars import Scalar, holds_scalar, is_read, of_sizes, on_tensors, read, returned
+from fusee.aten.scalars import (
+    Scalar,
+    holds_scalar,
+    is_read,
+    of_sizes,
+    on_tensors,
+    passed,
+    read,
+    returned,
+)
 from fusee.aten.torch_api import (
     HigherOrderOperator,
     OpOverload,
@@ -163,7 +172,7 @@ def _run(
     elif holds_scalar((*args, *kwargs.values())):
         form = on_tensors(call)
         if form is None:
-            args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
+            args, kwargs = fx.node.map_aggregate((args, kwargs), passed)
         call = form or call
     try:
         args = t.brought(call, args)
@@ -727,9 +736,24 @@ def opaque_rule(op: OpOverload) -> Rule:
 def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if kwargs.get("output_size") is not None:  # of repeat_interleave: the program says it
         return t.record(op, args, kwargs)
+    if t.b.twins.env is not None and op is torch.ops.aten.nonzero.default:
+        return _nonzero(t, op, args, kwargs)
     if t.b.twins.env is not None and (op in UNBACKED or is_composite(op)):
         return (t.record if op in UNBACKED else t.composite)(op, args, kwargs)
     raise t.b.unsupported(f"what {op} returns depends on the values of tensors")
+
+
+def _nonzero(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Once for all that ask it of a tensor: nobody would know that its sizes are equal."""
+    x = t.node(args[0])
+    known = t.b.places_in.get(x)
+    if known is None:
+        found = t.record(op, args, kwargs)
+        t.b.places_in[x] = t.node(found)
+        return found
+    found = t.run_meta(torch.ops.aten.clone.default, (known.meta["val"],), {})
+    t.adopt(found, known, None, t.device_of(args))
+    return found
 
 
 def _refuse_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:

@@ -127,7 +127,7 @@ class Builder:
         self.known = 0 if twins.env is None else len(twins.env.data.required)  # by capture
         # of unbacked symbols, where they show: a result, and its axis
         self.shown: dict[Symbol, tuple[fx.Node, int | None]] = {}
-        self.places_in: dict[fx.Node, torch.Tensor] = {}  # by mask, what nonzero() gives for it
+        self.places_in: dict[fx.Node, fx.Node] = {}  # by tensor, what nonzero() gives for it
         # by what a mask takes of a tensor: the mask, the tensor
         self.taken: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self.from_start: set[int] = set()  # as AtenGraph's
@@ -578,11 +578,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         return out
 
     def places(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Where a mask is true, once for all that use it: an index for each of its axes."""
-        node = self.node(mask)
-        if node not in self.b.places_in:
-            self.b.places_in[node] = self.call(aten.nonzero.default, mask)
-        found = self.b.places_in[node]
+        """Where a mask is true: an index for each of its axes."""
+        found = self.call(aten.nonzero.default, mask)
         return tuple(self.call(aten.select.int, found, 1, k) for k in range(mask.dim()))
 
     def number(self, x: torch.Tensor) -> Any:

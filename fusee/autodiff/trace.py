@@ -575,7 +575,7 @@ class _Finish:
             try:
                 with active(self.tracer), self.tracer.functions:
                     found = gradients(ends, list(edges.values()), given) if ends else ()
-            except RuntimeError as error:
+            except (RuntimeError, IndexError, ValueError) as error:
                 raise failed(self.tracer, "backward", error) from error
             self._keep_gradients(dict(zip(edges, found)), given)
 

@@ -298,6 +298,8 @@ class Capturing(Semantics):
             method = getattr(cls, name, None)
             if type(method) is _FUNCTION and not is_reading(method):
                 raise GraphBreak(f"C code would call {method.__qualname__}")
+            if type(method) is _FUNCTION:
+                symbols.settle(x)
 
     def hashed(self, keys: Sequence[Any]) -> list[Any]:
         self.look(keys, COMPARED)

@@ -30,7 +30,7 @@ from fusee.capture.captured import Condition, Relation
 from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.guards import TensorFact
-from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, in_words, size_source
+from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, in_words, own_dict, size_source
 from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake import fake_of
@@ -144,7 +144,19 @@ def value(x: Any, *, is_fixed: bool = True) -> Any:
         made = kind.__new__(kind)  # for C code, which looks at its elements
         list.extend(made, map(value, list.__iter__(x)))
         return made
+    if isinstance(x, tuple) and hasattr(x, "_fields") and any(map(holds_open, x)):
+        return tuple.__new__(type(x), (value(item, is_fixed=is_fixed) for item in x))
     return x
+
+
+def settle(x: Any) -> None:
+    """Let an object hold values in place of open numbers: C code calls a method that reads them."""
+    bases = (vars(base).items() for base in type(x).__mro__)
+    names = {k: 0 for row in bases for k, v in row if type(v) is types.MemberDescriptorType}
+    for name in (*names, *(own_dict(x) if type(x).__dictoffset__ else ())):
+        with contextlib.suppress(AttributeError):  # a slot in which is nothing
+            if holds_open(held := object.__getattribute__(x, name)):
+                object.__setattr__(x, name, value(held))
 
 
 def whole_text(x: Any) -> Any:
@@ -213,6 +225,8 @@ def holds_open(x: Any) -> bool:
         return any(map(holds_open, x.values()))
     if issubclass(type(x), list):
         return any(map(holds_open, list.__iter__(x)))
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return any(map(holds_open, x))
     return is_open(x)
 
 
@@ -634,7 +648,9 @@ class Symbols:
         if node.function is float and not isinstance(node.operands[0], Node):
             return node.value
         operands = tuple(self._float(x, graph, symbol_node) for x in node.operands)
-        return graph.call_function(_FLOATS.get(node.function, node.function), operands)
+        made = graph.call_function(_FLOATS.get(node.function, node.function), operands)
+        made.meta["example_value"] = torch.SymFloat(node)  # type: ignore[no-untyped-call]
+        return made
 
     def size_node(self, a: Size | None, graph: fx.Graph, symbol_node: Any) -> Any:
         assert a is not None

@@ -634,6 +634,13 @@ def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> 
         let_be_equal((source.shape[_axis(axis, source.dim())],), index.shape)
 
 
+@RULES.rule("scatter.src scatter.reduce scatter_add scatter_reduce.two")
+def _elements_placed(x: Tensor, axis: int, index: Tensor, source: Any, *_: Any, **__: Any) -> None:
+    """As many places as elements where these have gradients, or eager's backward raises."""
+    if isinstance(source, Tensor) and source.requires_grad:
+        let_be_equal(index.shape, source.shape)
+
+
 @RULES.rule("put")
 def elements_put(x: Tensor, index: Tensor, source: Tensor, *_: Any, **__: Any) -> None:
     """As many elements as places, or eager raises. torch's own metas do not look."""

@@ -30,6 +30,7 @@ from fusee.sym import (
     Monomial,
     Size,
     Symbol,
+    calls_in,
     collect,
     hint,
     inner_first,
@@ -353,15 +354,25 @@ class Unbacked:
         guessed = None if self.is_asked else self.guessed(a, op, b)
         if not self.is_asked and self.are_marked(a, b):
             return guessed if op in ("==", "!=") else None
-        if guessed is None:
+        # once there is a graph, it had better run eagerly for few sizes than always
+        likely = self._likely(a - b) if guessed is None and self.refuse is refuse else 0
+        if is_chosen := likely != 0:
+            guessed = COMPARISONS[op](likely, 0)
+        elif guessed is None:
             self.refuse(self.env.relation(a, op, b))
-        if op not in ("==", "!=") or self._may_be_negative(a, b):  # it may be a check of bounds
+        # it may be a check of bounds
+        if is_chosen or op not in ("==", "!=") or self._may_be_negative(a, b):
             holds = op if guessed else opposite
             self.required.append(self.env.relation(a, holds, b))
             is_size = not self._may_be_negative(a, b)
             if (is_size or self._tells_minus_1(a, holds, b)) and (a, holds, b) not in self.as_sizes:
                 self.as_sizes.append((a, holds, b))
         return guessed
+
+    def _likely(self, a: Size) -> int:
+        """What `a` is where no division leaves a rest."""
+        many = math.prod({hint(call.b) for call in calls_in(a)}) * _GUESS
+        return hint(substitute(a, dict.fromkeys(self.of(a), many)))
 
     def _tells_minus_1(self, a: Size, op: str, b: Size) -> bool:
         """Whether `a op b` does not hold where one of its numbers is -1."""
@@ -377,8 +388,10 @@ class Unbacked:
             low, _ = self.env.limits(s.expr)
             likely[s] = Symbol(s.name, max(low or 0, 2), hint=s.hint).expr
         found: bool | None = self.env.known(substitute(a, likely), op, substitute(b, likely))
-        if found is None and isinstance(b, int) and 0 <= b <= 2 and self.env.known(a, ">=", 0):
-            found = self.env.known(Symbol("size", 2).expr, op, b)
+        # a quotient of sizes is one, and so is what one size has more than another
+        for x, by, y in ((a, op, b), (b, _TURNED[op], a), (a - b, op, 0), (b - a, _TURNED[op], 0)):
+            if found is None and isinstance(y, int) and 0 <= y <= 2 and self.env.known(x, ">=", 0):
+                found = self.env.known(Symbol("size", 2).expr, by, y)
         return found
 
     def _may_be_negative(self, *sizes: Size) -> bool:

@@ -656,10 +656,7 @@ class SizeNode(Node):
         return self
 
     def sym_sum(self, sizes: Sequence[SizeNode]) -> SizeNode:
-        total: Size = 0
-        for x in sizes:
-            total = total + x.size
-        return self._made(total)
+        return self._made(sum(x.size for x in sizes))
 
     def int_floordiv(self, other: SizeNode) -> SizeNode:
         """Python's floor."""
@@ -674,6 +671,8 @@ class SizeNode(Node):
         sign = self._sign(other)
         if not sign:
             return self.wrap_int(self.guarded() % other.guarded())
+        if self.env.data.made and self.env.known(self.size, "==", other.size):
+            return self.wrap_int(0)  # rows of what a mask takes are whole rows
         return self._made(sign * mod(self.size * sign, other.size * sign))
 
     def _sign(self, divisor: SizeNode) -> int:

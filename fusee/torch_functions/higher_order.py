@@ -35,7 +35,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, stands_for
 from fusee.capture.dynamic import Computed, Number
 from fusee.capture.effects import BODY, effects, written_by
-from fusee.capture.frame import is_scalar
+from fusee.capture.frame import EXACT, is_scalar
 from fusee.capture.graph_break import GraphBreak, storages
 from fusee.capture.torch_api import (
     FakeTensor,
@@ -409,8 +409,9 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
             out = _run_forward(m, cls, given, context)
             results = out if isinstance(out, tuple) else (out,)
             grads = [m.call(torch.ones_like, x) for x in results if isinstance(x, FakeTensor)]
-            if len(grads) != len(results):
+            if len(grads) != sum(type(x) not in EXACT for x in results):
                 raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
+            grads = [None if type(x) in EXACT else grads.pop(0) for x in results]
             try:
                 m.call(m.attribute(cls, "backward"), context, *grads)
             except Exception as error:  # noqa: BLE001  # whatever it raises in the backward pass

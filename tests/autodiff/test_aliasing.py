@@ -110,6 +110,12 @@ def views_alone(x: Tensor) -> tuple[Tensor, Tensor]:
     return y[0], y[1:]
 
 
+def views_of_zeros(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.zeros(6, 3)  # which autograd gives detached from what the kernel made
+    y[::2] = x
+    return y[1:], y.view(-1)[:4]
+
+
 def detached_view(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     y = x.exp()
     return y.detach(), y, y.detach()[0]
@@ -142,6 +148,7 @@ def integers(x: Tensor) -> tuple[Tensor, Tensor, int]:
         input_itself,
         views_of_one,
         views_alone,
+        views_of_zeros,
         detached_view,
         twice,
         detached_input,

@@ -222,7 +222,8 @@ def test_names_and_texts_of_numbers_that_vary_stay_in_the_graph() -> None:
         x = x * 2
         made = dict(zip([n, f"a{n}"], [getattr(Obj, f"w{n}"), 1]))
         told = re.sub(r"\d", lambda found: str(int(found[0]) + n), "a1")
-        return x + 1, made, told, os.path.join("a", f"{n}")
+        keys = {D(n): x, NT(n, 1): x + 1, D(n, "b"): 1}  # C code asks for their hashes
+        return keys[D(n)] + keys[NT(n, 1)], made, told, os.path.join("a", f"{n}"), {D(n), D(3)}
 
     traced = Traced(fn)
     for n in (2, 3):

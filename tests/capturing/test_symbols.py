@@ -1049,3 +1049,47 @@ def test_open_numbers_in_lists_of_floats(fn: Callable[[Tensor, int], Any]) -> No
         want = fn(x, n)
         torch.manual_seed(0)
         torch.testing.assert_close(compiled(x, n), want)
+
+
+class Annealed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+        ctx.by = by
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.neg() * ctx.by, None
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_open"),
+    [
+        (lambda x, by: Annealed.apply(x, by), True),
+        (lambda x, by: F.gumbel_softmax(x, tau=by), True),
+        (lambda x, by: F.leaky_relu(x, by), False),
+        (lambda x, by: F.softplus(x, by), False),
+        (lambda x, by: F.threshold(x, by, 0), False),
+        (lambda x, by: x.scatter(0, torch.tensor([0]), by), False),
+    ],
+    ids=["function", "gumbel", "slope", "beta", "threshold", "scatter"],
+)
+def test_floats_of_integers_as_parameters(fn: Any, is_open: bool) -> None:
+    """One version for all where torch only computes with the float, else one for each."""
+
+    def program(x: Tensor, step: int) -> Tensor:
+        return fn(x.sin(), 2 / (1 + math.exp(-step / 10)) - 0.5) * 2
+
+    compiled = fusee.compile(program)
+    for step in (3, 4, 6):
+        results = []
+        for run in (program, compiled):
+            x = torch.arange(4.0, requires_grad=True)
+            torch.manual_seed(step)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # it would tell of a graph that runs eagerly
+                y = run(x, step)
+            results.append((y, torch.autograd.grad(y.square().sum(), x)[0]))
+        torch.testing.assert_close(*results)
+    (piece,) = [one for one in live if one.call is compiled]
+    assert len(piece.entries) == (2 if is_open else 3)

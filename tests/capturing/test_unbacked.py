@@ -125,6 +125,13 @@ def places(x: Tensor) -> Any:
     return torch.nonzero(x > 0) * 2, i + j, torch.argwhere(x > 0).float().mean(0)
 
 
+def places_again(x: Tensor) -> Any:
+    mask = x > 0
+    first = mask.nonzero()
+    first += 1  # which the others do not see
+    return x[mask.nonzero()[:, 0], torch.where(mask)[1]] * 2, first, mask.nonzero()
+
+
 def sizes(x: Tensor) -> Any:
     i = torch.nonzero(x > 0)
     n = i.shape[0]
@@ -269,8 +276,8 @@ def of_users(x: Tensor) -> Any:
 
 PROGRAMS = [
     of_users, indexed,
-    places, sizes, chosen, assigned, groups, counted, numbers, slices, split, computed,
-    changed, checked,
+    places, places_again, sizes, chosen, assigned, groups, counted, numbers, slices, split,
+    computed, changed, checked,
 ]  # fmt: skip
 
 
@@ -524,7 +531,8 @@ OF_ROWS: list[Program] = [
     lambda x: x.unsqueeze(0).expand(3, -1, -1) * 2, lambda x: F.one_hot(x[:, 0].long().abs(), 5),
     lambda x: F.gelu(x).bfloat16(), lambda x: torch.searchsorted(W[0], x), lambda x: x.histc(4),
     lambda x: F.glu(x), lambda x: F.pixel_shuffle(x[:, :, None, None], 2),
-    lambda x: x.T.matmul(x).inverse(),
+    lambda x: x.T.matmul(x).inverse(), lambda x: (y := x.view(2, -1)) * y.mean(1, keepdim=True),
+    lambda x: torch.cat([x.view(-1, 2), x.view(2, -1).T]).mean(0),
 ]  # fmt: skip
 
 
@@ -550,6 +558,56 @@ def test_none_may_be_taken(program: Program, is_training: bool) -> None:
                 found.append((*(y.detach() for y in outs), leaf.grad))
             except Exception as error:  # noqa: BLE001  # the exception is what is compared
                 found.append((type(error).__name__, str(error).partition("\n")[0]))
+        same(*found)
+
+
+def told_apart(x: Tensor, same: Tensor) -> Tensor:
+    """A contrastive loss: in rows, as many of each kind as there are."""
+    others = x[~same].view(len(x), -1)
+    logits = torch.cat([x[same].view(len(x), -1), others], 1) / 0.5
+    weight = others.exp() / others.exp().mean(-1, keepdim=True)
+    return F.cross_entropy(logits, same.new_zeros(len(x)).long()) + (weight * others).sum()
+
+
+@pytest.mark.filterwarnings("error")  # it would tell of a graph that runs eagerly
+def test_rows_of_what_masks_take() -> None:
+    compiled = fusee.compile(told_apart, fullgraph=True)
+    for n in (4, 5, 6):
+        eye, found = torch.eye(n, dtype=torch.bool), []
+        for run in (told_apart, compiled):
+            x = torch.arange(n * n).view(n, n).sin().requires_grad_()
+            loss = run(x, eye | eye.roll(1, 0))
+            found.append((loss.detach(), *torch.autograd.grad(loss, x)))
+        same(*found)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda out, at, x: out.scatter_reduce(0, at, x, "mean", include_self=False),
+        lambda out, at, x: out.scatter_add(0, at, x.exp()),
+        lambda out, at, x: out.scatter_add_(0, at, x.exp()),
+        lambda out, at, x: out.scatter(0, at, x),
+    ],
+)
+def test_gradients_of_what_is_put_at_places_that_data_counts(put: Any) -> None:
+    """Neighbours of a graph's nodes, of which each has as many as the data says."""
+
+    def fn(x: Tensor, counts: Tensor) -> Tensor:
+        at = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        return put(torch.zeros(len(counts), 3), at[:, None].expand(-1, 3), x).square().sum()
+
+    compiled = fusee.compile(fn, fullgraph=True)
+    for counts in ([2, 1, 2], [0, 5, 0], [5, 0, 1], [1, 1]):
+        found: list[Any] = []
+        for run in (fn, compiled):
+            x = torch.arange(3.0 * max(sum(counts), 5)).view(-1, 3).sin().requires_grad_()
+            try:
+                loss = run(x, torch.tensor(counts))
+                found.append((loss.detach(), *torch.autograd.grad(loss, x)))
+            except RuntimeError as error:  # fewer places than elements have no gradients
+                found.append(str(error).partition(" - ")[0])
         same(*found)
 
 

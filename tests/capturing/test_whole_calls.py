@@ -130,6 +130,36 @@ class Saving(torch.autograd.Function):
         return grad
 
 
+class Several(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: T, x: T, w: T, with_second: bool) -> T:
+        ctx.save_for_backward(x, w if with_second else None)
+        return x * w, None, w * 2 if with_second else None, x.shape[0], "mean"
+
+    @staticmethod
+    def backward(ctx: T, grad: T, none: T, second: T, *others: T) -> T:
+        x, w = ctx.saved_tensors
+        assert none is others[0] is others[1] is None
+        more = 0 if w is None else second * 2
+        return grad * 3, grad * x + more, None
+
+
+@pytest.mark.parametrize("with_second", [False, True])
+def test_an_autograd_function_gives_constants_beside_tensors(with_second: bool) -> None:
+    def fn(x: T, w: T) -> T:
+        first, none, second, *others = Several.apply(x.sin(), w, with_second)
+        return first + (0 if second is None else second), none, *others
+
+    traced, grads = Traced(fn), []
+    for run in (fn, traced):
+        x, w = X.clone().requires_grad_(), X.mul(2).requires_grad_()
+        found, *others = run(x, w)
+        assert others == [None, len(X), "mean"]
+        grads.append((found, *torch.autograd.grad(found.sum(), (x, w))))
+    torch.testing.assert_close(*grads)
+    assert not traced.stops
+
+
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 def test_an_input_that_an_autograd_function_gives_back(grad: bool) -> None:
     def fn(x: T, is_written: bool) -> T:
