@@ -415,8 +415,9 @@ def _max_pool_backward(
 ) -> Tensor:
     """Each element is the sum over the windows that it is in, and is the maximum of."""
     meta, lowering, rank = call.meta, call.lowering, _rank(call)
-    for tensor in (grad, places):
-        lowering.realise(tensor)  # each element is read by several elements of the image
+    for tensor in (grad, places):  # each element is read by several elements of the image
+        if lowering.is_heavy(tensor):
+            lowering.realise(tensor)
     first, shape = len(meta.shape) - rank, grad.shape
     rows = [_each(n, rank) for n in (kernel, stride or kernel, dilation)]
     counts, compute = [*map(_beside, *rows)], opmath(meta.dtype)
