@@ -239,9 +239,7 @@ def _is(a: Any, b: Any) -> bool:
 
 def like(x: Tensor, dtype: torch.dtype) -> Spec:
     """torch.empty_like, which takes 100 us on meta tensors and imports sympy at its first call."""
-    if is_contiguous(x):
-        return rows(x.shape, dtype)
-    if is_dense(x):
+    if is_contiguous(x) or is_dense(x):
         return Spec(x.shape, x.stride(), dtype)
     # The axes from the innermost out, as far as that is certain
     # source   at::infer_dense_strides, aten/src/ATen/ExpandUtils.cpp
@@ -259,6 +257,19 @@ def like(x: Tensor, dtype: torch.dtype) -> Spec:
             elif stride[a] < stride[b]:
                 break
     return Spec(size, strides(size, order[::-1]), dtype)
+
+
+def like_one(x: Tensor, dtype: torch.dtype) -> Spec:
+    """What TensorIterator makes of operands that lie in one way, all as `x`.
+
+    source   TensorIteratorBase::compute_fast_setup_type, aten/src/ATen/TensorIterator.cpp
+    """
+    if is_contiguous(x):
+        return rows(x.shape, dtype)
+    if x.dim() == 4 and known((*x.shape, *x.stride())):
+        if x.is_contiguous(memory_format=torch.channels_last):
+            return laid_out(x.shape, dtype, torch.channels_last)
+    return like(x, dtype)
 
 
 def expanded(size: Sizes, stride: Sizes, to: Sizes) -> list[Any]:

@@ -32,6 +32,7 @@ from fusee.fake.layouts import (
     laid_out,
     let_be_equal,
     like,
+    like_one,
     rows,
     same_ints,
     strides,
@@ -92,15 +93,20 @@ def _lies(x: Tensor) -> tuple[Sizes, Sizes]:
     return x.shape, x.stride()
 
 
-def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
-    """One element for each of the operands'; None if their strides leave it to TensorIterator."""
-    if operands and all(
-        same_ints(x.shape, operands[0].shape) and same_ints(x.stride(), operands[0].stride())
-        for x in operands[1:]
-    ):
-        return like(operands[0], dtype)
-    if all(map(is_contiguous, operands)):
+def _combined(operands: Sequence[Tensor], dtype: torch.dtype, *, alone: bool) -> Spec | None:
+    """One element for each of the operands'; None if their strides leave it to TensorIterator.
+
+    alone   no number is an operand, which TensorIterator takes for a tensor of another size
+    """
+    shape = operands[0].shape if operands else ()
+    if all(map(is_row_major, operands)):
         return rows(broadcast(*(x.shape for x in operands)), dtype)
+    if alone and all(same_ints(x.shape, shape) for x in operands):
+        if all(map(is_contiguous, operands)):
+            return rows(shape, dtype)
+        stride = operands[0].stride()
+        if all(same_ints(x.stride(), stride) for x in operands):
+            return like_one(operands[0], dtype)
     if all(known((*x.shape, *x.stride())) for x in operands):
         return None
     return iterated(map(_lies, operands), dtype)
@@ -125,7 +131,18 @@ def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
         dtype = _DTYPES[key]
     if op in _IN_ROWS:
         return rows(broadcast(*(x.shape for x in operands)), dtype)
-    return _combined(operands, dtype) or iterated(map(_lies, operands), dtype)
+    found = _combined(operands, dtype, alone=_are_tensors(_others(op), args))
+    return found or iterated(map(_lies, operands), dtype)
+
+
+@functools.cache
+def _others(op: Op) -> tuple[int, ...]:
+    """Places of the arguments that TensorIterator takes for tensors where they are numbers."""
+    return tuple(k for k, a in enumerate(op._schema.arguments) if a.name in ("self", "other"))
+
+
+def _are_tensors(places: Sequence[int], args: Args) -> bool:
+    return all(isinstance(args[k], Tensor) for k in places if k < len(args))
 
 
 _DTYPES: dict[Any, torch.dtype] = {}  # by operator and sorts of operands
@@ -153,7 +170,7 @@ _IN_ROWS = overloads("pow.Scalar mvlgamma")  # however their operand lies
 _TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
 
 
-def _pointwise(row: Row, *args: Any, **_: Any) -> Found:
+def _pointwise(row: Row, others: Sequence[int], *args: Any, **_: Any) -> Found:
     # A number may stand for either operand of a binary operator.
     several = len(row.operands)
     operands = [x for x in args[:several] if isinstance(x, Tensor)]
@@ -161,7 +178,8 @@ def _pointwise(row: Row, *args: Any, **_: Any) -> Found:
     floats = dtype.is_floating_point
     if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
         return None
-    return _combined(operands, torch.bool if row.to_bool else dtype)
+    dtype = torch.bool if row.to_bool else dtype
+    return _combined(operands, dtype, alone=_are_tensors(others, args))
 
 
 def _closed(x: Any) -> Any:
@@ -176,12 +194,13 @@ def _gradient(place: int, *args: Any, **_: Any) -> Found:
     """Of the backward of a pointwise operator: laid out as this operand."""
     grad, x = args[:2]
     plain = x.dtype in (grad.dtype, torch.bool) and equal(grad.shape, x.shape)
-    return like(args[place], grad.dtype) if plain and is_dense(args[place]) else None
+    return like_one(args[place], grad.dtype) if plain and is_dense(args[place]) else None
 
 
 for _row in ROWS:
     if _row.shape in ("floats", "integers", "all"):
-        RULES.rule(*_row.overloads)(functools.partial(_pointwise, _row))
+        for _op in _row.overloads:
+            RULES.rule(_op)(functools.partial(_pointwise, _row, _others(_op)))
     elif _row.shape != "torch":
         place = ("first", "second").index(_row.shape)
         RULES.rule(*_row.overloads)(functools.partial(_gradient, place))
@@ -189,7 +208,7 @@ for _row in ROWS:
 
 @RULES.rule("where.self")
 def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
-    return _combined([condition, a, b], a.dtype) if a.dtype == b.dtype else None
+    return _combined([condition, a, b], a.dtype, alone=True) if a.dtype == b.dtype else None
 
 
 @RULES.rule("cat")

@@ -513,6 +513,44 @@ def test_strides_of_lines_of_open_sizes(fn: Program, grad: bool) -> None:
         assert got.equal(want) and got.stride() == want.stride()
 
 
+ODD_AXES: dict[str, Callable[[], Tensor]] = {
+    "one channel": lambda: torch.randn(2, 1, 4, 5).to(memory_format=torch.channels_last),
+    "one pixel": lambda: torch.randn(2, 3, 1, 1).to(memory_format=torch.channels_last),
+    "one image": lambda: torch.randn(1, 3, 4, 5).to(memory_format=torch.channels_last),
+    "an axis put in": lambda: torch.randn(8, 4).unsqueeze(1),
+    "anywhere": lambda: torch.randn(8, 4).as_strided((8, 1, 4), (4, 77, 1)),
+    "turned": lambda: torch.randn(4, 8).t().unsqueeze(1),
+}
+
+
+@pytest.mark.parametrize("name", ODD_AXES)
+def test_strides_along_axes_of_one_element(name: str) -> None:
+    """They tell how the next convolution lies, whose channels are several."""
+    x, weight = ODD_AXES[name](), torch.randn(2, 1, 1, 1)
+
+    def fn(x: Tensor) -> list[Tensor]:
+        found = [x * 2, x + x, 1 - x, x > 0, x**2, x.relu(), x.clone(), x.double(), x / x]
+        found += [
+            torch.where(x > 0, x, 0.0),
+            torch.zeros_like(x),
+            x.clamp(0, 1),
+            x + x.new_ones(()),
+        ]
+        found += [torch.lerp(x, x * 2, 0.5), F.gelu(x), x.sort(-1).values, x.sigmoid() * x]
+        if x.dim() == 4:
+            wide = weight.expand(2, x.shape[1], 1, 1)
+            found += [F.conv2d(x * 0.5, wide), F.avg_pool2d(x * 2, 1), F.max_pool2d(x, 1)]
+        return found
+
+    want = fn(x)
+    for options in ({"prices": False}, {}):
+        for got, there in zip(fusee.compile(fn, options=options)(x), want, strict=True):
+            assert got.stride() == there.stride()
+    given = x.clone().requires_grad_()
+    for got, there in zip(fusee.compile(fn, options={"prices": False})(given), want, strict=True):
+        assert got.stride() == there.stride()
+
+
 def test_strides_of_what_is_chosen_by_index() -> None:
     """As eager's, axes of one element included: a program may ask `is_contiguous()`."""
     all_, two, one = slice(None), torch.tensor([0, 0]), torch.tensor([0])

@@ -271,6 +271,8 @@ class Outputs:
             self.owners[buffer] = owner
         if buffer.role == "scratch":
             buffer.role = "result"
+            if buffer.shape == tensor.shape:  # along axes of one element they may differ
+                buffer.strides = strides
         self.plain(View(buffer, tensor.shape, strides, storage.offset))
 
     def _copied(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
