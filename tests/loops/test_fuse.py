@@ -134,6 +134,17 @@ def test_what_is_only_read_backwards_is_read_forwards() -> None:
     assert "- 1*" in both.show()
 
 
+def test_what_stores_along_other_axes_than_it_reads_goes_through_squares_of_its_own() -> None:
+    x, w = torch.randn(4, 20, 12, 11).to(memory_format=torch.channels_last), torch.randn(20)
+
+    def normed(x: Tensor, w: Tensor) -> Any:
+        rows = aten.clone(x, memory_format=torch.contiguous_format).view(1, 80, 12, 11)
+        return aten._native_batch_norm_legit(rows, None, None, True, 0.1, 1e-5)[0]
+
+    (sums, stored) = (kernel.show() for kernel in kernels_of(normed, x, w))
+    assert "sum=" in sums and "sum=" not in stored
+
+
 @pytest.mark.parametrize("shape", [(4, 12, 9, 11), (4, 12, 50), (2, 12, 3, 4, 5)])
 def test_group_norm_and_its_gradient_pass_each_pixel_of_a_group_once(shape: Any) -> None:
     x, w = torch.randn(shape), torch.rand(12)
