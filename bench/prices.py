@@ -75,7 +75,7 @@ FAMILIES = (
         f"{_OPS}.slice_backward(x, (2 * x.shape[0], x.shape[1]), 0, 0, x.shape[0], 1)",
         f"{_OPS}.select_backward(x, (3, *x.shape), 0, 1)", "x.masked_fill(x > 0, 0.0)",
         "x.zero_()", "torch.zeros_like(x)", "x.new_zeros(x.shape)", "torch.rot90(x)",
-        "x.clamp_(-1, 1)",
+        "x.clamp_(-1, 1)", "F.interpolate(x[None], scale_factor=2, mode='linear')",
     ), _DTYPES),
     Family("repeated", ("1000x1003", "300000x3", "4000x64"), (
         "x.repeat_interleave(3, 0)", "x.repeat_interleave(3, 1)", "x + x[:1].expand_as(x)",
@@ -144,6 +144,8 @@ FAMILIES = (
         "F.interpolate(x, scale_factor=2)", "F.interpolate(x, scale_factor=2, mode='bilinear')",
         "F.interpolate(x, scale_factor=2, mode='nearest-exact')",
         "F.interpolate(x, size=(31, 45), mode='nearest-exact')",
+        "F.interpolate(x, scale_factor=2, mode='bicubic')",
+        "F.interpolate(x, size=(20, 20), mode='bicubic')",
         f"{_OPS}._upsample_nearest_exact2d_backward(x, x.shape[2:], "
         "(*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2))",
         f"{_OPS}.upsample_nearest2d_backward(x, x.shape[2:], "
@@ -160,7 +162,9 @@ FAMILIES = (
         " if x.shape[1] > 3 else F.pixel_unshuffle(x, 2)", "F.softmax(x, 1)",
         "x.permute(0, 2, 3, 1).contiguous()", "x.contiguous()", "torch.cat((x, x), 1)",
         "x.to(memory_format=torch.channels_last)", "F.group_norm(x, 1)", "F.relu(x)",
-        "F.unfold(x, 3)", "x + 1", "x.cumsum(1)", "x.mean(1)", "x.amax(1)", "x.amax((2, 3))",
+        "F.unfold(x, 3)", "F.unfold(x, 3, padding=1)", "F.unfold(x, 2, stride=2)",
+        f"{_OPS}.col2im(x[:, :x.shape[1] // 3 * 3].flatten(2), x.shape[2:], (1, 3), (1, 1), "
+        "(0, 1), (1, 1))", "x + 1", "x.cumsum(1)", "x.mean(1)", "x.amax(1)", "x.amax((2, 3))",
         f"{_OPS}.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)",
     ), _DTYPES),
     Family("heads", ("8x128x12x64", "32x64x10x20", "2x1024x3x64", "2x1024x12x4", "100x100x3x8"), (

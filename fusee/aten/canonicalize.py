@@ -583,10 +583,18 @@ def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.composite(op, args, kwargs) if t.autocast else t.record(op, args, kwargs)
 
 
+# torch's own composition of these asks for vectors too while a dispatch mode is on, by another
+# algorithm
+
+
 @CANONICAL.rule("linalg_svdvals")
 def _svdvals(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    # torch's own composition asks for vectors too while a dispatch mode is on, by another algorithm
     return t.call(aten._linalg_svd.default, args[0], False, False, **kwargs)[1]
+
+
+@CANONICAL.rule("linalg_eigvalsh")
+def _eigvalsh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.call(aten._linalg_eigh.default, *bound(op, args, kwargs), False)[0]
 
 
 # ---------------------------------------------------------------------------- foreach

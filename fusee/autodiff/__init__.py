@@ -260,14 +260,24 @@ def open_norm(graph: fx.Graph, node: fx.Node) -> None:
         return
     write = _After(graph, node, node.meta, "norm")
     like = out.meta["val"] if val.dtype is exact else out.meta["val"].to(exact)
-    ones = [1] * (val.dim() - 2)
+    ones, channels = [1] * (val.dim() - 2), [val.shape[1]]
+    is_known = is_row_major(val) and all(type(n) is int for n in val.shape)
+    if is_group and is_known and torch.device(node.meta["device"] or "cpu").type == "cpu":
+        # in groups, so that what stores a group may follow its statistics while it is near; what
+        # threads share, fusion cuts in groups anyway
+        groups = statistics[0].shape[1]
+        channels = [groups, val.shape[1] // groups]
+        x = write(aten.view.default, x, [val.shape[0], *channels, *val.shape[2:]])
+        like = like.view(x.meta["val"].shape)
     rows = []
     for k in (1, 2):
         row = write(operator.getitem, node, k, val=node.meta["val"][k])
         if k in parts:  # which may come too late
             parts[k].replace_all_uses_with(row)
             graph.erase_node(parts[k])
-        if is_group:
+        if len(channels) == 2:
+            rows.append(write(aten.view.default, row, [*row.meta["val"].shape, 1, *ones]))
+        elif is_group:
             # Statistics of groups, (batch, groups), for each channel of the groups
             batch, groups = row.meta["val"].shape
             row = write(aten.unsqueeze.default, row, 2)
@@ -283,8 +293,10 @@ def open_norm(graph: fx.Graph, node: fx.Node) -> None:
     for operand, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
         if operand is not None:
             operand = write.cast(operand, exact)
-            y = write(op, y, write(aten.view.default, operand, [1, val.shape[1], *ones]), val=like)
-    out.replace_all_uses_with(write.cast(y, val.dtype))
+            y = write(op, y, write(aten.view.default, operand, [1, *channels, *ones]), val=like)
+    y = write.cast(y, val.dtype)
+    y = y if len(channels) == 1 else write(aten.view.default, y, [*val.shape])
+    out.replace_all_uses_with(y)
     graph.erase_node(out)
 
 

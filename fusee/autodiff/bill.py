@@ -200,7 +200,17 @@ def _has_number(node: fx.Node) -> bool:
 
 
 def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
-    return [x for x in aten.graph.nodes if x.target in loops and not is_view(x.target)]
+    return [
+        node
+        for node in aten.graph.nodes
+        if node.target in loops and not is_view(node.target) and not _is_complex(node)
+    ]
+
+
+def _is_complex(node: fx.Node) -> bool:
+    """Whether it is ATen's call whatever its operator: it has complex operands or results."""
+    rows = (tensors_of(x.meta["val"]) for x in (node, *node.all_input_nodes))
+    return any(x.is_complex() for row in rows for x in row)
 
 
 def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:

@@ -105,7 +105,7 @@ _FUSED = frozenset(
 )
 _MOVING = frozenset(
     "_unsafe_index as_strided_scatter cat constant_pad_nd diagonal_scatter embedding flip gather"
-    " index index_select reflection_pad1d reflection_pad2d reflection_pad3d repeat"
+    " im2col index index_select reflection_pad1d reflection_pad2d reflection_pad3d repeat"
     " replication_pad1d replication_pad2d replication_pad3d roll select_scatter slice_scatter stack"
     " upsample_nearest1d upsample_nearest2d upsample_nearest3d".split()
 )

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -40,12 +41,12 @@ import torch
 
 from fusee.codegen.llvm import KernelCode
 from fusee.loops import Buffer, Extern, Kernel, View
-from fusee.loops.lower.tensor import same_strides
+from fusee.loops.lower.tensor import Shape, dense, same_strides, stride_order
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import checks, first_write, reads, views, writes
 from fusee.runtime.launch import FrameSpec, LaunchSpec, Number, StepResult, ViewSpec, empty_strided
 from fusee.source import define
-from fusee.sym import Expr, Size, Steps
+from fusee.sym import Expr, Size, Steps, product
 
 # Roles of buffers that are there before a call, and stay for the next.
 _KEPT = ("derived", "constant")
@@ -105,6 +106,14 @@ def emit_host(plan: Plan, launches: Sequence[Launch], arguments: HostArguments) 
     return _Writer(plan, launches, arguments).write()
 
 
+def _fills(view: View) -> bool:
+    """Whether a view has all elements of its buffer, and neither has holes."""
+    return product(view.shape) == product(view.buffer.shape) and all(
+        same_strides(shape, strides, dense(shape, stride_order(shape, strides)))
+        for shape, strides in ((view.shape, view.strides), (view.buffer.shape, view.buffer.strides))
+    )
+
+
 class _Writer:
     def __init__(self, plan: Plan, launches: Sequence[Launch], arguments: HostArguments) -> None:
         self.plan, self.arguments = plan, arguments
@@ -129,6 +138,7 @@ class _Writer:
         for view in views(self.schedule.graph.outputs):
             uses[view.buffer] = len(self.schedule.items)
         self.last_use = uses
+        self.forms = self._forms()
         roles = ("extern", "large", *(("input",) if arguments.saved is not None else ()))
         self.released_roles = frozenset(roles)
         # heaps of what is alive: (last use, in order of names, buffer), and last uses of large ones
@@ -204,6 +214,20 @@ class _Writer:
         start = f"def call({'*' * given.spread}inputs):"
         return [start, *(f"    {line}" for line in lines)]
 
+    def _forms(self) -> dict[Buffer, tuple[Shape, Shape]]:
+        """The sizes and strides of results that are returned in one other form than kernels have:
+        they are made in that one, of which no view is taken then."""
+        given = [output for output in self.graph.outputs if isinstance(output, View)]
+        named = Counter(view.buffer for view in given)
+        for item in self.schedule.items:
+            named.update(() if isinstance(item, Kernel) else (*reads(item), *writes(item)))
+        return {
+            view.buffer: (view.shape, view.strides)
+            for view in given
+            if view.buffer.role == "result" and named[view.buffer] == 1
+            if view.offset == view.buffer.offset and _fills(view)
+        }
+
     def _name(self, buffer: Buffer, name: str) -> None:
         """From here on the buffer is a tensor of that name, until its last use."""
         last = self.last_use.get(buffer, -1)
@@ -257,10 +281,11 @@ class _Writer:
     def _view(self, view: View) -> str:
         """A tensor for a View: the whole tensor, a view made ahead, or one made now."""
         buffer = view.buffer
+        form, steps = self.forms.get(buffer, (buffer.shape, buffer.strides))
         whole = (
-            view.shape == buffer.shape
+            view.shape == form
             and view.offset == buffer.offset
-            and same_strides(view.shape, view.strides, buffer.strides)
+            and same_strides(view.shape, view.strides, steps)
         )
         if buffer.role == "scratch":
             place = self._place(view)
@@ -292,8 +317,8 @@ class _Writer:
         name = f"{'e' if buffer.role == 'extern' else 'r'}{len(self.variables)}"
         self._name(buffer, name)
         if buffer.role in ("result", "large"):
-            shape, strides = self._constant(buffer.shape), self._constant(buffer.strides)
-            dtype = self._constant(buffer.dtype)
+            form = self.forms.get(buffer, (buffer.shape, buffer.strides))
+            shape, strides, dtype = map(self._constant, (*form, buffer.dtype))
             self.lines.append(f"{name} = empty_strided({shape}, {strides}, {dtype})")
 
     def _end_of_run(self, position: int) -> int:

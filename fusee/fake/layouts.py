@@ -312,6 +312,29 @@ def iterated(operands: Iterable[tuple[Sizes, Sizes]], dtype: torch.dtype) -> Spe
     return Spec(shape, strides(shape, inner_first[::-1]), dtype)
 
 
+def lies(x: Tensor) -> tuple[Sizes, Sizes]:
+    return x.shape, x.stride()
+
+
+def combined(operands: Sequence[Tensor], dtype: torch.dtype, *, alone: bool) -> Spec | None:
+    """One element for each of the operands'; None if their strides leave it to TensorIterator.
+
+    alone   no number is an operand, which TensorIterator takes for a tensor of another size
+    """
+    shape = operands[0].shape if operands else ()
+    if all(map(is_row_major, operands)):
+        return rows(broadcast(*(x.shape for x in operands)), dtype)
+    if alone and all(same_ints(x.shape, shape) for x in operands):
+        if all(map(is_contiguous, operands)):
+            return rows(shape, dtype)
+        stride = operands[0].stride()
+        if all(same_ints(x.stride(), stride) for x in operands):
+            return like_one(operands[0], dtype)
+    if all(known((*x.shape, *x.stride())) for x in operands):
+        return None
+    return iterated(map(lies, operands), dtype)
+
+
 def is_written(a: Any, b: Any) -> bool:
     return same_ints((a,), (b,))
 

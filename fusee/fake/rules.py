@@ -21,6 +21,7 @@ from fusee.fake.layouts import (
     Spec,
     Unsure,
     broadcast,
+    combined,
     equal,
     indexed,
     is_contiguous,
@@ -31,6 +32,7 @@ from fusee.fake.layouts import (
     known,
     laid_out,
     let_be_equal,
+    lies,
     like,
     like_one,
     rows,
@@ -89,29 +91,6 @@ def normalised(x: Tensor) -> Spec:
 # ---------------------------------------------------------------------------- pointwise
 
 
-def _lies(x: Tensor) -> tuple[Sizes, Sizes]:
-    return x.shape, x.stride()
-
-
-def _combined(operands: Sequence[Tensor], dtype: torch.dtype, *, alone: bool) -> Spec | None:
-    """One element for each of the operands'; None if their strides leave it to TensorIterator.
-
-    alone   no number is an operand, which TensorIterator takes for a tensor of another size
-    """
-    shape = operands[0].shape if operands else ()
-    if all(map(is_row_major, operands)):
-        return rows(broadcast(*(x.shape for x in operands)), dtype)
-    if alone and all(same_ints(x.shape, shape) for x in operands):
-        if all(map(is_contiguous, operands)):
-            return rows(shape, dtype)
-        stride = operands[0].stride()
-        if all(same_ints(x.stride(), stride) for x in operands):
-            return like_one(operands[0], dtype)
-    if all(known((*x.shape, *x.stride())) for x in operands):
-        return None
-    return iterated(map(_lies, operands), dtype)
-
-
 def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
     """Of an operator that goes element by element, the first operand's order before the others'."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -131,8 +110,8 @@ def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
         dtype = _DTYPES[key]
     if op in _IN_ROWS:
         return rows(broadcast(*(x.shape for x in operands)), dtype)
-    found = _combined(operands, dtype, alone=_are_tensors(_others(op), args))
-    return found or iterated(map(_lies, operands), dtype)
+    found = combined(operands, dtype, alone=_are_tensors(_others(op), args))
+    return found or iterated(map(lies, operands), dtype)
 
 
 @functools.cache
@@ -179,7 +158,7 @@ def _pointwise(row: Row, others: Sequence[int], *args: Any, **_: Any) -> Found:
     if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
         return None
     dtype = torch.bool if row.to_bool else dtype
-    return _combined(operands, dtype, alone=_are_tensors(others, args))
+    return combined(operands, dtype, alone=_are_tensors(others, args))
 
 
 def _closed(x: Any) -> Any:
@@ -208,7 +187,7 @@ for _row in ROWS:
 
 @RULES.rule("where.self")
 def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
-    return _combined([condition, a, b], a.dtype, alone=True) if a.dtype == b.dtype else None
+    return combined([condition, a, b], a.dtype, alone=True) if a.dtype == b.dtype else None
 
 
 @RULES.rule("cat")

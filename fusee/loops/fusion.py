@@ -37,7 +37,7 @@ from fusee.loops import (
     joined,
     walk,
 )
-from fusee.loops.memory import are_apart, gathered, is_update, reads_only_at
+from fusee.loops.memory import are_apart, gathered, is_update, reads_only_at, turns
 from fusee.loops.schedule import (
     AGAIN,
     are_few,
@@ -601,6 +601,8 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
         or _goes_along(group, member.loop.index, inner)
     ):
         return "its further axes are not the innermost of what it stores"
+    if inner and outer and not group.profile.shares and turns(loop):
+        return "it stores along other axes than it reads, which squares of its own do better"
     if _wastes_lanes(group, member, outer, inner):
         return "one element at a time would be computed of what takes long, for few others"
     placement = Placement(group, member, outer, inner, saved)

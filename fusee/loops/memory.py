@@ -29,7 +29,7 @@ from fusee.loops import (
     payloads,
     walk,
 )
-from fusee.loops.schedule import first_write, reads, views, writes
+from fusee.loops.schedule import first_write, points_of, reads, split_loop, views, writes
 from fusee.sym import Size, Symbol, coefficient, divides, hint, maximum
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -351,6 +351,34 @@ def is_update(loop: Loop) -> bool:
 def reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
     loads = [v for v in walk([value]) if v.op == "load" and v.attr[0] is buffer]
     return all(v.attr[1] == index for v in loads)
+
+
+# An axis along which elements lie fills a side of a square from here on.
+_SQUARE = 8
+
+
+def turns(loop: Loop) -> bool:
+    """Whether a loop without a reduction stores along one axis what lies along another.
+
+    As a phase of a kernel it would store one element at a time; alone it goes through squares.
+    """
+    if loop.acc is not None:
+        return False
+    loop = split_loop(loop)
+    long = [axis for axis in loop.axes if points_of([axis]) >= _SQUARE]
+    loads = [value.attr[1] for value in walk(loop.operands) if value.op == "load"]
+
+    def step(index: Size, axis: Symbol) -> Size:
+        parts = coefficient(index, axis)
+        return 0 if parts is None else parts[0]
+
+    return any(
+        step(index, other) == 1 and step(index, axis) not in (0, 1)
+        for axis in long
+        if step(loop.index, axis) == 1
+        for index in loads
+        for other in long
+    )
 
 
 def are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:

@@ -1,6 +1,7 @@
 """Loop order of one kernel: axes split, lanes chosen, axes sorted and merged.
 
     split   an axis that indices use only as i//c and i%c becomes two axes, and the division is gone
+    turn    an axis along which memory is only gone through backwards runs from its end
     lanes   vectors run along the axis where most accesses are contiguous
     sort    outer axes by the stride of what is stored, widest first, the lanes axis last
     merge   neighbours i, j with stride(i) == stride(j)*size(j) in every access become one axis
@@ -80,6 +81,12 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
         phases = [accesses(phase.body) for phase in kernel.phases]
     if kernel.ordered:
         return kernel
+    backwards = ((axis, axis.hi) for axis in _backwards(kernel, phases))
+    back = {axis: size - 1 - axis.expr for axis, size in backwards if size is not None}
+    if back:
+        for phase in kernel.phases:
+            phase.body = rewrite_body(phase.body, back)
+        phases = [accesses(phase.body) for phase in kernel.phases]
     kernel.lanes = _choose_lanes(kernel, phases, profile.wide)
     every = phases[0] if len(phases) == 1 else accesses([*kernel.statements()])
     kernel.outer = _by_stride(kernel.outer, every, kernel.lanes)
@@ -91,6 +98,15 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
                 last = max(scores, key=scores.__getitem__)
             phase.inner = _by_stride(phase.inner, own_accesses, last)
     return _merge(kernel, phases, every)
+
+
+def _backwards(kernel: Kernel, phases: Sequence[Accesses]) -> Iterator[Symbol]:
+    """Each outer axis along which all that lies beside one another is gone through backwards."""
+    indices = {index for found in phases for index, is_memory in found if is_memory}
+    for axis in kernel.outer:
+        steps = {parts[0] for index in indices if (parts := coefficient(index, axis)) is not None}
+        if -1 in steps and 1 not in steps:
+            yield axis
 
 
 # ------------------------------------------------------------------------------ access

@@ -69,6 +69,14 @@ WHOLE: list[tuple[Fn, list[torch.Tensor], list[str]]] = [
 ]
 
 
+@pytest.mark.parametrize("name", ["eigvalsh", "svdvals"])
+def test_values_alone_are_asked_for_by_the_algorithm_for_them(name: str) -> None:
+    x = torch.randn(4, 4)
+    graph = same(getattr(torch.linalg, name), x + x.t()).graph
+    (call,) = [node for node in graph.nodes if "linalg" in str(node.target)]
+    assert call.args[-1] is False
+
+
 @pytest.mark.parametrize("fn, inputs, expected", WHOLE, ids=[row[2][0] for row in WHOLE])
 def test_operators_stay_whole(fn: Fn, inputs: list[torch.Tensor], expected: list[str]) -> None:
     found = operators(same(fn, *inputs))

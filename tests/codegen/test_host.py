@@ -88,6 +88,23 @@ def test_a_call_that_fails_gives_its_frame_back(monkeypatch: pytest.MonkeyPatch)
     assert len(made) == 1
 
 
+def test_results_are_made_in_the_form_that_is_returned() -> None:
+    """Kernels keep reduced axes; no view is taken to be rid of them."""
+    x = torch.randn(4, 6, 5)
+
+    def reduced(x: Tensor) -> tuple[Tensor, ...]:
+        return x.sum(1), x.amax(), (x.mean((0, 2)) * 2)
+
+    graph, source = host_of(reduced, x)
+    assert "as_strided" not in source
+    for got, want in zip(graph(x), reduced(x), strict=True):
+        assert got._base is None and got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
+    graph, source = host_of(lambda x: (x.sum(1), x.sum(1, keepdim=True)), x)
+    plain, kept = graph(x)
+    assert plain.shape == (4, 5) and kept.shape == (4, 1, 5)
+
+
 def test_transposed_inputs_of_calls_are_cheap_views() -> None:
     x, w = torch.randn(3, 5), torch.randn(4, 5)
     graph, source = host_of(lambda x, w: torch.mm(x, w.t()) * 2, x, w)

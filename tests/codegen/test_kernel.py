@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fusee.codegen.llvm import emit_kernel
+from fusee.codegen.llvm.lanes import choose_vectors
 from fusee.loops import (
     REDUCTIONS,
     Acc,
@@ -24,6 +25,7 @@ from fusee.loops import (
     cast,
     check,
     op,
+    walk,
 )
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import Machine
@@ -221,7 +223,7 @@ def test_gather_and_check(dtype: torch.dtype, on: Machine) -> None:
 )
 def test_transposes_by_tiles(dtype: torch.dtype, on: Machine) -> None:
     sizes = [(1, 16, 8), (2, 33, 40), (1, 15, 300), (3, 64, 7), (1, 40, 3), (2, 2, 33)]
-    for a, b, c in [*sizes, (1, 100, 257), (1, 0, 4)]:
+    for a, b, c in [*sizes, (1, 100, 257), (1, 0, 4), (2, 24, 21), (1, 47, 65)]:
         x = torch.randn(a, c, b).mul(9).to(dtype)  # contiguous along j
         y = torch.randn(a, b, c).mul(9).to(dtype)
         row, column = torch.randn(b).to(dtype), torch.randn(c).to(dtype)
@@ -252,6 +254,18 @@ def test_transposes_by_tiles(dtype: torch.dtype, on: Machine) -> None:
             want = want ^ t if dtype is torch.bool else want + t
         same(out, want)
         same(other, want.transpose(1, 2).contiguous())
+
+
+def test_tiles_are_for_accesses_that_disagree() -> None:
+    """Rows of 45 bytes, read and stored along themselves, are one masked vector each."""
+    for n, is_tiled in ((45, False), (4, True)):
+        x, out = torch.zeros(3, 40, 64, dtype=torch.uint8), torch.zeros(3, 40, n, dtype=torch.uint8)
+        i, j, k = axes("i j k", [3, 40, n])
+        bx, bo = buffer("x", x), buffer("o", out, "result")
+        value = Values().load(bx, at(bx, i, j, k))
+        kernel = Kernel((i, j, k), [Phase((), [Store(bo, at(bo, i, j, k), value)])], lanes=k)
+        tile = choose_vectors(kernel, [walk([value])], k, machine())[2]
+        assert (tile is not None and tile.turns) == is_tiled
 
 
 @pytest.mark.parametrize(("apart", "rows"), [(4, 3), (1, 13)])

@@ -105,6 +105,64 @@ def test_numbers_of_groups_do_not_cut_vectors(groups: int) -> None:
     assert lanes[-1] == 1 and len(texts) == 2, texts
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_large_windows_go_along_one_axis_after_the_other(layout: torch.memory_format) -> None:
+    """Where they have elements in common; blocks are summed at once."""
+    x = torch.randn(2, 16, 33, 35).to(memory_format=layout)
+    for pool in (
+        lambda x: aten.avg_pool2d(x, 5, 2, 2, False, False),
+        lambda x: aten.max_pool2d(x, 5, 1, 2),
+    ):
+        texts = [kernel.show() for kernel in kernels_of(pool, x)]
+        assert len(texts) == 2 and all("for r0" not in text for text in texts), texts
+    (block,) = kernels_of(lambda x: aten.avg_pool2d(x, 5), x)
+    assert "for r1" in block.show()
+
+
+def test_what_is_only_read_backwards_is_read_forwards() -> None:
+    """And stored from its end; vectors then go through squares of both axes."""
+    x = torch.randn(3, 40, 30)
+
+    def fn(x: Tensor) -> Any:
+        back = (aten.flip(x, [2]) * 2).transpose(1, 2)
+        return aten.clone(back, memory_format=torch.contiguous_format)
+
+    (turned,) = kernels_of(fn, x)
+    stored, read = turned.show().splitlines()[-1].split(" = ")
+    assert " - " in stored and " - " not in read, turned.show()
+    (both,) = kernels_of(lambda x: aten.flip(x, [2]) + x, x)
+    assert "- 1*" in both.show()
+
+
+def test_what_stores_along_other_axes_than_it_reads_goes_through_squares_of_its_own() -> None:
+    x, w = torch.randn(4, 20, 12, 11).to(memory_format=torch.channels_last), torch.randn(20)
+
+    def normed(x: Tensor, w: Tensor) -> Any:
+        rows = aten.clone(x, memory_format=torch.contiguous_format).view(1, 80, 12, 11)
+        return aten._native_batch_norm_legit(rows, None, None, True, 0.1, 1e-5)[0]
+
+    (sums, stored) = (kernel.show() for kernel in kernels_of(normed, x, w))
+    assert "sum=" in sums and "sum=" not in stored
+
+
+@pytest.mark.parametrize("shape", [(4, 12, 9, 11), (4, 12, 50), (2, 12, 3, 4, 5)])
+def test_group_norm_and_its_gradient_pass_each_pixel_of_a_group_once(shape: Any) -> None:
+    x, w = torch.randn(shape), torch.rand(12)
+    n, c, pixels = shape[0], shape[1], x[0, 0].numel()
+    stats = torch.rand(n, 3)
+
+    def forward(x: Tensor, w: Tensor) -> Any:
+        return aten.native_group_norm(x, w, w, n, c, pixels, 3, 1e-5)
+
+    def backward(g: Tensor, x: Tensor, mean: Tensor, w: Tensor) -> Any:
+        sizes = n, c, pixels, 3, [True, True, True]
+        return aten.native_group_norm_backward(g, x, mean, mean, w, *sizes)
+
+    assert len(kernels_of(forward, x, w)) == 1
+    texts = [kernel.show() for kernel in kernels_of(backward, x, x, stats, w)]
+    assert sum(f"range({pixels})" in text for text in texts) == 2, texts
+
+
 def test_rows_that_are_picked_are_read_along_themselves() -> None:
     """Along the rows' numbers their elements would be gathered one by one."""
     x, y = torch.randn(300, 64), torch.randint(300, (4, 32))

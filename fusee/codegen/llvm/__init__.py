@@ -462,7 +462,8 @@ class _Emitter:
         return top.op(f"udiv i64 {more}, {self.tile.strip}")
 
     def _tiled(self, tile: Tile, strip: str, low: str, high: str) -> None:
-        """A strip of the tile's axis: tiles as far as they go, then the rest row by row."""
+        """A strip of the tile's axis: whole tiles, then what is left of their rows, and the rest of
+        the rows."""
         ctx, writer, lane, axis = self.ctx, self.writer, self.lane, tile.axis
         assert lane is not None
         op = writer.top.op
@@ -470,15 +471,20 @@ class _Emitter:
         after = op(f"add nsw i64 {first}, {tile.strip}")
         scalar = InsertPoint(writer.top, ctx.machine, 1)
         last = scalar.intrinsic("smin", "i64", after, ctx.size_of(axis))
+        begin, middle = low, last
+        if tile.is_square:  # another one is all of its axis
+            rows = op(f"and i64 {op(f'sub i64 {last}, {first}')}, {-tile.copies}")
+            middle = op(f"add i64 {first}, {rows}")
         if tile.turns:
-            is_full = op(f"icmp eq i64 {last}, {after}")
             whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-tile.lanes}")
-            whole = op(f"select i1 {is_full}, i64 {whole}, i64 0")
-            start, low = low, op(f"add i64 {low}, {whole}")
-            self._tiles(tile, lane, (start, low), (first, last))
+            begin = op(f"add i64 {low}, {whole}")
+            self._tiles(tile, lane, (low, begin), (first, middle))
         with writer.each(first, last) as i:
             ctx.open_axis(axis, i, 2)
-            self._outer_lanes(lane, low, high)
+            if tile.is_square:
+                is_rest = writer.top.op(f"icmp sge i64 {i}, {middle}")
+                begin = writer.top.op(f"select i1 {is_rest}, i64 {low}, i64 {begin}")
+            self._outer_lanes(lane, begin, high)
 
     def _tiles(
         self, tile: Tile, lane: Symbol, lanes: tuple[str, str], copies: tuple[str, str]

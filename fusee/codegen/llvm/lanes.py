@@ -185,7 +185,8 @@ def choose_vectors(
         return None, [], None
     lanes = width_of(kernel.phases, orders, machine)
     stages = choose_stages(kernel.phases, orders, lane, lanes, machine)
-    others = [] if _fills(lane, lanes) else [axis for axis in kernel.outer if axis != lane]
+    is_long = _fills(lane, min(lanes, _most(machine)))
+    others = [] if is_long else [axis for axis in kernel.outer if axis != lane]
     tries = [(axis, lanes) for axis in (*others, lane)]
     if others:
         tries.append((lane, stages[0].lanes))
@@ -223,7 +224,7 @@ def _tile(
     indices = _moved(kernel, orders, lane) if lanes >= 4 else None
     if indices is None:
         return None
-    lanes = min(lanes, 16 if "avx512f" in machine.features else 8)
+    lanes = min(lanes, _most(machine))
     if not _fills(lane, lanes):  # no tile would be whole
         return None
     for axis in kernel.outer:
@@ -238,6 +239,11 @@ def _tile(
         if is_near and isinstance(axis.hi, int):
             return Tile(axis, lanes, axis.hi)
     return None
+
+
+def _most(machine: Machine) -> int:
+    """Lanes of a tile, at most."""
+    return 16 if "avx512f" in machine.features else 8
 
 
 def _moved(kernel: Kernel, orders: Sequence[Sequence[Value]], lane: Symbol) -> list[Size] | None:

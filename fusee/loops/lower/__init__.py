@@ -208,7 +208,6 @@ calls(
 )
 calls("sums over bags of data-dependent size", "_embedding_bag _embedding_bag_forward_only")
 calls("distances are sums over all pairs: ATen's", "_cdist_forward _pdist_forward")
-calls("a fold adds overlapping blocks", "col2im")
 calls("scatters to places that are data, which ATen checks", "max_unpool2d max_unpool3d")
 calls("interpolates at points that are data", "grid_sampler_2d grid_sampler_3d")
 calls(

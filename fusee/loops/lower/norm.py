@@ -9,7 +9,7 @@ import torch
 
 from fusee.loops import Value, cast, const, op, where
 from fusee.loops.lower.index import Refused
-from fusee.loops.lower.pointwise import demand, elementwise, result, unless
+from fusee.loops.lower.pointwise import demand, elementwise, pointwise, result, unless
 from fusee.loops.lower.reduce import (
     Map,
     count_of,
@@ -101,7 +101,11 @@ def _affine(
             y = y * rest[0]
         return y if bias is None else y + rest[-1]
 
-    return result(call, fn, *operands, weight, bias, common=opmath(operands[0].dtype))
+    x, meta = operands[0], call.meta
+    strides = meta.strides if x.shape == meta.shape else None
+    given = *operands, weight, bias
+    found = pointwise(call.lowering, given, fn, x.shape, meta.dtype, opmath(x.dtype), strides)
+    return reshape(found, meta.shape)
 
 
 def _scaled(v: Value, mean: Value, rstd: Value) -> Value:
@@ -178,9 +182,12 @@ def _group_norm(
 
     dims = range(2, len(grouped.shape))
     mean, rstd = mean_and_squares(grouped, dims, 0, _rsqrt_of(eps), spread)
+    wide = [x, *(_per_channel(t, x, group) for t in (mean, rstd))]
     weight, bias = _beside(x, weight, bias)
-    wide = [_per_channel(t, x, group) for t in (mean, rstd)]
-    found = _affine(call, _scaled, x, *wide, weight=weight, bias=bias)
+    if not _lies_last(x) and not call.lowering.values.profile.shares:
+        wide = [grouped, mean, rstd]  # so that a group may be stored while it is near
+        weight, bias = (t and _in_groups(t, group) for t in (weight, bias))
+    found = _affine(call, _scaled, *wide, weight=weight, bias=bias)
     return [found, *_statistics(call, mean, rstd)]
 
 
@@ -310,14 +317,18 @@ def _product(x: Tensor, y: Tensor | None) -> Tensor:
 
 
 def _totals(
-    grad: Tensor, normal: Tensor, dims: Sequence[int], metas: Sequence[Meta | None]
+    terms: Sequence[Tensor], dims: Sequence[int], metas: Sequence[Meta | None]
 ) -> Gradients:
-    """The gradients of weight and bias: sums of grad * normal and of grad."""
-    terms = _product(grad, normal), converted(grad, normal.dtype)
+    """The gradients of weight and bias; of the terms the bias's come first."""
     return [
         None if meta is None else reshape(reduce(t, dims, dtype=meta.dtype), meta.shape)
-        for t, meta in zip(terms, metas, strict=True)
+        for t, meta in zip(reversed(terms), metas, strict=True)
     ]
+
+
+def _terms(grad: Tensor, normal: Tensor) -> list[Tensor]:
+    """What bias and weight sum up: grad and grad * normal."""
+    return [converted(grad, normal.dtype), _product(grad, normal)]
 
 
 def _share(plain: Value, turned: Value, normal: Value, count: Size) -> Value:
@@ -327,10 +338,18 @@ def _share(plain: Value, turned: Value, normal: Value, count: Size) -> Value:
 
 
 def _of_rows(
-    scaled: Tensor, normal: Tensor, rstd: Tensor, dims: Sequence[int], dtype: torch.dtype
+    scaled: Tensor,
+    normal: Tensor,
+    rstd: Tensor,
+    dims: Sequence[int],
+    dtype: torch.dtype,
+    sums: Sequence[Tensor] = (),
 ) -> Tensor:
-    """rstd * (g - mean(g) - n * mean(g * n)) for g = scaled, n the normalised rows."""
-    plain, turned = reduce(scaled, dims), reduce(_product(scaled, normal), dims)
+    """rstd * (g - mean(g) - n * mean(g * n)) for g = scaled, n the normalised rows.
+
+    sums   of g and of g * n, where they are known
+    """
+    plain, turned = sums or [reduce(t, dims) for t in (scaled, _product(scaled, normal))]
     count = count_of(scaled, dims)
 
     def fn(g: Value, n: Value, r: Value, a: Value, b: Value) -> Value:
@@ -360,7 +379,7 @@ def _layer_norm_backward(
     scaled = _product(grad, weight)
     columns = range(outer, rank)
     found = None if of_x is None else _of_rows(scaled, normal, rstd, columns, of_x.dtype)
-    return [found, *_totals(grad, normal, range(outer), others)]
+    return [found, *_totals(_terms(grad, normal), range(outer), others)]
 
 
 @lowers("native_group_norm_backward")
@@ -379,16 +398,23 @@ def _group_norm_backward(
     prepared(x)
     normal = _normalised(x, *(_per_channel(t, x, group) for t in (mean, rstd)))
     of_x, *others = _wanted(call, output_mask)
-    scaled = _product(grad, *_beside(x, weight))
+    (weight,) = _beside(x, weight)
+    rows, rest = _in_groups(_product(grad, weight), group), [0, *range(2, len(x.shape))]
+    inner = range(2, len(rows.shape))
+    sums: list[Tensor] = []
+    terms = _terms(grad, normal)
+    if not call.lowering.values.profile.shares:
+        # both are made of sums over the pixels of each channel; threads that share a group pass
+        # over it once for all
+        terms, rest = [reduce(_in_groups(t, group), inner[1:]) for t in terms], [0]
+        scale = weight and _in_groups(weight, group)
+        sums = [reduce(_product(t, scale), inner[:1]) for t in terms]
     found: Tensor | None = None
     if of_x is not None:
-        rows = _in_groups(scaled, group)
-        inner = range(2, len(rows.shape))
         each = reshape(rstd, (x.shape[0], group, *([1] * len(inner))))
-        found = _of_rows(rows, _in_groups(normal, group), each, inner, of_x.dtype)
+        found = _of_rows(rows, _in_groups(normal, group), each, inner, of_x.dtype, sums)
         found = reshape(found, x.shape)
-    rest = [k for k in range(len(x.shape)) if k != 1]
-    return [found, *_totals(grad, normal, rest, others)]
+    return [found, *_totals(terms, rest, others)]
 
 
 @lowers("native_batch_norm_backward batch_norm_backward")
@@ -415,8 +441,7 @@ def _batch_norm_backward(
     mean, rstd, weight = _beside(x, mean, rstd, weight)
     normal = _normalised(x, mean, rstd)
     of_x, *others = _wanted(call, output_mask)
-    plain = reduce(converted(grad, normal.dtype), rest)
-    turned = reduce(_product(grad, normal), rest)
+    plain, turned = (reduce(t, rest) for t in _terms(grad, normal))
 
     def fn(g: Value, n: Value, r: Value, a: Value, b: Value, *w: Value) -> Value:
         if training:

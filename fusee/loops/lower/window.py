@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from fusee.loops import REDUCTIONS, Loop, Value, cast, const, identity, op, where
+from fusee.loops import REDUCTIONS, Loop, Value, cast, const, contiguous, identity, op, where
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
 from fusee.loops.lower.tensor import Index, Lowering, OpCall, Shape, Tensor, lowers
 from fusee.loops.lower.views import inside, masked, reshape
 from fusee.loops.operators import named, opmath
-from fusee.sym import Size, Symbol, floordiv, maximum, minimum
+from fusee.sym import Size, Symbol, floordiv, maximum, minimum, mod
 
 # ---------------------------------------------------------------------------- pool
 
@@ -45,9 +45,17 @@ class Windows:
     """The sliding windows of one pooling call over the last dimensions of a tensor."""
 
     def __init__(
-        self, call: OpCall, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+        self,
+        call: OpCall,
+        x: Tensor,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any = 1,
+        shape: Shape | None = None,
     ) -> None:
         rank = _rank(call)
+        self.shape = call.meta.shape if shape is None else shape
         x.lowering.realise(x)  # each element is read by several windows
         self.x, self.lowering, self.call = x, x.lowering, call
         self.first = len(x.shape) - rank
@@ -87,6 +95,8 @@ class Windows:
     def combined(self, kind: str, dtype: torch.dtype, outside: float | int) -> Tensor:
         """All elements of each window, by a reduction of the vocabulary."""
         if not self.is_written_out():
+            if self.overlap() and not self.lowering.values.profile.shares:
+                return self.by_axes(kind, dtype, outside)
             return self.reduced(kind, dtype, opmath(dtype), outside)
         combine = functools.partial(op, REDUCTIONS[kind])
 
@@ -94,8 +104,29 @@ class Windows:
             values = [self.element(ix, self.places(ix, k), outside) for k in self.offsets()]
             return cast(functools.reduce(combine, values), dtype)
 
-        meta = self.call.meta
-        return self.lowering.computed(meta.shape, dtype, at, (self.x,), meta.strides)
+        strides = self.call.meta.strides if self.shape == self.call.meta.shape else None
+        return self.lowering.computed(self.shape, dtype, at, (self.x,), strides)
+
+    def overlap(self) -> bool:
+        """Whether windows of several axes have elements in common, or are cut off at an edge."""
+        pairs = zip(self.stride, self.kernel, strict=True)
+        is_apart = not any(self.padding) and all(s == n for s, n in pairs)
+        return not is_apart and sum(n != 1 for n in self.kernel) > 1
+
+    def by_axes(self, kind: str, dtype: torch.dtype, outside: float | int) -> Tensor:
+        """The same, one axis after the other: what windows have in common is combined once."""
+        total, call = self.x, self.call
+        for k in range(self.first, len(total.shape)):
+            given = self.kernel, self.stride, self.padding, self.dilation
+            kernel, stride, padding, dilation = (
+                [n if j == k - self.first else usual for j, n in enumerate(numbers)]
+                for numbers, usual in zip(given, (1, 1, 0, 1), strict=True)
+            )
+            shape = (*total.shape[:k], call.meta.shape[k], *total.shape[k + 1 :])
+            if shape != total.shape or self.kernel[k - self.first] != 1:
+                part = Windows(call, total, kernel, stride, padding, dilation, shape)
+                total = part.combined(kind, dtype, outside)
+        return total
 
     def reduced(
         self,
@@ -106,14 +137,14 @@ class Windows:
         which: Callable[[list[Size]], Value] | None = None,
     ) -> Tensor:
         """The same as a loop over the axes of the window; `which` numbers an element."""
-        index = self.lowering.axes(self.call.meta.shape)
+        index = self.lowering.axes(self.shape)
         axes = [self.lowering.axis(f"r{k}", n) for k, n in enumerate(self.kernel)]
         places = self.places(index, [0 if axis.hi == 1 else axis.expr for axis in axes])
         acc = self.lowering.accumulator(kind, acc_dtype)
         value = self.element(index, places, outside)
         number = None if which is None else which(places)
         reduced = [axis for axis in axes if axis.hi != 1]
-        return _looped(self.call, value, dtype, self.call.meta.shape, reduced, acc, None, number)
+        return _looped(self.call, value, dtype, self.shape, reduced, acc, None, number)
 
 
 def _looped(
@@ -294,6 +325,73 @@ def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
 def _window(i: Size, n: Size, m: Size) -> tuple[Size, Size]:
     """Where window i of m over n elements begins and ends: floor(i*n/m) and ceil((i+1)*n/m)."""
     return floordiv(i * n, m), floordiv(i * n + n + m - 1, m)
+
+
+# ---------------------------------------------------------------------------- blocks
+# Sliding blocks as columns of a matrix (`unfold`), and columns summed up into images (`fold`).
+
+
+def _blocks_of(images: Shape, *given: Any) -> Shape:
+    """(..., C, kh, kw, oh, ow) for a kernel, dilation, padding and stride."""
+    kernel, *rest = (_each(n, 2) for n in given)
+    rows = zip(images[-2:], kernel, *rest, strict=True)
+    counts = (floordiv(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, d, p, s in rows)
+    return (*images[:-2], *kernel, *counts)
+
+
+@lowers("im2col")
+def _im2col(
+    call: OpCall, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> Tensor:
+    lowering = call.lowering
+    if lowering.realise(x).strides[-1] != 1:  # each element is read many times
+        x = lowering.whole(lowering.realise(x, contiguous(x.shape)).buffer)
+    windows = Windows(call, x, kernel, stride, padding, dilation)
+
+    def at(ix: Index) -> Value:
+        places = windows.places((*ix[:-4], *ix[-2:]), ix[-4:-2])
+        return cast(windows.element(ix, places, 0), x.dtype)
+
+    shape = _blocks_of(x.shape, kernel, dilation, padding, stride)
+    return reshape(call.lowering.computed(shape, x.dtype, at, (x,)), call.meta.shape)
+
+
+def _fold_of(kernel: Any, dilation: Any, padding: Any, stride: Any) -> str:
+    """Whether blocks are "apart", or "dense": each pixel begins one; "" if neither, or large."""
+    kernel, dilation, padding, stride = (_each(n, 2) for n in (kernel, dilation, padding, stride))
+    if kernel == stride and dilation == [1, 1] and padding == [0, 0]:
+        return "apart"
+    return "dense" if stride == [1, 1] and math.prod(kernel) <= UNROLLED else ""
+
+
+@lowers(
+    "col2im",
+    unless=lambda call, x, size, *given: None if _fold_of(*given) else "a fold adds large blocks",
+)
+def _col2im(call: OpCall, x: Tensor, size: Any, *given: Any) -> Tensor:
+    """Each pixel is the sum over its places within the blocks that it is in."""
+    shape = _blocks_of(call.meta.shape, *given)
+    blocks, counts = reshape(x, shape), shape[-2:]
+    call.lowering.realise(blocks)
+    kernel, apart, before, _ = (_each(n, 2) for n in given)
+    every = list(itertools.product(*map(range, kernel)))
+    is_apart = _fold_of(*given) == "apart"
+
+    def element(ix: Index, offsets: Sequence[Size]) -> Value:
+        rows = zip(ix[-2:], offsets, apart, before, kernel, strict=True)
+        places = [floordiv(i, n) if is_apart else i + p - k * d for i, k, d, p, n in rows]
+        value = blocks.at((*ix[:-2], *offsets, *places))
+        mask: Value | None = None
+        for place, count in zip(places, counts, strict=True):
+            mask = inside(call.lowering, place, count, mask)
+        value = value if mask is None else masked(value, mask, const(value, 0))
+        return cast(value, opmath(x.dtype))
+
+    def at(ix: Index) -> Value:
+        own = [tuple(map(mod, ix[-2:], kernel))] if is_apart else every
+        return cast(functools.reduce(operator.add, (element(ix, k) for k in own)), x.dtype)
+
+    return call.computed(at, blocks)
 
 
 # ---------------------------------------------------------------------------- gradients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,39 @@ def test_other_ranks() -> None:
     check(lambda x: (F.max_pool1d(x, 3, 2, 1), F.avg_pool1d(x, 2)), torch.randn(2, 3, 9))
     check(lambda x: (F.max_pool3d(x, 2), F.avg_pool3d(x, 2)), torch.randn(2, 3, 4, 5, 6))
     check(lambda x: F.adaptive_avg_pool1d(x, 4), torch.randn(2, 3, 9))
+    x = torch.randn(1, 3, 5, 7, 6)
+    check(lambda x: (F.avg_pool3d(x, 3, 2, 1), F.max_pool3d(x, (3, 1, 6), 1)), x)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_large_windows_that_overlap(layout: torch.memory_format) -> None:
+    x = torch.randn(2, 4, 13, 11).to(memory_format=layout)
+    x[0, 0, 4, 5], x[1, 2, 3, 3] = float("nan"), float("inf")
+    for dtype in DTYPES:
+        check(lambda x: F.avg_pool2d(x, 5, 2, 2, count_include_pad=False), x.to(dtype))
+        check(lambda x: F.max_pool2d(x, (3, 7), 1, (1, 3), (2, 1)), x.to(dtype))
+        check(lambda x: F.avg_pool2d(x, (1, 17), (1, 3), (0, 8)), x.to(dtype))
+
+
+BLOCKS = [
+    ((3, 3), (1, 1), (1, 1), (1, 1)), ((2, 3), (2, 1), (0, 2), (1, 1)),
+    ((2, 3), (1, 1), (0, 0), (2, 3)), ((4, 2), (1, 1), (0, 0), (4, 2)),
+    ((3, 5), (2, 1), (2, 1), (1, 3)), ((3, 3), (1, 1), (0, 0), (2, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("given", BLOCKS, ids=str)
+def test_blocks_as_columns(given: Any, dtype: torch.dtype, layout: torch.memory_format) -> None:
+    """Unfolded and folded: those that overlap, lie apart, or leave some pixels out."""
+    x = torch.randn(2, 3, 9, 11).to(dtype).to(memory_format=layout)
+    columns = F.unfold(x, *given)
+    check_op(aten.im2col.default, x, *given)
+    check_op(aten.im2col.default, x[0], *given)
+    if given[3] == (1, 1) or given[3] == given[0]:
+        check_op(aten.col2im.default, columns, (9, 11), *given)
+        check_op(aten.col2im.default, columns[0], (9, 11), *given)
 
 
 def test_special_values() -> None:
