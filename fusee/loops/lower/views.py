@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusee.loops import Value, cast, contiguous, rewrite, where
+from fusee.loops import Value, cast, const, contiguous, rewrite, where
 from fusee.loops.lower.tensor import (
     Index,
     Lowering,
@@ -439,6 +439,16 @@ def inside(lowering: Lowering, i: Size, size: Size, mask: Value | None = None) -
         test = index(i) < index(size)
         mask = test if mask is None else mask & test
     return mask
+
+
+def only_inside(
+    lowering: Lowering, value: Value, places: Iterable[Size], sizes: Iterable[Size], fill: Any = 0
+) -> Value:
+    """`value`, read where each place is within the axis of its size; else a number."""
+    mask: Value | None = None
+    for place, size in zip(places, sizes, strict=True):
+        mask = inside(lowering, place, size, mask)
+    return value if mask is None else masked(value, mask, const(value, fill))
 
 
 def pad_constant(x: Tensor, shape: Shape, before: Sequence[Size], fill: Number) -> Tensor:

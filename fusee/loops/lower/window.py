@@ -20,7 +20,7 @@ import torch
 from fusee.loops import REDUCTIONS, Loop, Value, cast, const, contiguous, identity, op, where
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
 from fusee.loops.lower.tensor import Index, Lowering, OpCall, Shape, Tensor, lowers
-from fusee.loops.lower.views import inside, masked, reshape
+from fusee.loops.lower.views import only_inside, reshape
 from fusee.loops.operators import named, opmath
 from fusee.sym import Size, Symbol, floordiv, maximum, minimum, mod
 
@@ -76,11 +76,7 @@ class Windows:
     def element(self, ix: Index, places: Sequence[Size], outside: float | int) -> Value:
         """The element in opmath, `outside` where there is none."""
         value = self.x.at((*ix[: self.first], *places))
-        mask: Value | None = None
-        for place, size in zip(places, self.sizes, strict=True):
-            mask = inside(self.lowering, place, size, mask)
-        if mask is not None:
-            value = masked(value, mask, const(value, outside))
+        value = only_inside(self.lowering, value, places, self.sizes, outside)
         return cast(value, opmath(self.x.dtype))
 
     def is_written_out(self) -> bool:
@@ -305,9 +301,7 @@ def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
         axis = lowering.axis("r0", max(-((-(i + 1) * n) // m) - i * n // m for i in range(m)))
         index[k] = start + (0 if axis.hi == 1 else axis.expr)
         value = total.at(tuple(index))
-        mask = inside(lowering, index[k], end)
-        if mask is not None:
-            value = masked(value, mask, const(value, 0))
+        value = only_inside(lowering, value, (index[k],), (end,))
         reduced = [] if axis.hi == 1 else [axis]
         acc = lowering.accumulator("sum", compute)
         total = _looped(call, cast(value, compute), compute, shape, reduced, acc)
@@ -381,11 +375,7 @@ def _col2im(call: OpCall, x: Tensor, size: Any, *given: Any) -> Tensor:
         rows = zip(ix[-2:], offsets, apart, before, kernel, strict=True)
         places = [floordiv(i, n) if is_apart else i + p - k * d for i, k, d, p, n in rows]
         value = blocks.at((*ix[:-2], *offsets, *places))
-        mask: Value | None = None
-        for place, count in zip(places, counts, strict=True):
-            mask = inside(call.lowering, place, count, mask)
-        value = value if mask is None else masked(value, mask, const(value, 0))
-        return cast(value, opmath(x.dtype))
+        return cast(only_inside(call.lowering, value, places, counts), opmath(x.dtype))
 
     def at(ix: Index) -> Value:
         own = [tuple(map(mod, ix[-2:], kernel))] if is_apart else every
@@ -476,8 +466,7 @@ def _unfold_backward(
             window = floordiv(ix[dim], step) - back
             place = ix[dim] - window * step
             value = grad.at((*ix[:dim], window, *ix[dim + 1 :], place))
-            mask = inside(lowering, place, size, inside(lowering, window, grad.shape[dim]))
-            value = value if mask is None else masked(value, mask, const(value, 0))
+            value = only_inside(lowering, value, (window, place), (grad.shape[dim], size))
             value = cast(value, opmath(meta.dtype))
             total = value if total is None else total + value
         assert total is not None
@@ -530,13 +519,10 @@ def _max_pool_backward(
         terms = []
         for back in itertools.product(*map(range, counts)):
             windows = [i - n for i, n in zip(last, back, strict=True)]
-            mask: Value | None = None
-            for window, size in zip(windows, shape[first:], strict=True):
-                mask = inside(lowering, window, size, mask)
             index = *ix[:first], *windows
             value, place = grad.at(index), cast(places.at(index), torch.int64)
             value = where(op("eq", place, own), cast(value, compute), 0)
-            terms.append(value if mask is None else masked(value, mask, const(value, 0)))
+            terms.append(only_inside(lowering, value, windows, shape[first:]))
         return cast(functools.reduce(operator.add, terms), meta.dtype)
 
     return call.computed(at, grad, places)
