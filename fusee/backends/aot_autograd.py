@@ -246,24 +246,40 @@ def _guard(
 def _of_these_sizes(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
     """`call` where sizes that only data knows are as its graph takes them to be, `gm` elsewhere.
 
-    They are not where eager raises, or for sizes of 0 that nobody thinks of.
+    They are not where eager raises, or for sizes of 0 that nobody thinks of. If the first calls all
+    have others, the user is told.
     """
     if not aten.required:
         return call
     draws = any(n.op == "call_function" and not is_pure(n) for n in aten.graph.nodes)
-    generator = torch.default_generator
+    generator, tell = torch.default_generator, _telling(report)
+    others: int | None = 0  # calls with other sizes, before one with these
+    unless = ", ".join(map(str, aten.required))
 
     def checked(*given: Any) -> Any:
+        nonlocal others
         before = generator.get_state() if draws else None
         try:
-            return call(*given)
+            found = call(*given)
         except OtherSizes:
             if before is not None:
                 generator.set_state(before)
+            others = None if others is None else others + 1
+            if others == _OTHERS:
+                tell(
+                    f"sizes that only the data knows are not such that {unless}",
+                    "leave the lines with such sizes out of the compiled function",
+                )
             return gm.forward(*given)
+        others = None
+        return found
 
-    report.notes.append(f"calls run eagerly unless {', '.join(map(str, aten.required))}")
+    report.notes.append(f"calls run eagerly unless {unless}")
     return checked
+
+
+# So many calls are no accident.
+_OTHERS = 16
 
 
 # ---------------------------------------------------------------------------- apart

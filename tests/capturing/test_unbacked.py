@@ -830,3 +830,23 @@ def test_the_program_hears_how_long_a_part_is(
         for x in (first, *data()):
             same(outcome(program, x), outcome(compiled, x))
     assert write or graphs_of(program, backend) == 1
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_sizes_that_are_others_in_each_call_are_told(first: int) -> None:
+    """Rows of more than one element are taken for likely: the graph serves these alone."""
+
+    def fn(x: Tensor, mask: Tensor, w: Tensor) -> Tensor:
+        rows = torch.cat([x[mask].view(4, -1), x[~mask].view(4, -1)], 1)
+        return (rows * w).sum()
+
+    x, w = torch.randn(4, 6, requires_grad=True), torch.randn(4, 1, requires_grad=True)
+    fast = fusee.compile(fn)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for count in (first, *[1] * 20):
+            mask = (torch.arange(6) < count).expand(4, 6)
+            found = [torch.autograd.grad(f(x, mask, w), (x, w)) for f in (fn, fast)]
+            torch.testing.assert_close(found[0], found[1])
+    told = [str(w.message) for w in heard if "sizes that only the data knows" in str(w.message)]
+    assert len(told) == (first == 1)
