@@ -210,6 +210,8 @@ class Interpreter(Capturing):
         plain = name[1:] if in_place else name
         if has_array and type(left) is Number:
             return getattr(right, f"__r{plain}__")(left)
+        if is_array(left):
+            self._refuse_element(right, f"r{plain}")
         tries = [(left, name, right)] if in_place else []
         tries += self._in_turn((left, plain, right), (right, f"r{plain}", left))
         custom = self._by_method(*(tries[:-1] if type(left) is type(right) else tries))
@@ -272,6 +274,18 @@ class Interpreter(Capturing):
                 raise GraphBreak("C code would ask a method in Python again, which does not know")
             function(*shown)  # the TypeError
 
+    def _refuse_element(self, x: Any, name: str) -> None:
+        """Raise if NumPy gives each element of an array an object of the program's as operand.
+
+        source   numpy/_core/src/common/binop_override.h
+        """
+        if attributes.python_method(self, x, f"__{name}__") is None:
+            return
+        priority = getattr(type(x), "__array_priority__", 0)
+        goes_first = isinstance(priority, (int, float)) and priority > 0
+        if getattr(type(x), "__array_ufunc__", ABSENT) is not None and not goes_first:
+            raise GraphBreak(f"each element of an array asks {type(x).__name__}.__{name}__")
+
     def _by_method(self, *tries: tuple[Any, str, Any]) -> Any:
         """What methods in Python make of an operator; NotImplemented if there are none."""
         for owner, name, other in tries:
@@ -309,6 +323,8 @@ class Interpreter(Capturing):
             return symbols.operated(function, left, right)
         name = function.__name__
         swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
+        if is_array(left):
+            self._refuse_element(right, swapped)
         for x, asked, other in self._in_turn((left, name, right), (right, swapped, left)):
             is_not = asked == "ne" and _derives(x)
             custom = self._by_method((x, "eq" if is_not else asked, other))

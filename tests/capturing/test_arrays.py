@@ -795,3 +795,37 @@ def test_singles_are_computed_as_numpy_computes_them(fn: Callable[..., Any], kin
     for x, y in zip(*[r if isinstance(r, tuple) else (r,) for r in (want, found)], strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-6 * np.abs(x).max())
+
+
+class Money:
+    """Of an array, each element asks it, as NumPy sees it."""
+
+    def __rmul__(self, x: Any) -> Any:
+        return "rmul", type(x).__name__
+
+    def __eq__(self, x: object) -> Any:
+        return "eq"
+
+    __hash__ = object.__hash__
+
+
+class Prior(Money):
+    __array_priority__ = 1.0
+
+
+class Alone(Money):
+    __array_ufunc__ = None
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize("kind", [Money, Prior, Alone])
+def test_objects_as_operands_of_arrays(kind: type[Money]) -> None:
+    """NumPy gives them each element, unless their class says that it sees to arrays itself."""
+
+    def fn(x: Any, one: Money) -> Any:
+        y = np.sin(x)
+        return y * one, y == one, y.sum()
+
+    x, one = np.arange(3.0), kind()
+    for want, got in zip(fn(x, one), fusee.compile(fn)(x, one), strict=True):
+        assert type(want) is type(got) and str(want) == str(got)
