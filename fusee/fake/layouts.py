@@ -330,7 +330,7 @@ def combined(operands: Sequence[Tensor], dtype: torch.dtype, *, alone: bool) -> 
         stride = operands[0].stride()
         if all(same_ints(x.stride(), stride) for x in operands):
             return like_one(operands[0], dtype)
-    if all(known((*x.shape, *x.stride())) for x in operands):
+    if len(operands) > 1 and all(known((*x.shape, *x.stride())) for x in operands):
         return None
     return iterated(map(lies, operands), dtype)
 
