@@ -505,7 +505,10 @@ class _Attempt:
         if type(x) is not FakeTensor or self.world.origin(x) is not None or rebuild.has(x):
             return x
         with torch._C.DisableTorchFunction():
-            has_history = x.requires_grad and not x.is_leaf and id(x) not in self.world.seen
+            try:
+                has_history = x.requires_grad and id(x) not in self.world.seen and not x.is_leaf
+            except RuntimeError:  # a view, made without gradients, of what was written to
+                has_history = False
         if not has_history or not self.recorder.writers(self.recorder.graph.nodes):
             return x
         return self.recorder.call(torch.Tensor.detach, x)

@@ -629,3 +629,17 @@ def test_what_a_factory_writes_to_no_longer_requires_gradients(name: str) -> Non
         x = torch.ones(4, requires_grad=True)
         seen.append((run(x).tolist(), x.tolist(), x.requires_grad))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("backend", ["fusee", "eager"])
+def test_a_view_of_a_leaf_that_nobody_reads(backend: str) -> None:
+    """Written to without gradients: torch refuses to tell its history, of which none is needed."""
+
+    def fn(leaf: Tensor) -> None:
+        unread = leaf.reshape(2, 2).add_(1)  # noqa: F841
+        raise ValueError("behind it")
+
+    fast, leaf = fusee.compile(fn, backend=backend), torch.ones(4, requires_grad=True)
+    with torch.no_grad(), pytest.raises(ValueError, match="behind it"):
+        fast(leaf)
+    assert leaf.tolist() == [2.0] * 4
