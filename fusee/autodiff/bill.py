@@ -26,9 +26,9 @@ from fusee.autodiff.min_cut import (
     kind_of,
     name_of,
     op_of,
-    tensors_of,
 )
 from fusee.fake.layouts import same_ints
+from fusee.source import tensors_in
 
 # Operators that read the elements of their first operand that others say, or write there.
 _PICKING = frozenset("_unsafe_index embedding gather index index_select take".split())
@@ -180,7 +180,7 @@ def _cheaper_calls(
 
 def _form(node: fx.Node) -> Any:
     """Equal for calls of known sizes that differ in what lies in memory alone."""
-    tensors = [t for x in (node, *node.all_input_nodes) for t in tensors_of(x.meta["val"])]
+    tensors = [t for x in (node, *node.all_input_nodes) for t in tensors_in(x.meta["val"])]
     if any(t._has_symbolic_sizes_strides for t in tensors):
         return node
     literals = fx.node.map_arg((node.args, node.kwargs), lambda x: None)
@@ -209,7 +209,7 @@ def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
 
 def _is_complex(node: fx.Node) -> bool:
     """Whether it is ATen's call whatever its operator: it has complex operands or results."""
-    rows = (tensors_of(x.meta["val"]) for x in (node, *node.all_input_nodes))
+    rows = (tensors_in(x.meta["val"]) for x in (node, *node.all_input_nodes))
     return any(x.is_complex() for row in rows for x in row)
 
 
@@ -262,8 +262,8 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     What a call says in text is a word, too: one way of several to compute it.
     """
     own = [x for x in nodes if x.meta.get("call", (0, ""))[1].endswith(f"::{name_of(op_of(x))}")]
-    (result, *_) = tensors_of((own or nodes)[-1].meta["val"])
-    given = [t for node in nodes for x in node.all_input_nodes for t in tensors_of(x.meta["val"])]
+    (result, *_) = tensors_in((own or nodes)[-1].meta["val"])
+    given = [t for node in nodes for x in node.all_input_nodes for t in tensors_in(x.meta["val"])]
     lanes, is_moved = _lanes(result), kind_of(nodes[0].target) is Kind.MOVING
     sums = [x for x in given if x.dim() and name_of(op_of(nodes[0])) in REDUCTIONS]
     sums = [x for x in sums if not same_ints(x.shape, result.shape)]

@@ -175,7 +175,7 @@ class Costs:
         """Bytes of a node's results; 0 for what is no tensor."""
         found = self._bytes.get(node)
         if found is None:
-            tensors = tensors_of(node.meta.get("val"))
+            tensors = tensors_in(node.meta.get("val"))
             found = self._bytes[node] = sum(self.count(x) * x.itemsize for x in tensors)
         return found
 
@@ -186,7 +186,7 @@ class Costs:
         val = node.meta.get("val")
         if sort is Kind.POINTWISE:
             # the first operation that fuses costs next to nothing, yet is not free
-            elements = max(map(self.count, tensors_of(val)), default=0)
+            elements = max(map(self.count, tensors_in(val)), default=0)
             return 1 + elements * self.prices.step * _WORK.get(op_of(node), 1)
         moved = self.bytes(node) * self.prices.move
         if sort is Kind.MOVING:
@@ -198,9 +198,9 @@ class Costs:
 
     def flops(self, node: fx.Node) -> int:
         """Of matrix products and convolutions; 0 for others, whose operands are what counts."""
-        operands = [tensors_of(arg.meta.get("val")) for arg in node.all_input_nodes]
+        operands = [tensors_in(arg.meta.get("val")) for arg in node.all_input_nodes]
         vals = [row[0] for row in operands if row]
-        results = tensors_of(node.meta.get("val"))
+        results = tensors_in(node.meta.get("val"))
         if len(vals) < 2 or not results:
             return 0
         name = name_of(op_of(node))
@@ -218,10 +218,6 @@ class Costs:
 def op_of(node: fx.Node) -> OpOverload:
     assert isinstance(node.target, OpOverload), node.format_node()
     return node.target
-
-
-def tensors_of(val: Any) -> list[torch.Tensor]:
-    return tensors_in(val)
 
 
 # ---------------------------------------------------------------------------- choice

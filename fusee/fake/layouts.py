@@ -312,12 +312,8 @@ def iterated(operands: Iterable[tuple[Sizes, Sizes]], dtype: torch.dtype) -> Spe
     return Spec(shape, strides(shape, inner_first[::-1]), dtype)
 
 
-def lies(x: Tensor) -> tuple[Sizes, Sizes]:
-    return x.shape, x.stride()
-
-
-def combined(operands: Sequence[Tensor], dtype: torch.dtype, *, alone: bool) -> Spec | None:
-    """One element for each of the operands'; None if their strides leave it to TensorIterator.
+def combined(operands: Sequence[Tensor], dtype: torch.dtype, *, alone: bool) -> Spec:
+    """One element for each of the operands', the first one's order before the others'.
 
     alone   no number is an operand, which TensorIterator takes for a tensor of another size
     """
@@ -330,9 +326,7 @@ def combined(operands: Sequence[Tensor], dtype: torch.dtype, *, alone: bool) -> 
         stride = operands[0].stride()
         if all(same_ints(x.stride(), stride) for x in operands):
             return like_one(operands[0], dtype)
-    if len(operands) > 1 and all(known((*x.shape, *x.stride())) for x in operands):
-        return None
-    return iterated(map(lies, operands), dtype)
+    return iterated(((x.shape, x.stride()) for x in operands), dtype)
 
 
 def is_written(a: Any, b: Any) -> bool:

@@ -28,11 +28,9 @@ from fusee.fake.layouts import (
     is_dense,
     is_empty,
     is_row_major,
-    iterated,
     known,
     laid_out,
     let_be_equal,
-    lies,
     like,
     like_one,
     rows,
@@ -92,7 +90,7 @@ def normalised(x: Tensor) -> Spec:
 
 
 def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
-    """Of an operator that goes element by element, the first operand's order before the others'."""
+    """Of an operator that goes element by element."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if _SEEDED in op.tags:
         dtype = operands[0].dtype
@@ -110,8 +108,7 @@ def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
         dtype = _DTYPES[key]
     if op in _IN_ROWS:
         return rows(broadcast(*(x.shape for x in operands)), dtype)
-    found = combined(operands, dtype, alone=_are_tensors(_others(op), args))
-    return found or iterated(map(lies, operands), dtype)
+    return combined(operands, dtype, alone=_are_tensors(_others(op), args))
 
 
 @functools.cache
@@ -149,10 +146,10 @@ _IN_ROWS = overloads("pow.Scalar mvlgamma")  # however their operand lies
 _TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
 
 
-def _pointwise(row: Row, others: Sequence[int], *args: Any, **_: Any) -> Found:
+def _pointwise(row: Row, others: Sequence[int], is_turned: bool, *args: Any, **_: Any) -> Found:
     # A number may stand for either operand of a binary operator.
     several = len(row.operands)
-    operands = [x for x in args[:several] if isinstance(x, Tensor)]
+    operands = [x for x in args[:several] if isinstance(x, Tensor)][:: -1 if is_turned else 1]
     dtype = args[0].dtype if several == 1 else torch.result_type(*map(_closed, args[:2]))
     floats = dtype.is_floating_point
     if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
@@ -179,7 +176,8 @@ def _gradient(place: int, *args: Any, **_: Any) -> Found:
 for _row in ROWS:
     if _row.shape in ("floats", "integers", "all"):
         for _op in _row.overloads:
-            RULES.rule(_op)(functools.partial(_pointwise, _row, _others(_op)))
+            given = _row, _others(_op), _op in _TURNED
+            RULES.rule(_op)(functools.partial(_pointwise, *given))
     elif _row.shape != "torch":
         place = ("first", "second").index(_row.shape)
         RULES.rule(*_row.overloads)(functools.partial(_gradient, place))

@@ -621,8 +621,7 @@ class _Mapping:
                 self._shared(phase, team, member, exchange, leads)
             else:
                 self._at_points(phase, team, leads if team.threads > 1 else outside)
-            stores = phase.stores
-            if self.reloads and stores and team.threads > 1:
+            if self.reloads and phase.stores and team.threads > 1:
                 barrier(level, team.threads if team.along else team.block)
         blocks = (total + (team.teams - 1)) // team.teams if team.teams > 1 else total
         if self.split is not None:
