@@ -35,6 +35,7 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode as FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
@@ -134,6 +135,13 @@ def storage_holders(tensors: Sequence[Tensor]) -> Callable[[], list[int]]:
     """What counts how many tensors and views share the memory of each of these, which must live."""
     places = [*map(storage_id, tensors)]
     return lambda: [*map(torch._C._storage_Use_Count, places)]
+
+
+def is_freed(x: Tensor) -> Callable[[], bool]:
+    """What says whether the memory of `x` was given back; it does not keep it."""
+    watch: Any = StorageWeakRef
+    expired: Callable[[], bool] = watch(x.untyped_storage()).expired
+    return expired
 
 
 def borrowed(x: Tensor) -> Tensor:

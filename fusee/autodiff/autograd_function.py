@@ -117,6 +117,8 @@ def _gradients(
         if not are_real:  # vmap runs this backward
             return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
         operands = (again.inputs(held, kept), list(grads)) if is_twice else None
+        if is_twice or ctx.has_hooks or keeps_graph():
+            kept = [x.detach() for x in kept]  # who has them besides can be counted
         kept += variant.rest(grads, ctx.numbers)
         grads.clear()
         found = variant.gradients(_run_backward(backward(variant.split), kept, is_twice))

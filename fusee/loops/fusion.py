@@ -37,7 +37,7 @@ from fusee.loops import (
     joined,
     walk,
 )
-from fusee.loops.memory import are_apart, gathered, is_update, reads_only_at, turns
+from fusee.loops.memory import are_apart, gathered, is_update, reads_only_at, size_bytes, turns
 from fusee.loops.schedule import (
     AGAIN,
     are_few,
@@ -57,6 +57,7 @@ from fusee.loops.schedule import (
     split_loop,
     takes_one_pass,
     unrepeated,
+    views,
     writes,
 )
 from fusee.sym import (
@@ -204,12 +205,16 @@ class _Fuser:
         self.last_check = -1  # position of the last kernel or call that may raise
         self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
         self.writers: dict[Buffer, int] = {}
+        self.last_reader: dict[Buffer, Loop | Extern | None] = {}
         for step in graph.steps:
+            self.last_reader.update(dict.fromkeys(reads(step), step))
             for buffer in writes(step):
                 self.writers[buffer] = self.writers.get(buffer, 0) + 1
+        self.last_reader.update({view.buffer: None for view in views(graph.outputs)})
 
     def run(self) -> Schedule:
         for step in self.graph.steps:
+            self.step = step
             if isinstance(step, Extern):
                 self.last_extern = len(self.items)
                 self.last_check = self.last_extern if step.must_run else self.last_check
@@ -312,7 +317,7 @@ class _Fuser:
             return f"{loop.buffer} is written in pieces"
         is_late = loop.late != group.members[0].loop.late
         if group.position < self.last_extern and (
-            is_late or not any(b in produced for b in reads(loop))
+            is_late or not (any(b in produced for b in reads(loop)) or self._makes_room(loop))
         ):
             return "its result would lie in memory long before it is read"
         answer = _legality(loop, group, produced)
@@ -329,6 +334,12 @@ class _Fuser:
         if overwrites and not fits:
             return "what overwrites its operands shares only a single pass over the same points"
         return answer
+
+    def _makes_room(self, loop: Loop) -> bool:
+        """Whether as many bytes are read here for the last time as it writes."""
+        ends = (b for b in {*reads(loop)} if self.last_reader.get(b) is self.step)
+        freed = sum(hint(size_bytes(b)) for b in ends if b.role in ("scratch", "extern"))
+        return freed >= hint(size_bytes(loop.buffer))
 
     def _try_in_pieces(self, loop: Loop, group: Group) -> Placement | None:
         """Where the loop joins the group if an axis of the one is two of the other's: the channels

@@ -68,6 +68,22 @@ def test_copies_of_inputs_are_made_together() -> None:
     assert order([other, two, one, again], 1 << 20) == "dbaa"  # it is written in pieces
 
 
+def test_loops_are_joined_before_a_call_where_that_makes_room() -> None:
+    """What is computed again for a product is computed with the gradient behind it."""
+    x, w = torch.randn(32, 32), torch.randn(32, 32)
+
+    def backward(x: Tensor, w: Tensor) -> Any:
+        g, y = aten.mm(w, w), aten.gelu(x)
+        return aten.mm(y, w), aten.gelu_backward(g, x)
+
+    def reads_what_stays(x: Tensor, w: Tensor) -> Any:
+        y = aten.gelu(x)
+        return aten.mm(y, w), aten.gelu_backward(w, x)
+
+    assert len(kernels_of(backward, x, w)) == 1
+    assert len(kernels_of(reads_what_stays, x, w)) == 2
+
+
 def test_short_pieces_are_stored_in_their_own_order() -> None:
     x, w = torch.randn(4, 32, 3, 3), torch.rand(32)
 

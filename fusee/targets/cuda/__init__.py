@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import os
 import re
 import sys
 import threading
@@ -22,7 +23,7 @@ from torch._ops import OpOverload
 
 from fusee.aten.attention import fuse_attention
 from fusee.aten.rewriter import Pass
-from fusee.aten.torch_api import storage_holders
+from fusee.aten.torch_api import borrowed, is_freed, storage_holders
 from fusee.autodiff.min_cut import Prices
 from fusee.codegen import HostArguments, HostCode
 from fusee.codegen.simt import emit_kernel, with_any_pointers
@@ -42,6 +43,7 @@ from fusee.targets.cuda.launch import (
     Gpu,
     Joined,
     KernelBuild,
+    Recorded,
     late_error,
     refused,
     rows_of,
@@ -134,7 +136,7 @@ class CUDA(Target):
     # Of one with 4 TB/s, where eager's host takes 5 us for a call, ours 15 and a training call 60.
     # Not measured call by call, as the CPU's are.
     prices = Prices(
-        hold=10,
+        hold=15,
         step=1,
         call=5 * _MICROSECOND,
         run=15 * _MICROSECOND,
@@ -443,23 +445,39 @@ class Device:
         return torch.cuda.graph_pool_handle()
 
     def record(
-        self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
-    ) -> tuple[Callable[[], None], Sequence[Any]]:
-        """What a call launches, as a function that launches it at once; and what the call gave.
+        self,
+        call: Callable[[list[Any]], Sequence[Any]],
+        given: Sequence[Any],
+        own: Mapping[int, Callable[[], Tensor]],
+        pool: Any,
+    ) -> Recorded:
+        """See launch.Recorded.
 
+        own      in place of what is given, by number, what makes the call's own: of the pool, and
+                 again the pool's as soon as the call lets go of it
         raises   RuntimeError if it does what cannot be recorded; nothing has run
         """
+        seen, freed, mine = [*given], dict[int, Callable[[], bool]](), [*given]
+
+        def whole() -> Sequence[Any]:
+            with torch.inference_mode(False), torch.no_grad():  # others write to them, in any mode
+                for k, make in own.items():
+                    mine[k] = make()
+                    seen[k], freed[k] = borrowed(mine[k]), is_freed(mine[k])
+            return call(mine)
+
         with self._recording, torch.cuda.device(self.index), gc_paused():
             # what direct calls had, since recordings can take none of that
             torch.cuda.empty_cache()
             with torch.cuda.stream(self._streams[0]):
                 try:
-                    return _recorded(partial(call, given), pool)
+                    replay, results = _recorded(whole, pool)
                 except RuntimeError:
                     # torch goes on to take its generator for one that is recorded: a recording
                     # that ends well ends that, too
                     _recorded(partial(torch.zeros, 1, device=self.device), None)
                     raise
+        return Recorded(replay, results, seen, {k for k, ask in freed.items() if ask()})
 
     def together(self, calls: Sequence[Callable[[int], int]]) -> int:
         """Calls with streams beside each other, within `record`; their first status but 0."""
@@ -501,13 +519,35 @@ def _recorded(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], A
     graph = torch.cuda.CUDAGraph()
     # the libraries' workspaces become the pool's, and are made anew for others
     torch._C._cuda_clearCublasWorkspaces()
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        results = call()
-    finally:
-        graph.capture_end()
-        torch._C._cuda_clearCublasWorkspaces()
+    with _growing():
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            results = call()
+        finally:
+            graph.capture_end()
+            torch._C._cuda_clearCublasWorkspaces()
     return graph.replay, results
+
+
+@contextlib.contextmanager
+def _growing() -> Iterator[None]:
+    """Within, a pool's memory is one segment that grows, not many with room left in each.
+
+    source   torch's page on CUDA semantics, `expandable_segments`
+    """
+    # torch 2.11 tells nobody what was set behind the environment's back
+    ask: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    before = ask() if ask else next(filter(None, map(os.environ.get, names)), "")
+    if sys.platform != "linux" or "backend:" in before:
+        yield
+        return
+    change = torch._C._accelerator_setAllocatorSettings
+    change(f"{before},expandable_segments:True".removeprefix(","))
+    try:
+        yield
+    finally:
+        change(before or "expandable_segments:False")
 
 
 @functools.cache

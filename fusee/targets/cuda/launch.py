@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -202,6 +202,21 @@ def refused(who: str, words: bytes, status: int) -> CompileError:
     )
 
 
+class Recorded(NamedTuple):
+    """A call as a CUDA graph.
+
+    replay   launches it at once
+    results  what the call gave
+    inputs   what it reads; its own do not keep their memory
+    freed    which of these it has let go of: others may lie there by now
+    """
+
+    replay: Callable[[], None]
+    results: Sequence[Any]
+    inputs: list[Any]
+    freed: set[int]
+
+
 class Gpu(Protocol):
     """What launches and graphs need of a GPU; see fusee.targets.cuda.Device."""
 
@@ -233,8 +248,12 @@ class Gpu(Protocol):
     def pool(self) -> Any: ...
 
     def record(
-        self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
-    ) -> tuple[Callable[[], None], Sequence[Any]]: ...
+        self,
+        call: Callable[[list[Any]], Sequence[Any]],
+        given: Sequence[Any],
+        own: Mapping[int, Callable[[], Tensor]],
+        pool: Any,
+    ) -> Recorded: ...
 
     def holders(self, tensors: Sequence[Tensor]) -> Callable[[], list[int]]: ...
 

@@ -6,16 +6,20 @@ A Replayer stands around a host function. What holds:
   cannot be replayed: while the user records, while another thread replays, on a graph that the
   driver refused to record (the report says why).
 - A recording reads inputs where they were when it was made. An input that has come from elsewhere
-  is copied in from then on, a large one once _PLACES recordings were made. What the graph writes
+  is copied in from then on, a large one once _PLACES recordings were made; what it is copied to is
+  the recording's, until nothing reads it any more. What the graph writes
   to, and what overlaps itself, is not: each place of it is a recording of its own.
 - Results are new tensors at each call. They share memory as they do in a direct call, with inputs
   and with each other; what a recording writes is copied out.
-- What a forward saves for its backward stays where the recording wrote it, and is read there. As
-  long as anybody has it, the forward's calls run directly.
+- What a forward saves for its backward is lent: it stays where the recording wrote it, and is read
+  there. As long as anybody has it, no forward is replayed.
 - Recordings of one stream share an arena and a pool, since one runs after the other; both live as
   long as a recording points to them. A forward and its backward share the pool: what the one has
   given back when its recording ends, the other takes. What a forward lends is not given back, so
   that recordings made later leave it alone; one made earlier is not replayed while it is wanted.
+- The recording of a backward takes over what its forward lends, where nobody else has it: memory of
+  values that nothing reads any more is used again. It is replayed where that is so again; while
+  what was taken is wanted, no other recording is.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusee.aten.torch_api import borrowed
+from fusee.aten.torch_api import borrowed, storage_id
 from fusee.codegen import HostArguments
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.simt import emit_kernel
@@ -66,7 +70,8 @@ class _CudaGraph(NamedTuple):
     moved    inputs that are copied in, by `bring`; brought: those that come from the CPU
     fresh    make memory for what the graph leaves, and `take` copies it there; `results` are made
              of the inputs and that
-    is_lent  whether anybody still holds what it has left for a backward to read; None: nothing
+    lent     what it has left for a backward to read; None: nothing
+    taken    what its forward lent, if it took that over
     arena    is pointed to
     number   of recordings, those made earlier have lower ones
     """
@@ -77,33 +82,75 @@ class _CudaGraph(NamedTuple):
     brought: Sequence[tuple[int, Tensor]]
     fresh: Sequence[Callable[[], Tensor]]
     take: Callable[[Sequence[Tensor]], None]
-    is_lent: Callable[[], bool] | None
+    lent: _Lent | None
+    taken: _Lent | None
     results: Result
     arena: Tensor
     number: int
+
+
+class _Lent:
+    """What a forward's recording leaves for its backward.
+
+    values    do not keep their memory
+    owners    keep it, until a backward's recording takes it over
+    number    of the forward's recording
+    is_spent  whether that must be made anew: its memory was taken, and another backward is recorded
+    """
+
+    def __init__(self, owners: Sequence[Tensor], gpu: Gpu, number: int) -> None:
+        self.owners, self.values = dict(enumerate(owners)), [*map(borrowed, owners)]
+        self.number, self.is_spent = number, False
+        self._places = {storage_id(x): n for n, x in enumerate(self.values)}
+        self._count = gpu.holders(self.values)
+        self._own = self._count()
+        self._with_one = [n + 1 for n in self._own]
+
+    def is_wanted(self) -> bool:
+        return self._count() != self._own
+
+    def has_one_reader(self) -> bool:
+        """Whether one has all of the values, and no other any of them."""
+        return self._count() == self._with_one
+
+    def places(self, inputs: Sequence[Any], among: Sequence[int]) -> Mapping[int, int]:
+        """Which of a backward's inputs are which values; none unless it alone has all of them."""
+        if not self.has_one_reader():
+            return {}
+        storages = {k: storage_id(inputs[k]) for k in among}
+        found = {k: self._places[x] for k, x in storages.items() if x in self._places}
+        return found if len(found) == len(self.values) else {}
 
 
 class _RecordingPool:
     """Memory of recordings on one stream.
 
     users   the recordings of a forward, of its backwards
-    lender  the forward's recording that was replayed last
+    lent    what the forward's recording that was replayed last has left
     """
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.users: list[Mapping[Key, _CudaGraph]] = []
-        self.lender: _CudaGraph | None = None
+        self.lent: _Lent | None = None
+
+    def wanted(self) -> _Lent | None:
+        if self.lent is not None and not self.lent.is_wanted():
+            self.lent = None
+        return self.lent
 
 
 class Together:
     """What a forward's calls and those of its backwards share: one runs after the other, and the
-    memory of recordings, by stream."""
+    memory of recordings, by stream.
+
+    spent   how many forwards' recordings were made anew since their memory was taken over
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.pools: dict[int, _RecordingPool] = {}
-        self.numbers = numbers_from()
+        self.numbers, self.spent = numbers_from(), 0
 
 
 class _OneStream:
@@ -182,21 +229,22 @@ class Replayer:
                 if stream not in pools:
                     pools[stream] = _RecordingPool(self.gpu.pool())
                 one = self.streams[stream] = _OneStream(pools[stream], self.tensors, self.brought)
-            lender = one.pool.lender
-            if lender is not None and not (lender.is_lent and lender.is_lent()):
-                lender = one.pool.lender = None
-            if lender is not None and self.saved is None:
+            lent = one.pool.wanted()
+            if lent is not None and self.saved is None:
                 return self.run(*given)
             key = self._key(one, inputs)
             found = one.recordings.pop(key, None)
-            if found is None or (lender is not None and found.number < lender.number):
-                found = self._made_new(one, inputs)
+            if found is None or self._is_old(found, lent):
+                found = self._made_new(one, inputs, lent)
                 key = self._key(one, inputs)  # another input may be copied in by now
+            elif not self._is_safe(found, lent):
+                one.recordings[key] = found
+                return self.run(*given)
             if found is None:
                 return self.run(*given)
             one.recordings[key] = found  # the one used last is the last
-            if found.is_lent is not None:
-                one.pool.lender = found
+            if found.lent is not None:
+                one.pool.lent = found.lent
             return self._replayed(found, inputs)
         finally:
             lock.release()
@@ -220,6 +268,18 @@ class Replayer:
             inputs.clear()  # type: ignore[attr-defined]  # a backward's is a list
         return results
 
+    def _is_old(self, found: _CudaGraph, lent: _Lent | None) -> bool:
+        """Whether a recording may write to what is lent now, or its own values have no memory."""
+        if lent is not None and found.number < lent.number:
+            return True
+        return found.lent is not None and found.lent.is_spent
+
+    def _is_safe(self, found: _CudaGraph, lent: _Lent | None) -> bool:
+        """Whether what is lent, if it was taken over, is read by nobody but this call."""
+        if lent is None or found.taken is not lent:
+            return found.taken is None and (lent is None or bool(lent.owners))
+        return lent.has_one_reader()
+
     # ------------------------------------------------------------------------------ keys
 
     def _sizes_of(self, inputs: Sequence[Any]) -> Key:
@@ -230,7 +290,9 @@ class Replayer:
     def _key(self, one: _OneStream, inputs: Sequence[Any]) -> Key:
         return (self._sizes_of(inputs), *map(Tensor.data_ptr, one.pick(inputs)))
 
-    def _made_new(self, one: _OneStream, inputs: Sequence[Any]) -> _CudaGraph | None:
+    def _made_new(
+        self, one: _OneStream, inputs: Sequence[Any], lent: _Lent | None
+    ) -> _CudaGraph | None:
         """A new recording for this call; None if it is to run directly."""
         sizes = self._sizes_of(inputs)
         places = [inputs[k].data_ptr() for k in self.tensors]
@@ -240,15 +302,22 @@ class Replayer:
             del one.before[next(iter(one.before))]
         elsewhere = {k for k, a, b in zip(self.tensors, last, places, strict=True) if a != b}
         elsewhere.difference_update(one.moved)
-        is_often = one.made[sizes] >= _PLACES
+        values = {} if lent is None else lent.places(inputs, self.saved or ())
+        elsewhere.difference_update(values)  # which stay where they are
+        is_often = bool(values) or one.made[sizes] >= _PLACES
         movable = {k for k in elsewhere if self._is_movable(k, inputs[k], is_often)}
         if movable:
             self._drop(one, len(one.recordings))
             one.move(movable)
         if count < self.seen_first or elsewhere - movable:
             return None
+        if lent is not None and not lent.owners:
+            if values and not lent.is_spent:
+                lent.is_spent = True
+                self.together.spent += 1
+            return None
         one.made[sizes] += 1
-        return self._record(one, inputs)
+        return self._record(one, inputs, lent, values)
 
     def _is_movable(self, k: int, x: Tensor, is_often: bool) -> bool:
         """Not what a forward has saved: when that is replayed, too, it stays where it is."""
@@ -267,7 +336,14 @@ class Replayer:
 
     # ------------------------------------------------------------------------------ recording
 
-    def _record(self, one: _OneStream, inputs: Sequence[Any]) -> _CudaGraph | None:
+    def _record(
+        self,
+        one: _OneStream,
+        inputs: Sequence[Any],
+        lent: _Lent | None,
+        values: Mapping[int, int],
+    ) -> _CudaGraph | None:
+        """values   of inputs: which of what is lent, if all of that may be taken over"""
         if one.frames is None:
             with suppress(IndexError):  # a thread that runs directly has it
                 one.frames = self.waiting[self.stream()].pop()
@@ -276,31 +352,40 @@ class Replayer:
         if self.sizes:
             one.frames[self._sizes_of(inputs)]  # its memory is no recording's
         self._drop(one, len(one.recordings) - _MOST + 1)
-        mine = list(inputs)
+        given, own = list(inputs), dict[int, Callable[[], Tensor]]()
         with torch.inference_mode(False), torch.no_grad():  # others write to them, in any mode
-            for k in one.moved:
-                mine[k] = self.gpu.like(inputs[k])()
+            for k in self.brought:
+                given[k] = self.gpu.like(inputs[k])()
+        for k in set(one.moved).difference(self.brought):
+            own[k] = self.gpu.like(inputs[k])
+        if lent is not None and values and self.together.spent < _PLACES:
+            own.update({k: partial(lent.owners.pop, n) for k, n in values.items()})
+        else:
+            lent = None
         try:
-            replay, results = self.gpu.record(partial(self._run, one), mine, one.pool.handle)
-            lent = [*self._lent(mine, results)]
+            found = self.gpu.record(partial(self._run, one), given, own, one.pool.handle)
+            # where these lay, results may lie by now
+            mine = [None if k in found.freed else x for k, x in enumerate(found.inputs)]
+            saved = [*self._lent(mine, found.results)]
             left: list[Tensor] = []
-            made = [_made(x, mine, lent, results, left) for x in results]
+            made = [_made(x, mine, saved, found.results, left) for x in found.results]
         except RuntimeError as error:
             self.refused = str(error).partition("\n")[0]
+            if lent is not None:
+                lent.is_spent = True
             return None
         moved = [k for k in one.moved if k not in self.brought]
-        bring = self.gpu.copies([mine[k] for k in moved], into=True)
-        brought = [(k, mine[k]) for k in self.brought]
+        bring = self.gpu.copies([found.inputs[k] for k in moved], into=True)
+        brought = [(k, given[k]) for k in self.brought]
         left = [*map(borrowed, left)]  # what is copied out at once is the pool's again
         take = self.gpu.copies(left, into=False)
         fresh = [*map(self.gpu.like, left)]
-        gather = _gathered(made, lent, len(mine) + len(lent) + len(left))
-        count = self.gpu.holders(lent)
-        own = count()
-        is_lent = (lambda: count() != own) if lent else None
-        about = is_lent, gather, one.frames.arena
         number = next(self.together.numbers)
-        return _CudaGraph(replay, moved, bring, brought, fresh, take, *about, number)
+        lends = _Lent(saved, self.gpu, number) if saved else None
+        values_left = [] if lends is None else lends.values
+        gather = _gathered(made, values_left, len(mine) + len(saved) + len(left))
+        about = lends, lent, gather, one.frames.arena
+        return _CudaGraph(found.replay, moved, bring, brought, fresh, take, *about, number)
 
     def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> Iterator[Tensor]:
         """Results that are saved for a backward, and that nobody else gets."""
@@ -310,10 +395,10 @@ class Replayer:
                 if isinstance(x, Tensor) and x.numel() and not any(_shared(x, y) for y in others):
                     yield x
 
-    def _run(self, one: _OneStream, mine: Sequence[Any]) -> Sequence[Any]:
+    def _run(self, one: _OneStream, mine: list[Any]) -> Sequence[Any]:
         """On the stream that records: its frame is that of all recordings."""
         self.waiting[self.stream()].append(one.frames)
-        return self.recorded(*mine) if self.spread else self.recorded(list(mine))
+        return self.recorded(*mine) if self.spread else self.recorded(mine)
 
 
 def _gathered(made: Sequence[int | Result], lent: Sequence[Tensor], count: int) -> Result:

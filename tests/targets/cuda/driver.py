@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusee.aten.torch_api import storage_holders, storage_id
+from fusee.aten.torch_api import borrowed, storage_holders, storage_id
+from fusee.fake.layouts import extent
 from fusee.loops import Message
 from fusee.targets.cuda import launch
 from fusee.targets.cuda.recording import Copies
@@ -57,6 +58,7 @@ class FakeGpu:
         self.recorded = self.replayed = self.waits = 0
         self.beside: list[int] = []  # how many launches at once
         self.held: list[Tensor] = []
+        self.own: list[Tensor] = []  # what keeps memory of recordings
         self.pools: list[object] = []
         self.copied: list[int] = []  # how many tensors at once
         self._kept = (_LAUNCH(self._launch), _CONTEXT(self._push), _CONTEXT(self._pop))
@@ -106,26 +108,41 @@ class FakeGpu:
         return self.pools[-1]
 
     def record(
-        self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
-    ) -> tuple[Callable[[], None], Sequence[Any]]:
-        """No kernel runs while it is recorded; a replay runs all of it over the same memory."""
+        self,
+        call: Callable[[list[Any]], Sequence[Any]],
+        given: Sequence[Any],
+        own: Mapping[int, Callable[[], Tensor]],
+        pool: Any,
+    ) -> launch.Recorded:
+        """No kernel runs while it is recorded; a replay runs all of it over the same memory.
+
+        The call's own holds nonsense after each replay: others may be there by then.
+        """
+        given = [*given]
+        for k, make in own.items():
+            self.own.append(make())
+            given[k] = borrowed(self.own[-1])
         self.held += [x for x in given if isinstance(x, Tensor)]
         if self.refuses:
             raise RuntimeError(self.refuses)
         self.is_recording = True
         try:
-            results = self._on_side(partial(call, given))
+            results = self._on_side(partial(call, [*given]))
         finally:
             self.is_recording = False
         self.recorded += 1
 
         def replay() -> None:
             self.replayed += 1
-            for x, y in zip(results, self._on_side(partial(call, given)), strict=True):
+            for x, y in zip(results, self._on_side(partial(call, [*given])), strict=True):
                 if isinstance(x, Tensor) and x is not y:
                     x.copy_(y)
+            given_back = {x.data_ptr() for x in results if isinstance(x, Tensor)}
+            for x in map(given.__getitem__, own):
+                if x.data_ptr() not in given_back:
+                    x.as_strided((extent(x.shape, x.stride()),), (1,)).view(torch.uint8).fill_(0x7F)
 
-        return replay, results
+        return launch.Recorded(replay, results, given, set())
 
     def _on_side(self, call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
         before = self.stream, self.is_capturing

@@ -518,11 +518,11 @@ def test_training_is_replayed(gpu: FakeGpu) -> None:
     steps = [learning.step() for _ in range(7)]
     for got, want in steps:
         close(got, want)
-    assert gpu.recorded == 2 and gpu.replayed == 6 + 5
+    assert gpu.recorded == 2 and gpu.replayed == 6 + 6 and gpu.own
     # the batch and the result; batch and tangent, which came from elsewhere; gradients
     assert set(gpu.copied) == {1, 2, len(learning.weights)}
     report = live_reports()[-1]
-    assert "6 calls replayed" in str(report) and "5 calls replayed" in str(report.backward)
+    assert "6 calls replayed" in str(report) and "6 calls replayed" in str(report.backward)
 
 
 def test_a_forward_whose_values_are_wanted_runs_directly(gpu: FakeGpu) -> None:
@@ -547,7 +547,7 @@ def test_a_forward_whose_values_are_wanted_runs_directly(gpu: FakeGpu) -> None:
 
 def test_a_forward_and_its_backward_share_memory(gpu: FakeGpu) -> None:
     """A backward made before the forward that lends now may have taken the same memory: it is made
-    anew."""
+    anew, and since it takes over what is lent, the forward as well."""
     learning = Learning(gpu)
     for _ in range(4):
         learning.step()
@@ -559,7 +559,72 @@ def test_a_forward_and_its_backward_share_memory(gpu: FakeGpu) -> None:
         one.recordings[key] = found._replace(number=-1)
     for _ in range(3):
         close(*learning.step())
-    assert gpu.recorded == 3 and len(gpu.pools) == 1
+    assert gpu.recorded == 4 and len(gpu.pools) == 1
+
+
+def test_a_backward_leaves_what_others_want(gpu: FakeGpu) -> None:
+    """It uses the memory of saved values again where nobody else has them."""
+    learning = Learning(gpu)
+    for _ in range(4):
+        learning.step()
+    assert gpu.own and gpu.recorded == 2
+    x, kept = aligned(4, 16), []
+    want = learning.gradients(learning(x))
+
+    def keep_it(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    y, before = learning.call(x), gpu.replayed
+    for keep in (True, True, False):
+        close(learning.gradients(y, keep), want)
+    assert gpu.replayed == before + 1
+    with torch.autograd.graph.saved_tensors_hooks(keep_it, lambda x: x):
+        y = learning.call(x)
+    copies = [x.clone() for x in kept]
+    close(learning.gradients(y), want)
+    assert all(map(torch.equal, kept, copies))
+    kept.clear()
+    y, tangent = learning.call(x), torch.ones(4, 16, requires_grad=True)
+    twice = torch.autograd.grad(y, learning.weights[0], tangent, create_graph=True)[0]
+    eager = torch.autograd.grad(learning(x), learning.weights[0], tangent, create_graph=True)[0]
+    found, other = (torch.autograd.grad(g.square().sum(), tangent)[0] for g in (twice, eager))
+    close(found, other)
+    del y, twice, eager
+    for _ in range(3):
+        close(*learning.step())
+    assert gpu.recorded == 2
+
+
+def test_backwards_that_take_turns_leave_saved_values(gpu: FakeGpu) -> None:
+    """One of several results may lead to the loss: each backward is another graph."""
+    learning = Learning(gpu)
+    call = compiled(lambda x: (learning(x), learning(x).tanh()), gpu)
+    for n in range(14):
+        x = aligned(4, 16)
+        y, want = call(x)[n % 2], (learning(x), learning(x).tanh())[n % 2]
+        close(learning.gradients(y), learning.gradients(want))
+        del y
+    before = gpu.recorded, gpu.replayed
+    for n in range(4):
+        x = aligned(4, 16)
+        y, want = call(x)[n % 2], (learning(x), learning(x).tanh())[n % 2]
+        close(learning.gradients(y), learning.gradients(want))
+        del y
+    assert (gpu.recorded, gpu.replayed) == (before[0], before[1] + 8)
+
+
+def test_a_backward_that_cannot_be_recorded_has_what_was_saved(gpu: FakeGpu) -> None:
+    learning = Learning(gpu)
+    learning.step()
+    x = aligned(4, 16)
+    y = learning.call(x)
+    gpu.refuses = "not while it is recorded"
+    close(learning.gradients(y), learning.gradients(learning(x)))
+    gpu.refuses = ""
+    for _ in range(3):
+        close(*learning.step())
+    assert gpu.recorded == 2  # the forward, and anew: its memory had been taken
 
 
 def test_saved_values_that_hooks_have_taken_stay(gpu: FakeGpu) -> None:
