@@ -5,7 +5,8 @@ turns (bench/ops.py). A row of the table is an operator with what its operands a
 tells it to `fusee.autodiff.bill`: by how much either takes longer than the bytes that it
 reads and writes, the median over its programs. Rows of a layout alone are the medians over all
 operators, those with "once" what a call by itself takes. --write puts the table where the prices of
-processors of this one's vendor are read from, and a plot beside it.
+processors of this one's vendor are read from, and a plot beside it. --vendor h200 measures an
+NVIDIA GPU, by what it takes alone, and writes the GPUs' prices.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import json
 import math
 import statistics
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,10 @@ from bench.ops_cases import Case, Family
 from fusee.aten import WHOLE
 from fusee.aten.trace import trace
 from fusee.autodiff.bill import Charge, bill
+from fusee.autodiff.min_cut import Prices
 from fusee.errors import FuseeError
 from fusee.loops.lower import supported
-from fusee.targets import cpu
+from fusee.targets import cpu, cuda
 
 RESULTS = Path(__file__).parent / "results"
 Pair = tuple[float, float]  # of ATen's kernel, and of ours
@@ -189,6 +193,33 @@ FAMILIES = (
         "x.scatter_add(1, y, x)",
     ), _DTYPES),
 )
+# On a GPU, where 12 to 100 MB pass.
+GPU_FAMILIES = (
+    Family("gpu rows", ("64x100000", "4096x4096", "100000x64", "500000x8"), (
+        "x.sum(-1)", "x.sum(0)", "x.sum()", "x.mean(-1)", "x.mean()", "x.amax(-1)", "x.amax(0)",
+        "x.amax()", "x.var(-1)", "x.std(-1)", "torch.var_mean(x, 0)", "x.argmax(-1)", "x.max(-1)",
+        "x.prod(-1)", "x.any(-1)", "x.softmax(-1)", "x.softmax(0)", "x.log_softmax(-1)",
+        "x.logsumexp(-1)", "F.layer_norm(x, x.shape[-1:])", "F.rms_norm(x, x.shape[-1:])",
+        "torch.linalg.vector_norm(x, dim=-1)", "x.cumsum(-1)", "F.gelu(x)", "F.silu(x)", "x + 1",
+        "x.exp()", "x.tanh()", "x.erfinv()", "x.t().contiguous()", "torch.cat([x, x])",
+        "torch.cat([x, x], -1)", "torch.stack([x, x], -1)", "x.flip(-1)", "x.roll(3, -1)",
+        "F.pad(x, (1, 2))", "F.glu(x, -1)", "torch.where(x > 0, x, -1.0)", "x.float()",
+    ), ("bf16",)),
+    Family("gpu indices", (
+        "64x100000, 64:i64<64", "4096x4096, 4096:i64<4096", "100000x64, 100000:i64<100000",
+        "500000x8, 500000:i64<500000",
+    ), (
+        "x.index_select(0, y)", "x.gather(0, y[:, None].expand(-1, x.shape[1]))",
+        "F.embedding(y, x)", "F.cross_entropy(x, y % x.shape[1])",
+    ), ("bf16",)),
+    Family("gpu images", ("32x64x56x56", "32x64x56x56:nhwc"), (
+        "F.group_norm(x, 8)", "F.batch_norm(x, None, None, training=True)",
+        "F.max_pool2d(x, 3, 2, 1)", "F.avg_pool2d(x, 2)", "F.interpolate(x, scale_factor=2)",
+        "F.interpolate(x, scale_factor=2, mode='bilinear')", "F.adaptive_avg_pool2d(x, 1)",
+        "x.mean((2, 3))", "F.pixel_shuffle(x, 2)", "x.to(memory_format=torch.channels_last)",
+        "x.contiguous()",
+    ), ("bf16",)),
+)
 # fmt: on
 
 # For some inputs others of which a call by itself is all that there is.
@@ -200,9 +231,9 @@ SMALL = {
 }  # fmt: skip
 
 
-def cases() -> Iterator[Case]:
+def cases(families: Sequence[Family] = FAMILIES) -> Iterator[Case]:
     found = {}
-    for family in FAMILIES:
+    for family in families:
         for program in family.programs:
             small = [(SMALL[inputs], "f32") for inputs in family.inputs if inputs in SMALL]
             for inputs, dtype in (*itertools.product(family.inputs, family.dtypes), *small):
@@ -211,14 +242,14 @@ def cases() -> Iterator[Case]:
     yield from found.values()
 
 
-def charges(case: Case) -> list[Charge]:
+def charges(case: Case, prices: Prices = cpu.CPU.prices) -> list[Charge]:
     """The calls of eager's that the case's graph is."""
     found: list[Charge] = []
     operators = supported()
 
     def priced(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         graph = trace(gm, inputs, keep=(operators | WHOLE).__contains__)
-        found.extend(bill(graph, [graph], operators, cpu.CPU.prices).calls)
+        found.extend(bill(graph, [graph], operators, prices).calls)
         return gm.forward
 
     fusee.compile(case.function(), backend=priced)(*case.tensors())
@@ -249,6 +280,48 @@ def measured(case: Case, seconds: float) -> dict[str, Any] | None:
     own = (row["eager_us"] * UNITS - prices.call) / call.passed
     loop = (row["us"] * UNITS - prices.run) / call.passed
     return {"kind": call.kind, "own": round(own, 3), "loop": round(max(loop, 0.1), 3), "us": us}
+
+
+def measured_on_gpu(case: Case, seconds: float) -> dict[str, Any] | None:
+    """As `measured`, by what the GPU takes alone."""
+    function, given = case.function(), [x.cuda() for x in case.tensors()]
+    kernels = fusee.compile(function, options={"prices": False, "graphs": False})
+    kernels(*given)
+    own, loop = (_alone(partial(f, *given), seconds) for f in (function, kernels))
+    return _on_gpu(case, own, loop)
+
+
+def _on_gpu(case: Case, own: float, loop: float) -> dict[str, Any] | None:
+    """
+    own, loop   microseconds
+    """
+    prices = cuda.CUDA.prices
+    found = charges(case, prices)
+    if len(found) != 1:
+        return None
+    factors = (round(us * prices.unit / found[0].passed, 3) for us in (own, loop))
+    return {"kind": found[0].kind, **dict(zip(("own", "loop"), factors)), "us": round(own, 1)}
+
+
+def _alone(call: Callable[[], object], seconds: float) -> float:
+    """Microseconds of a call that is recorded eight times."""
+    for _ in range(4):
+        call()
+    torch.cuda.synchronize()
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(8):
+            call()
+    event: Any = torch.cuda.Event
+    found, start = list[float](), time.perf_counter()
+    while len(found) < 5 or time.perf_counter() - start < seconds:
+        begin, end = (event(enable_timing=True) for _ in "be")
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end) / 8 * 1e3)
+    return statistics.median(found)
 
 
 def _is_small(case: Case) -> bool:
@@ -332,17 +405,20 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    is_gpu = given.vendor not in ("amd", "intel")
+    is_here = torch.cuda.is_available() if is_gpu else given.vendor == cpu.vendor()
     results = RESULTS / f"prices_{given.vendor}.json"
     rows = json.loads(results.read_text()) if results.exists() else {}
+    measure = measured_on_gpu if is_gpu else measured
     with torch.no_grad():
         if given.words:
             renamed(rows)
             results.write_text(_lines(rows))
-        for case in cases():
-            if case.name in rows or given.only not in case.name or given.vendor != cpu.vendor():
+        for case in cases(GPU_FAMILIES if is_gpu else FAMILIES):
+            if case.name in rows or given.only not in case.name or not is_here:
                 continue
             try:
-                rows[case.name] = measured(case, given.seconds)
+                rows[case.name] = measure(case, given.seconds)
             except (FuseeError, RuntimeError) as error:
                 rows[case.name] = {"error": str(error)[:100]}
             print(case.name, rows[case.name], flush=True)
@@ -351,10 +427,11 @@ def main() -> None:
     for kind, (own, loop) in made.items():
         print(f"{kind or 'plain':40s} {own:7.2f} {loop:7.2f}", file=sys.stdout)
     if given.write:
-        tables = json.loads(cpu.PRICES.read_text()) | {given.vendor: made}
+        path = cuda.PRICES if is_gpu else cpu.PRICES
+        tables = (json.loads(path.read_text()) if path.exists() else {}) | {given.vendor: made}
         texts = (_lines(rows, lambda kind: kind.partition(" ")[0]) for rows in tables.values())
         inner = (f'"{vendor}": {text.rstrip()}' for vendor, text in zip(tables, texts))
-        cpu.PRICES.write_text("{\n" + ",\n".join(inner) + "\n}\n")
+        path.write_text("{\n" + ",\n".join(inner) + "\n}\n")
         plot(made, results.with_suffix(".png"))
 
 

@@ -43,13 +43,15 @@ _EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".
 
 
 class Charge(NamedTuple):
-    """A call of eager's: its kinds as `Prices.own` has them, what it passes, and both prices."""
+    """A call of eager's: its kinds as `Prices.own` has them, what it passes, both prices, and what
+    of the first is the host's."""
 
     kind: str
     once: str
     passed: float
     own: float
     loop: float
+    host: float
 
 
 class Bill(NamedTuple):
@@ -59,16 +61,19 @@ class Bill(NamedTuple):
     kernels   of all loops, with what a compiled call costs by itself
     singles   what stays a call among them, see `_cheaper_calls`
     unit      Prices'
+    beside    Prices'
     """
 
     calls: list[Charge]
     kernels: float
     singles: dict[fx.Node, tuple[float, float]]
     unit: float
+    beside: bool
 
     @property
     def captured(self) -> float:
-        return sum(call.own for call in self.calls)
+        total, host = (sum(x) for x in ([c.own for c in self.calls], [c.host for c in self.calls]))
+        return max(host, total - host) if self.beside else total
 
     @property
     def is_captured(self) -> bool:
@@ -102,10 +107,10 @@ def bill(
         if is_clone and node in results:
             continue  # of a gradient that is a view: eager gives the view
         calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
-    kernels = float(prices.train if len(halves) > 1 else prices.run)
+    host, kernels = float(prices.train if len(halves) > 1 else prices.run), 0.0
     others = (x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops)
     if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
-        kernels += prices.guard
+        host += prices.guard
     charges = _of_autograd(calls.values(), prices)
     priced: dict[str, tuple[float, float]] = {}
     layouts: dict[Any, str] = {}
@@ -122,13 +127,13 @@ def bill(
         once = f"{name}{' number' * any(map(_has_number, nodes))} once"
         usual = prices.own.get(f"{name} once", (prices.call, prices.run))
         call, alone = prices.own.get(once, usual)
-        charges.append(Charge(kind, once, passed, call + own * passed, loop * passed))
+        charges.append(Charge(kind, once, passed, call + own * passed, loop * passed, call))
         kernels += (
             max(0, alone - prices.run) + max(0, loop - prices.near) * passed
         )  # fusion saves none of it
     views = [x for x in aten.graph.nodes if is_view(x.target) and x not in results]
-    if views:
-        charges.append(Charge(f"{len(views)} views", "", 0, prices.view * len(views), 0))
+    price = prices.view * len(views)
+    charges += [Charge(f"{len(views)} views", "", 0, price, 0, price)] if views else []
     singles: dict[fx.Node, tuple[float, float]] = {}
     for half, part in zip(halves, parts, strict=True):
         inner = _loops(half, loops)
@@ -139,7 +144,8 @@ def bill(
             kernels += prices.cold * min(1 / len(halves), share)
         singles |= {} if half.symbols else _cheaper_calls(part, inner, layouts)
     kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
-    return Bill(charges, kernels, singles, prices.unit)
+    kernels = max(host, kernels) if prices.beside else host + kernels
+    return Bill(charges, kernels, singles, prices.unit, prices.beside)
 
 
 def _of_autograd(calls: Iterable[Sequence[fx.Node]], prices: Prices) -> list[Charge]:
@@ -147,7 +153,7 @@ def _of_autograd(calls: Iterable[Sequence[fx.Node]], prices: Prices) -> list[Cha
     call that is ahead of it."""
     ahead = sum(bool(nodes[0].meta.get("ahead")) for nodes in calls)
     own = prices.train + 2 * prices.call * ahead
-    return [Charge("a pass of autograd", "", 0, own, 0)] if ahead else []
+    return [Charge("a pass of autograd", "", 0, own, 0, own)] if ahead else []
 
 
 def _cheaper_calls(

@@ -68,6 +68,7 @@ class Prices(NamedTuple):
            "": any operator; a space and one word: times as much in such a layout; with "once": what
            a call by itself costs, of ATen's and of kernels ("number": an operand is one)
     unit   how many of this unit are a microsecond
+    beside whether the host goes on while others compute, so that the slower of the two counts
     """
 
     move: int = 10
@@ -84,6 +85,7 @@ class Prices(NamedTuple):
     near: float = 0.1
     own: Mapping[str, tuple[float, float]] = {"": (0.15, 0.1)}
     unit: float = 1e5
+    beside: bool = False
 
 
 class Kind(enum.Enum):

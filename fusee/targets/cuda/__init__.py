@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import json
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,6 +123,8 @@ _CALLS = {
 
 # Of graphs with messages: their messages' numbers begin with this, 16 bits further left.
 _codes = itertools.count(1)
+# By GPU; bench/prices.py writes it.
+PRICES = Path(__file__).with_name("prices_by_gpu.json")
 # In the unit of its prices.
 _MICROSECOND = 40_000_000
 
@@ -134,7 +138,6 @@ class CUDA(Target):
 
     profile = PROFILE
     # Of one with 4 TB/s, where eager's host takes 5 us for a call, ours 15 and a training call 60.
-    # Not measured call by call, as the CPU's are.
     prices = Prices(
         hold=15,
         step=1,
@@ -142,8 +145,9 @@ class CUDA(Target):
         run=15 * _MICROSECOND,
         train=60 * _MICROSECOND,
         near=1.0,
-        own={"": (1.0, 1.0)},
+        own={"": (1.0, 1.0), **json.loads(PRICES.read_text())["h200"]},
         unit=_MICROSECOND,
+        beside=True,
     )
 
     def __init__(self, gpu: Gpu | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fusee
+from fusee.aten import WHOLE
+from fusee.aten.trace import trace
+from fusee.autodiff.bill import bill
 from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
+from fusee.loops.lower import supported
 from fusee.targets import cuda
 from fusee.targets.cuda import CUDA, launch, recording
 from fusee.targets.cuda.launch import Beside
@@ -483,6 +487,27 @@ def test_while_the_user_records(gpu: FakeGpu) -> None:
     for _ in range(3):
         close(call(x), fn(x))
     assert gpu.replayed == 2 and len(gpu.arenas) == 4
+
+
+def test_calls_that_take_the_gpu_longer_become_kernels(gpu: FakeGpu) -> None:
+    """By what both were measured to take; what a few elements need is the host's time."""
+    cases: list[tuple[Callable[[Tensor], Tensor], tuple[int, ...], bool]] = [
+        (lambda x: nn.functional.layer_norm(x, x.shape[-1:]), (64, 100000), False),
+        (lambda x: nn.functional.layer_norm(x, x.shape[-1:]), (4, 64), True),
+        (lambda x: nn.functional.layer_norm(x, x.shape[-1:]), (4096, 4096), False),
+        (lambda x: x.softmax(0), (2048, 2048), False),
+        (lambda x: nn.functional.pixel_shuffle(x, 2), (32, 64, 56, 56), True),
+    ]
+    bills = []
+
+    def priced(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph = trace(gm, inputs, keep=(supported() | WHOLE).__contains__)
+        bills.append(bill(graph, [graph], supported(), CUDA.prices))
+        return gm.forward
+
+    for fn, shape, is_captured in cases:
+        fusee.compile(fn, backend=priced)(torch.empty(shape, dtype=torch.bfloat16))
+        assert bills.pop().is_captured == is_captured
 
 
 def test_small_graphs_are_launched(gpu: FakeGpu) -> None:
