@@ -334,6 +334,7 @@ class Device:
     # Of what is made when the first graph is compiled: memory that all threads may read and write,
     # beginning with the address of `words`.
     _PAGE_WORDS = 512
+    _recording = threading.Lock()  # of all GPUs: how memory is asked for then is the process's
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -351,7 +352,6 @@ class Device:
             self._page = page.to(self.device)
         self.messages: dict[int, Message] = {}
         self._stream: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, index)
-        self._recording = threading.Lock()
         atexit.register(self._tell)
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
         functions = {name: ctypes.cast(getattr(_driver(), name), ctypes.c_void_p) for name in names}
