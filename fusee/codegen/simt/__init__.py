@@ -183,8 +183,9 @@ class _Mapping:
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
         self.inner = [phase for phase in kernel.phases if phase.inner]
         scans = any(is_scan(p, self.orders[id(p)]) for p in kernel.phases)
-        short = self._is_short()
-        self.lane = kernel.lanes
+        rows = bool(kernel.outer) and not scans and self._reads_rows()
+        short = not rows and self._is_short()
+        self.lane = None if rows else kernel.lanes
         if self.lane is None and kernel.outer and (short or scans):
             self.lane = kernel.outer[-1]
         self.parallel = [axis for axis in kernel.outer if axis != self.lane]
@@ -224,6 +225,24 @@ class _Mapping:
         threads = hint(count_points(self.kernel.outer))
         alone = ALONE if threads >= ENOUGH else STATIC_SIZE
         return most <= alone and all(is_short(p) and not self._fills_rows(p) for p in self.inner)
+
+    def _reads_rows(self) -> bool:
+        """Whether all that phases load along their rows are rows behind each other, in accesses of
+        full width: threads with several rows each would load element by element."""
+        outer, rows = self.kernel.outer, 0
+        for phase in self.inner:
+            axis = phase.inner[-1]
+            for value in self.orders[id(phase)]:
+                if value.op != "load" or axis not in symbols(value.attr[1]):
+                    continue
+                lanes = ACCESS_BYTES // value.attr[0].dtype.itemsize
+                (step, _), (row, _) = (
+                    coefficient(value.attr[1], x) or (0, 0) for x in (axis, outer[-1])
+                )
+                if step != 1 or row != axis.hi or lanes > MOST_LANES or not divides(lanes, row):
+                    return False
+                rows += 1
+        return rows > 0
 
     def _fills_rows(self, phase: Phase) -> bool:
         """Whether a phase stores rows in pieces of a sector and more: threads with a row each would

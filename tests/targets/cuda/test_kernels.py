@@ -387,6 +387,26 @@ def test_exponentials(gpu: Simulated) -> None:
     check_exponentials(fusee.compile(torch.exp, options={"cache": False})(exponents()))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("length", [8, 16, 24, 48])
+def test_short_rows_are_read_in_one_piece(gpu: Simulated, length: int, dtype: torch.dtype) -> None:
+    """Not element by element, by threads that have several rows each."""
+    x = torch.randn(300, length).mul(9).to(dtype)
+    programs: list[Callable[..., Any]] = [
+        lambda x: x.sum(-1),
+        lambda x: x.argmax(-1),
+        lambda x: (x + 1).amax(-1),
+    ]
+    if dtype.is_floating_point:
+        programs += [lambda x: x.softmax(-1), lambda x: x.logsumexp(-1), lambda x: x.var(-1)]
+    for program in programs:
+        agree(program, x, tolerance=TOLERANCE.get(dtype, 0.0))
+        lanes = 16 // dtype.itemsize
+        kind = {2: "bfloat", 4: "float", 8: "i64"}[dtype.itemsize]
+        loads = re.findall(r"= load (.*?), ptr %v", gpu.codes[-1].module)
+        assert set(loads) == {f"<{lanes} x {kind}>"}, loads
+
+
 def test_rows_of_a_sector_are_stored_by_teams(gpu: Simulated) -> None:
     def rows(x: torch.Tensor, y: torch.Tensor) -> Any:
         return F.softplus(x)[..., None] * y[:, None], F.softplus(x)
