@@ -22,17 +22,17 @@ from fusee.loops.lower.pointwise import make_checks
 from fusee.loops.lower.tensor import (
     DTYPES,
     HANDLERS,
+    REASONS,
     Lowering,
     Meta,
+    NotLowered,
     OpCall,
     Strided,
     Tensor,
     bound,
     calls,
     dense,
-    refusal,
     same_strides,
-    unlowered,
 )
 from fusee.loops.lower.views import growing, narrow
 from fusee.source import Args, Kwargs, leaves
@@ -551,8 +551,7 @@ class GraphLowering:
             layout_of = partial(self._layout_of, node)
             overwrites = self._overwrites(node)
             call = OpCall(self.lowering, op, known, used, layout_of, self.extern_of, overwrites)
-            reason = refusal(op, call, args, kwargs)
-            if reason is None and not _is_view(op):
+            if not _is_view(op):
                 nothing = bool(known) and all(0 in meta.shape for meta in known)
                 if nothing and not self.must_run(node):
                     return [
@@ -564,11 +563,14 @@ class GraphLowering:
                     reason = "ATen may refuse operands without elements"
                 if any(len(x.shape) > 64 for x in args if isinstance(x, Tensor)):
                     reason = "ATen refuses more than 64 axes"
-            if reason is None:
-                result = bound(HANDLERS[op], call, args, kwargs)
-                return [result] if isinstance(result, Tensor) else list(result)
+            try:
+                if reason is None:
+                    result = bound(HANDLERS[op], call, args, kwargs)
+                    return [result] if isinstance(result, Tensor) else list(result)
+            except NotLowered as error:
+                reason = str(error)
         elif reason is None:
-            reason = unlowered(op)
+            reason = REASONS.get(op, "no lowering")
         spec = self.extern_of(op) or ExternSpec(op, exact=True)
         if spec.any_size is not None and any(isinstance(n, Expr) for n in args[0].shape):
             spec = spec.any_size
