@@ -351,7 +351,7 @@ def fold_norm(edit: Editor) -> None:
             _as_affine(edit, norm)
 
 
-def _typed(node: fx.Node, dtype: torch.dtype) -> torch.Tensor:
+def _typed(node: fx.Node, dtype: torch.dtype) -> Tensor:
     """The meta of `node` converted to `dtype`."""
     meta = val(node)
     return meta if meta.dtype is dtype else torch.empty_like(meta, dtype=dtype)

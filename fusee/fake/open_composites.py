@@ -730,7 +730,7 @@ def _item(x: Tensor, key: Any) -> Tensor:
 _QUANTILES = {
     getattr(of, name): _quantile(getattr(torch, name), name == "nanquantile")
     for name in ("quantile", "nanquantile")
-    for of in (torch, torch.Tensor)
+    for of in (torch, Tensor)
 }
 IN_OTHERS.update(
     {
@@ -742,7 +742,7 @@ IN_OTHERS.update(
         torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
         **_QUANTILES,
         **dict.fromkeys(  # the gradient of the one is zeros of a known size
-            (torch.sgn, torch.Tensor.sgn),
+            (torch.sgn, Tensor.sgn),
             lambda input: (torch.sgn if input.is_complex() else torch.sign)(input),
         ),
         torch.tril_indices: functools.partial(_triangle, torch.tril_indices, False),
@@ -752,9 +752,7 @@ IN_OTHERS.update(
 FORMS.update(IN_OTHERS)
 COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     **IN_OTHERS,
-    **dict.fromkeys(
-        (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, operator.matmul), matmul
-    ),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, operator.matmul), matmul),
     torch.ops.aten.matmul.default: matmul,
     torch._C._nn.linear: linear,
 }
