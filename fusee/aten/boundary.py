@@ -39,9 +39,6 @@ from fusee.fake.layouts import extent, may_repeat
 from fusee.sym import Expr, Size, hint, known_ge, only_symbol, product
 from fusee.sym.shape_env import wrapped
 
-# ---------------------------------------------------------------------------- sources
-
-
 # What is done to the twin of each input: (index, twin, what the input is like).
 Prepare = Callable[[int, Tensor, Tensor], None]
 

@@ -169,9 +169,6 @@ def constants(edit: Editor) -> tuple[Derived, ...]:
     return derived
 
 
-# ------------------------------------------------------------------------------ what to keep
-
-
 def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
     """The static nodes to keep, in graph order."""
     chosen: set[fx.Node] = set()
@@ -195,9 +192,6 @@ def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
-
-
-# ------------------------------------------------------------------------------ the split
 
 
 def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Node, int]) -> Derived:

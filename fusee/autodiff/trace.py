@@ -286,8 +286,6 @@ def _is_home(x: object, home: torch.device) -> bool:
     return isinstance(x, torch.device) and x.type == home.type and x.index in (None, home.index)
 
 
-# ------------------------------------------------------------------------------ devices
-
 _ASKING: frozenset[Any] = frozenset(
     {
         *(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),

@@ -35,9 +35,6 @@ from fusee.errors import (
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import Sidecar
 
-# ---------------------------------------------------------------------------- registry
-
-
 CompiledFn = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Any], CompiledFn]
 ENTRY_POINTS = "torch_dynamo_backends"

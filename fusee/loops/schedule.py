@@ -283,10 +283,7 @@ def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
         found = next(itertools.chain(cuts_of(cut), _in_pieces(cut, beside)), None)
         if found is None:
             break
-        high, low, whole = split_symbols(*found)
-        parts = ((high, low) if axis == found[0] else (axis,) for axis in cut.axes)
-        axes = tuple(axis for part in parts for axis in part)
-        cut = replace(rewritten(cut, {found[0]: whole}), axes=axes, reads_memo=None)
+        cut = cut_loop(cut, *found)
     return None if cut is loop else cut
 
 

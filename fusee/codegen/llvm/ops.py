@@ -34,9 +34,6 @@ from fusee.runtime.llvm_text import (
 from fusee.source import Rules
 from fusee.sym import Atom, Size, Symbol
 
-# ---------------------------------------------------------------------------- ops
-
-
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}

@@ -234,8 +234,6 @@ def _element(call: OpCall, x: Operand, shape: Shape) -> Element:
     return lambda ix: value
 
 
-# ------------------------------------------------------------------------------ scatter
-
 MODES: dict[str, Mode] = {
     "add": "add",
     "sum": "add",
@@ -283,9 +281,6 @@ def _scatter(
 
 
 lowers("scatter_add")(lambda call, x, dim, index, src: _scatter(call, x, dim, index, src, "sum"))
-
-
-# ------------------------------------------------------------------------------ index_put
 
 
 @lowers("index_put _unsafe_index_put")
@@ -488,9 +483,6 @@ def _turned(x: Tensor, dim: int, shift: Size) -> Tensor:
     return x.lowering.view(
         x, x.shape, lambda at: resized(at, dim, mod(at[dim] + begin, size)), None
     )
-
-
-# ------------------------------------------------------------------------------ parts replaced
 
 
 @lowers("slice_scatter")

@@ -61,9 +61,6 @@ from fusee.loops.schedule import first_write, reads, writes
 from fusee.source import HALVES
 from fusee.sym import Expr, Size, Symbol, floordiv
 
-# ---------------------------------------------------------------------------- pointwise
-
-
 Operand = Tensor | Number
 
 
