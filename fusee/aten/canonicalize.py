@@ -35,7 +35,7 @@ from fusee.fake.layouts import (
     same_ints,
     suggested_layout,
 )
-from fusee.fake.open_composites import one_hot
+from fusee.fake.open_composites import IN_OTHERS
 from fusee.fake.open_sizes import narrowed, selected
 from fusee.fake.rules import LAYERS
 from fusee.source import Args, Kwargs, OpRules, overloads
@@ -410,7 +410,7 @@ def _channel_shuffle(t: Tracer, x: Tensor, groups: int) -> Any:
 def _one_hot(t: Tracer, x: Tensor, classes: Any = -1) -> Any:
     if type(classes) is int and classes < 1:
         raise t.b.unsupported("how many classes one_hot() sees only the values tell")
-    return one_hot(x, classes)
+    return IN_OTHERS[torch.nn.functional.one_hot](x, classes)
 
 
 @ALWAYS.rule("index.Tensor _unsafe_index.Tensor")

@@ -183,10 +183,10 @@ def sparse_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """torch.embedding in a joint trace."""
-    options = padding_idx, scale_grad_by_freq
+    """torch.embedding in a joint trace; None: it may run as it is."""
     if not (sparse and torch.is_grad_enabled() and weight.requires_grad):
-        return torch.embedding(weight, indices, *options, sparse)
+        return None
+    options = padding_idx, scale_grad_by_freq
     return _SparseEmbedding.apply(weight, t, indices, *options)  # type: ignore[no-untyped-call]
 
 
