@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fusee.aten import draws, inverse, is_view, remove_dead
 from fusee.aten.canonicalize import bound, convert
-from fusee.aten.rewriter import new_call
+from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
@@ -470,7 +470,7 @@ def join_parts(graph: fx.Graph) -> None:
             moved.add(node)
     for node in graph.nodes if moved else ():  # views lie as what they are taken of
         if node in moved or (is_view(node.target) and node.args[0] in moved):
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+            args, kwargs = fx.map_arg((node.args, node.kwargs), val)
             node.meta["val"] = on_metas(node.target, *args, **kwargs)
             moved.add(node)
     if joined:
@@ -575,13 +575,13 @@ def _has_open_views(node: fx.Node) -> bool:
 def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
     """Whether a tensor was written anew as all its parts together."""
     axis, made = parts.axis, list[fx.Node]()
-    rank, rows = node.meta["val"].dim(), node.meta["val"].shape[axis]
+    rank, rows = val(node).dim(), val(node).shape[axis]
     is_whole = sum(end - begin for begin, (end, _) in parts.at.items()) == rows
     if parts.base.op == "placeholder" or not (is_whole or parts.base.target in _FILLS):
         return False
     if any(_has_open_views(read) for read in parts.reads):
         return False
-    if is_whole and all(part.meta["val"].dim() < rank for _, part in parts.at.values()):
+    if is_whole and all(val(part).dim() < rank for _, part in parts.at.values()):
         node.target, node.args = aten.stack.default, ([parts.at[k][1] for k in parts.begins], axis)
         return True
     done = 0
@@ -592,7 +592,7 @@ def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
                 made.append(new_call(graph, aten.slice.Tensor, args, {}, node.meta))
             if begin < rows:
                 done, part = parts.at[begin]
-                if part.meta["val"].dim() < rank:
+                if val(part).dim() < rank:
                     part = new_call(graph, aten.unsqueeze.default, (part, axis), {}, node.meta)
                 made.append(part)
     node.target, node.args = aten.cat.default, (made, axis)

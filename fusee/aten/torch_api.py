@@ -530,7 +530,7 @@ CASTS = {
 
 
 @functools.cache
-def autocast_kind(op: OpOverload, device: str = "cpu") -> AutocastKind | None:
+def autocast_kind(op: OpOverload, device: str) -> AutocastKind | None:
     """What autocast does to the arguments of `op` on a device; None if nothing."""
     casts = CASTS[device]
     if op_name(op) not in ops_with_kernel(casts.key):

@@ -394,7 +394,7 @@ def _by_elements(op: Any, may_write: bool) -> Callable[..., Any] | None:
 
 
 def _home(
-    mode: _Mode, op: Any, args: Any, kwargs: Any, is_open: bool, for_function: bool = False
+    mode: _Mode, op: Any, args: Any, kwargs: Any, is_open: bool, for_function: bool
 ) -> torch.device | None:
     """Where all tensors are, if they are fakes, and torch does not know the values of its results.
 

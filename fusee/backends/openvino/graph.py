@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import AtenGraph, is_pure
-from fusee.aten.rewriter import Sized
+from fusee.aten.rewriter import Sized, val
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import bindings, element_of, last_line, wrap
 from fusee.backends.regions import HEAD, fits, interval, lasting
@@ -76,7 +76,7 @@ class _Decodable(Sized):
         open_ = [k for k, n in enumerate(shape) if not isinstance(n, int)]
         if node.target is aten.view.default:
             return open_ if len(open_) == 1 and 0 not in shape else []
-        old = [self.whole.to_size(n) for n in source.meta["val"].shape]
+        old = [self.whole.to_size(n) for n in val(source).shape]
         more = len(shape) - len(old)
         return [k for k in open_ if k >= more and shape[k] == old[k - more]]
 
@@ -127,12 +127,12 @@ def _unmoved(graph: AtenGraph, node: fx.Node) -> fx.Node:
     """The first node whose elements a node has, in the same places of the same sizes."""
 
     def sizes(x: fx.Node) -> list[object]:
-        return [graph.to_size(n) for n in x.meta["val"].shape]
+        return [graph.to_size(n) for n in val(x).shape]
 
     found = here = node
     while here.target in _IN_ORDER or here.target in _IF_ALL:
         source: Any = here.args[here.target is aten.copy.default]
-        if not isinstance(source, fx.Node) or source.meta["val"].dtype != node.meta["val"].dtype:
+        if not isinstance(source, fx.Node) or val(source).dtype != val(node).dtype:
             break
         if here.target in _IF_ALL and _without_ones(sizes(source)) != _without_ones(sizes(here)):
             break
@@ -301,7 +301,7 @@ def _tail(weight: fx.Node) -> _Tail | None:
     node: Any = weight
     wanted = [aten.sub.Tensor, aten.mul.Tensor]
     while isinstance(node, fx.Node) and node.op == "call_function":
-        bounds = None if node.meta["val"].is_floating_point() else interval(node)
+        bounds = None if val(node).is_floating_point() else interval(node)
         is_scaled = aten.mul.Tensor not in wanted
         is_small = bounds is not None and known_ge(bounds[0], 0) and known_ge(255, bounds[1])
         if is_scaled and is_small and fits(node):
@@ -334,7 +334,7 @@ def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> Groupe
             table = values[other] if isinstance(other, fx.Node) else torch.tensor(other)
             at = len(tables) if step.target is aten.sub.Tensor else 1
             tables.insert(at, table)
-            shape: Any = step.meta["val"].shape
+            shape: Any = val(step).shape
             tables = [x.expand(shape) for x in tables]
         elif step.target is aten.view.default:
             shape = step.args[1]

@@ -118,7 +118,7 @@ def biases_apart(edit: Editor) -> None:
             continue
         named["bias"] = None
         with edit.before(node):
-            op, of = aten.convolution.default, node.meta["val"]
+            op, of = aten.convolution.default, val(node)
             plain = edit.call(op, *named.values(), val=of)
             shape = [-1, *[1] * (val(weight).dim() - 2)]
             added = edit.call(aten.reshape.default, bias, shape)
@@ -178,11 +178,11 @@ def joint_channels_last(edit: Editor) -> None:
     found: dict[fx.Node, Any] = {}
 
     def now(node: fx.Node) -> Any:
-        return found.get(node, node.meta["val"])
+        return found.get(node, val(node))
 
     for node in edit.graph.nodes:
         if node in layouts:
-            of = node.meta["val"]
+            of = val(node)
             found[node] = _as_images(of) if isinstance(of, Tensor) else (_as_images(of[0]), *of[1:])
         elif node.op == "call_function" and any(x in found for x in node.all_input_nodes):
             args, kwargs = fx.map_arg(node.args, now), fx.map_arg(node.kwargs, now)
@@ -190,13 +190,13 @@ def joint_channels_last(edit: Editor) -> None:
                 found[node] = args[0].reshape(args[1])
             else:
                 found[node] = on_metas(node.target, *args, **kwargs)
-    moved = [x for x in edit.aten.results if x.meta["val"].stride() != now(x).stride()]
-    if not all(x.meta["val"].is_contiguous() for x in moved):
+    moved = [x for x in edit.aten.results if val(x).stride() != now(x).stride()]
+    if not all(val(x).is_contiguous() for x in moved):
         return
     as_eager: dict[fx.Node, fx.Node] = {}
     for node in moved:
         with edit.graph.inserting_after(node):
-            given = {"val": node.meta["val"], "memory_format": torch.contiguous_format}
+            given = {"val": val(node), "memory_format": torch.contiguous_format}
             as_eager[node] = edit.call(aten.clone.default, node, like=node, **given)
     (output,) = edit.graph.find_nodes(op="output")
     output.args = (tuple(as_eager.get(x, x) for x in edit.aten.results),)
