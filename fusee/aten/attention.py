@@ -302,9 +302,7 @@ def _converted(f: _Followed, node: fx.Node, index: Index) -> Element:
     return _mapped(_typed(dtype), found)
 
 
-@_RULES.rule("clone expand")
-def _same(f: _Followed, node: fx.Node, index: Index) -> Element:
-    return f.operand(node.args[0], index)
+_RULES.rule("clone expand")(lambda f, node, index: f.operand(node.args[0], index))
 
 
 @_RULES.rule("unsqueeze")

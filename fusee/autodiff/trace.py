@@ -249,9 +249,7 @@ def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return x.to(*rest, **kwargs) if rest or kwargs else x
 
 
-@_FUNCTIONS.rule(Tensor.type_as)
-def _type_as(t: Tracer, x: Tensor, other: Tensor) -> Any:
-    return _to(t, x, other) if _is_plain(x) else None
+_FUNCTIONS.rule(Tensor.type_as)(lambda t, x, other: _to(t, x, other) if _is_plain(x) else None)
 
 
 @_FUNCTIONS.rule(torch.nn.functional.dropout, torch.dropout)
@@ -275,9 +273,7 @@ def _cuda(t: Tracer, x: Tensor, device: Any = None, *args: Any, **kwargs: Any) -
     return _to(t, x, torch.device(where), *args, **kwargs)
 
 
-@_FUNCTIONS.rule(Tensor.cpu)
-def _cpu(t: Tracer, x: Tensor, **kwargs: Any) -> Any:
-    return _to(t, x, torch.device("cpu"), **kwargs)
+_FUNCTIONS.rule(Tensor.cpu)(lambda t, x, **kwargs: _to(t, x, torch.device("cpu"), **kwargs))
 
 
 def _is_home(x: object, home: torch.device) -> bool:

@@ -645,9 +645,9 @@ def _either(*positions: int) -> Callable[[fx.Node], Interval | None]:
     return lambda node: _hull([interval(node.args[k]) for k in positions])
 
 
-@_RULES.rule("constant_pad_nd")
-def _padded(node: fx.Node) -> Interval | None:
-    return _hull([interval(node.args[0]), interval(arguments(node)["value"])])
+_RULES.rule("constant_pad_nd")(
+    lambda node: _hull([interval(node.args[0]), interval(arguments(node)["value"])])
+)
 
 
 @_RULES.rule("arange.start_step")

@@ -294,9 +294,9 @@ OPEN_MAKERS.update({op: _dense(op) for op in overloads("zeros ones full")})
 # Operators whose meta kernels take known sizes alone, or that have none.
 
 
-@RULES.rule("hash_tensor")
-def _hashed(x: Tensor, axes: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> Spec:
-    return rows(reduced(x, axes, keepdim), torch.uint64)
+RULES.rule("hash_tensor")(
+    lambda x, axes=(), *, keepdim=False, mode=0: rows(reduced(x, axes, keepdim), torch.uint64)
+)
 
 
 @RULES.rule("_sample_dirichlet _dirichlet_grad binomial")
@@ -334,9 +334,9 @@ def _edges(x: Tensor, bins: Sequence[int], **_: Any) -> Found:
     return tuple([rows([n + 1], x.dtype) for n in bins]) if _has_columns(x, bins) else None
 
 
-@RULES.rule("_histogramdd_from_bin_cts")
-def _counted_in_boxes(x: Tensor, bins: Sequence[int], **_: Any) -> Found:
-    return rows(bins, x.dtype) if _has_columns(x, bins) else None
+RULES.rule("_histogramdd_from_bin_cts")(
+    lambda x, bins, **_: rows(bins, x.dtype) if _has_columns(x, bins) else None
+)
 
 
 @RULES.rule("_histogramdd_from_bin_tensors")

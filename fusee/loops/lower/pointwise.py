@@ -476,9 +476,9 @@ def choose(call: OpCall, condition: Tensor, x: Operand, y: Operand) -> Tensor:
     return result(call, fn, flags, x, y)
 
 
-@lowers("masked_fill.Scalar masked_fill.Tensor")
-def _masked_fill(call: OpCall, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    return choose(call, mask, value, x)
+lowers("masked_fill.Scalar masked_fill.Tensor")(
+    lambda call, x, mask, value: choose(call, mask, value, x)
+)
 
 
 @lowers("nan_to_num")
@@ -526,9 +526,9 @@ def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return narrow(x, dim, 0, half), narrow(x, dim, half, half)
 
 
-@lowers("glu")
-def _glu(call: OpCall, x: Tensor, dim: int) -> Tensor:
-    return result(call, lambda a, b: a * sigmoid(b), *_halves(x, dim % len(x.shape)))
+lowers("glu")(
+    lambda call, x, dim: result(call, lambda a, b: a * sigmoid(b), *_halves(x, dim % len(x.shape)))
+)
 
 
 @lowers("glu_backward")
@@ -568,9 +568,7 @@ def _zeros(call: OpCall) -> Tensor:
     return filled(call, 0)
 
 
-@lowers("ones_like")
-def _ones(call: OpCall) -> Tensor:
-    return filled(call, 1)
+lowers("ones_like")(lambda call: filled(call, 1))
 
 
 # ---------------------------------------------------------------------------- ranges
