@@ -40,13 +40,14 @@ from fusee.torch_functions.higher_order import effects_of, run_body
 
 
 def composes(*functions: Any) -> Callable[[Stand], Stand]:
-    """`stands_for_each`, where nothing hears which functions are called."""
+    """`stands_for_each`, where nothing hears which functions are called. What gives None leaves the
+    call as it is."""
 
     def register(stand: Stand) -> Stand:
         def composed(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-            if m.modes or m.world.seen:
-                return calls.on_tensors(m, function, args, kwargs)
-            return stand(function, m, *args, **kwargs)
+            is_heard = m.modes or m.world.seen
+            found = None if is_heard else stand(function, m, *args, **kwargs)
+            return calls.on_tensors(m, function, args, kwargs) if found is None else found
 
         stands_for_each(*functions)(composed)
         return stand
@@ -88,7 +89,7 @@ def _cov(function: Any, m: Capturing, x: Any, *, correction: Any = 1, **weights:
     rows = m.call(Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
     count = m.attribute(rows, "shape")[1] if is_plain and rows.dim() == 2 else 0
     if not is_plain or not m.truth(count > correction):
-        return calls.on_tensors(m, function, (x,), {"correction": correction, **weights})
+        return None
     mean = m.call(operator.truediv, m.call(Tensor.sum, rows, 1, True), count)
     rest = m.call(operator.sub, rows, mean)
     made = m.call(torch.mm, rest, m.call(torch.conj, m.call(torch.t, rest)))
@@ -98,8 +99,8 @@ def _cov(function: Any, m: Capturing, x: Any, *, correction: Any = 1, **weights:
 @composes(torch.corrcoef, Tensor.corrcoef)
 def _corrcoef(function: Any, m: Capturing, x: Any) -> Any:
     if not isinstance(x, FakeTensor) or x.dim() not in (1, 2):
-        return calls.on_tensors(m, function, (x,), {})
-    made = _cov(torch.cov, m, x)
+        return None
+    made = m.call(torch.cov, x)
     if not made.dim():
         return m.call(operator.truediv, made, made)
     spread = m.call(torch.diagonal, made)
@@ -120,7 +121,7 @@ def _kaiser(
     made = named.get("dtype") or torch.get_default_dtype()
     is_usual = made in (torch.float32, torch.float64) and {*named} <= {"dtype", "device"}
     if not is_usual or type(periodic) is not bool or not m.truth(n > 1):
-        return calls.on_tensors(m, function, (n, periodic, beta), named)
+        return None
     half, given = (n + periodic - 1) / 2, {**named, "dtype": made}
     at = m.call(torch.arange, n + periodic, **given)
     at = m.call(operator.truediv, m.call(operator.sub, at, half), half)
@@ -160,7 +161,7 @@ def _full(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         ones = calls.on_tensors(m, function, *_with(m.kind_of(value)(1), *given))
         if ones.is_floating_point() and not ones.requires_grad and _fits(m, value, ones.dtype):
             return m.call(Tensor.mul_, ones, value)
-    return calls.on_tensors(m, function, args, kwargs)  # by way of the value
+    return None  # by way of the value
 
 
 def _fits(m: Capturing, value: Any, dtype: torch.dtype) -> bool:
@@ -181,10 +182,10 @@ def _filled(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     given = _INTO[function], "value", args, kwargs
     value = _argument(*given)
     x: Any = args[0] if args else None
-    if type(value) in _OPEN and isinstance(x, FakeTensor) and x.is_floating_point():
-        value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
-        args, kwargs = _with(value, *given)
-    return calls.on_tensors(m, function, args, kwargs)
+    if type(value) not in _OPEN or not isinstance(x, FakeTensor) or not x.is_floating_point():
+        return None
+    value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
+    return calls.on_tensors(m, function, *_with(value, *given))
 
 
 # ---------------------------------------------------------------------------- making

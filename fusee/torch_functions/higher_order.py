@@ -658,8 +658,7 @@ def _check_turns(name: str, carried: Args, rows: Args, body: FunctionBody) -> No
     """raises GraphBreak where a turn gives the next other tensors than it got, or has no row."""
     found = [node.meta["example_value"] for node in body.results]
     with torch._C.DisableTorchFunction():
-        kinds = ([(x.dtype, x.shape, x.device) for x in some] for some in (carried, found))
-        before, after = kinds
+        before, after = ([(x.dtype, x.shape, x.device) for x in some] for some in (carried, found))
         if before != after[: len(before)] or (not rows and len(after) > len(before)):
             raise GraphBreak(
                 f"the function {body.name} under {name} gives other tensors than it is given",
