@@ -219,7 +219,7 @@ class WeightCalls:
                 found[node] = target(*fx.map_arg(node.args, found.__getitem__), **node.kwargs)
             tail = _tail(self.weight)
             assert tail is not None
-            return _grouped(tail, found, _WEIGHTS[self.head.target][1]) or found[self.weight]
+            return _grouped(*tail, found, _WEIGHTS[self.head.target][1]) or found[self.weight]
 
 
 def gather(aten_graph: AtenGraph, examples: Sequence[Any], refuses: Callable[[Any], bool]) -> None:
@@ -288,15 +288,8 @@ def _above(weight: fx.Node, inputs: set[fx.Node]) -> list[fx.Node] | None:
 # ------------------------------------------------------------------------------ values
 
 
-@dataclass(frozen=True, eq=False)
-class _Tail:
-    """The last calls of an origin: from q, the nodes through which it becomes the weight."""
-
-    q: fx.Node
-    steps: tuple[fx.Node, ...]
-
-
-def _tail(weight: fx.Node) -> _Tail | None:
+def _tail(weight: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The last calls of an origin: q, and the nodes through which it becomes the weight."""
     steps: list[fx.Node] = []
     node: Any = weight
     wanted = [aten.sub.Tensor, aten.mul.Tensor]
@@ -305,7 +298,7 @@ def _tail(weight: fx.Node) -> _Tail | None:
         is_scaled = aten.mul.Tensor not in wanted
         is_small = bounds is not None and known_ge(bounds[0], 0) and known_ge(255, bounds[1])
         if is_scaled and is_small and fits(node):
-            return _Tail(node, tuple(reversed(steps)))
+            return node, steps[::-1]
         if node.target in wanted and (is_scaled or node.target is aten.mul.Tensor):
             del wanted[wanted.index(node.target) :]
         elif node.target not in _SAME_VALUES:
@@ -325,10 +318,12 @@ def _is_unpacked(x: Any) -> bool:
     return isinstance(x, fx.Node) and (x.target in _SHIFTS or any(map(_is_unpacked, x.args)))
 
 
-def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> GroupedWeight | None:
+def _grouped(
+    origin: fx.Node, steps: Sequence[fx.Node], values: Mapping[fx.Node, Tensor], axis: int
+) -> GroupedWeight | None:
     """The weight in the largest groups that share a scale; None if there are none."""
-    tables: list[Tensor] = [values[tail.q]]  # q, scale, zero
-    for step in tail.steps:
+    tables: list[Tensor] = [values[origin]]  # q, scale, zero
+    for step in steps:
         if step.target in (aten.mul.Tensor, aten.sub.Tensor):
             (other,) = (x for x in step.args[:2] if x is not _source(step))
             table = values[other] if isinstance(other, fx.Node) else torch.tensor(other)
@@ -347,7 +342,7 @@ def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> Groupe
     for rows in moved:
         changes = (rows[:, 1:] != rows[:, :-1]).any(0).nonzero().flatten() + 1
         size = math.gcd(size, *changes.tolist())
-    weight = values[tail.steps[-1]]
+    weight = values[steps[-1]]
     *groups, wanted = (
         x.movedim(axis, 1).reshape(weight.shape[1 - axis], -1, size) for x in (*tables, weight)
     )
