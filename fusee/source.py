@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 Args = tuple[Any, ...]  # of a call
 Kwargs = dict[str, Any]
@@ -96,9 +96,9 @@ def leaves(x: Any) -> Iterator[Any]:
         yield x
 
 
-def tensors_in(x: Any) -> list[torch.Tensor]:
+def tensors_in(x: Any) -> list[Tensor]:
     """The tensors among these."""
-    return [leaf for leaf in leaves(x) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves(x) if isinstance(leaf, Tensor)]
 
 
 def mapped(x: Any, part: Callable[[Any], Any]) -> Any:

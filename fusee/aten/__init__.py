@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten.torch_api import recurrent_layer, without_autocast
@@ -117,7 +117,7 @@ def value_source(x: Any, name: Callable[[fx.Node], str] = _name) -> str:
 
 
 def _note(val: Any) -> str:
-    if isinstance(val, torch.Tensor):
+    if isinstance(val, Tensor):
         sizes = ", ".join(map(str, val.shape))
         return f"{str(val.dtype).removeprefix('torch.')}[{sizes}]"
     if isinstance(val, (tuple, list)):
@@ -125,7 +125,7 @@ def _note(val: Any) -> str:
     return str(val)
 
 
-def constant_source(x: torch.Tensor) -> str:
+def constant_source(x: Tensor) -> str:
     """An expression for a small tensor; a large one becomes zeros, with a comment that says so."""
     if x.numel() <= _SHOWN_ELEMENTS:
         return (
@@ -169,7 +169,7 @@ class InputSpec:
 def tensor_input(
     index: int,
     name: str,
-    val: torch.Tensor,
+    val: Tensor,
     device: torch.device | None,
     to_size: Callable[[Any], Size],
     **more: Any,
@@ -179,7 +179,7 @@ def tensor_input(
     return InputSpec(index, name, val.dtype, *geometry, offset, device, **more)
 
 
-def geometry_of(val: torch.Tensor, to_size: Callable[[Any], Size]) -> tuple[Sizes, Sizes]:
+def geometry_of(val: Tensor, to_size: Callable[[Any], Size]) -> tuple[Sizes, Sizes]:
     """Sizes and strides."""
     return tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
 
@@ -347,7 +347,7 @@ class AtenGraph:
     """
 
     graph: fx.Graph
-    constants: dict[str, torch.Tensor]
+    constants: dict[str, Tensor]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     mutations: tuple[Mutation, ...]
@@ -382,7 +382,7 @@ class AtenGraph:
         """The nodes of `inputs`, in the same order."""
         return list(self.graph.find_nodes(op="placeholder"))
 
-    def attributes(self, module: torch.nn.Module) -> list[torch.Tensor]:
+    def attributes(self, module: torch.nn.Module) -> list[Tensor]:
         """The inputs that are read from the traced module, to append to the caller's arguments."""
         names = [spec.attribute for spec in self.inputs if spec.attribute is not None]
         return [operator.attrgetter(name)(module) for name in names]
@@ -427,11 +427,11 @@ class PartSource:
     orders: tuple[Order, ...]
     no_autocast: bool
 
-    def bind(self, constants: Mapping[str, torch.Tensor]) -> Callable[..., tuple[Any, ...]]:
+    def bind(self, constants: Mapping[str, Tensor]) -> Callable[..., tuple[Any, ...]]:
         """The part as a function of its inputs."""
         body = function(self.source, constants)
 
-        def call(*inputs: Any) -> tuple[torch.Tensor, ...]:
+        def call(*inputs: Any) -> tuple[Tensor, ...]:
             guard = without_autocast() if self.no_autocast else contextlib.nullcontext()
             with torch.no_grad(), guard:
                 return tuple(
@@ -442,7 +442,7 @@ class PartSource:
         return call
 
 
-def function(source: str, constants: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
+def function(source: str, constants: Mapping[str, Tensor]) -> Callable[..., Any]:
     """What `fusee.aten.function_source` wrote, to be called."""
     names: dict[str, Any] = {"torch": torch, "recurrent_layer": recurrent_layer, **constants}
     names["OtherSizes"] = OtherSizes
@@ -595,8 +595,8 @@ def _output(spec: OutputSpec, number: int, write: HostSource) -> str:
 
 
 def retyped(
-    base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
-) -> torch.Tensor:
+    base: Tensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
+) -> Tensor:
     """A view of `base`, `offset` elements of `dtype` after its first one."""
     if dtype == base.dtype:
         return base.as_strided(size, stride, base.storage_offset() + offset)

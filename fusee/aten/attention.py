@@ -302,9 +302,7 @@ def _converted(f: _Followed, node: fx.Node, index: Index) -> Element:
     return _mapped(_typed(dtype), found)
 
 
-@_RULES.rule("clone expand")
-def _same(f: _Followed, node: fx.Node, index: Index) -> Element:
-    return f.operand(node.args[0], index)
+_RULES.rule("clone expand")(lambda f, node, index: f.operand(node.args[0], index))
 
 
 @_RULES.rule("unsqueeze")
@@ -559,7 +557,8 @@ class _Scores:
             return scores
         if x.target in _CHOICES:
             condition, scores, number = (args[k] for k in _CHOICES[x.target])
-            number = number.args[1] if _is_number(number) else number
+            is_full = isinstance(number, fx.Node) and number.target is aten.full.default
+            number = number.args[1] if is_full and number.args[0] == [] else number
             is_low = isinstance(number, (int, float)) and number < -_DROWNS
             if not is_low or self.scale != 1.0 or val(scores).shape != val(x).shape:
                 return None
@@ -583,10 +582,6 @@ class _Scores:
             x = source
         self.leads.update(dict.fromkeys(passed, self.leads.get(x, found)))
         return self.leads.get(passed[0] if passed else x, False)
-
-
-def _is_number(x: object) -> bool:
-    return isinstance(x, fx.Node) and x.target is aten.full.default and x.args[0] == []
 
 
 def _is_cast(x: fx.Node) -> bool:

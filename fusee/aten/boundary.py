@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from fusee.aten import (
@@ -39,11 +39,8 @@ from fusee.fake.layouts import extent, may_repeat
 from fusee.sym import Expr, Size, hint, known_ge, only_symbol, product
 from fusee.sym.shape_env import wrapped
 
-# ---------------------------------------------------------------------------- sources
-
-
 # What is done to the twin of each input: (index, twin, what the input is like).
-Prepare = Callable[[int, torch.Tensor, torch.Tensor], None]
+Prepare = Callable[[int, Tensor, Tensor], None]
 
 
 class Inputs:
@@ -98,7 +95,7 @@ class Inputs:
         index = len(self._specs)
         node = self._placeholder(name)
         self.examples.append(example)
-        if not isinstance(example, torch.Tensor):
+        if not isinstance(example, Tensor):
             given = fake if isinstance(fake, torch.SymInt) else example
             symbol = self.to_size(given) if isinstance(given, torch.SymInt) else None
             if isinstance(given, (torch.SymFloat, torch.SymBool)):
@@ -111,7 +108,7 @@ class Inputs:
         reason = is_plain(example)
         if reason is not None:
             raise self.b.unsupported(f"the input {name} is {reason}")
-        shaped = fake if isinstance(fake, torch.Tensor) else example
+        shaped = fake if isinstance(fake, Tensor) else example
         known = [n if type(n) is int else m for n, m in zip(shaped.shape, example.shape)]
         if known != list(example.shape) or shaped.dim() != example.dim():
             raise self.b.unsupported(f"the graph changes the shape of the input {name}")
@@ -138,7 +135,7 @@ class Inputs:
         self.given.append(twin)
         return twin
 
-    def _twin(self, shaped: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def _twin(self, shaped: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A twin of the geometry of `shaped`."""
         offset = shaped.storage_offset()
         if type(offset) is int and offset == 0:
@@ -148,10 +145,10 @@ class Inputs:
         with below_autograd():  # to autograd it is no view
             return flat.as_strided(shaped.shape, shaped.stride(), offset)
 
-    def add_tangent(self, like: TracedTensor) -> torch.Tensor:
+    def add_tangent(self, like: TracedTensor) -> Tensor:
         """Append an input of the geometry of `like`, to come with the backward."""
         name = f"tangent_{len(self._specs)}"
-        found: torch.Tensor = self._add(name, like.tensor, None, device=like.store.device)
+        found: Tensor = self._add(name, like.tensor, None, device=like.store.device)
         return found
 
     def _placeholder(self, name: str) -> fx.Node:
@@ -168,13 +165,13 @@ class Inputs:
     def attribute(self, module: torch.nn.Module, target: str) -> Any:
         """The value of a get_attr node of `module`: tensors become inputs of the graph."""
         value: Any = operator.attrgetter(target)(module)
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             return value
         if module is self.gm:
             self._known().setdefault(id(value), target)
         return (self.b.values.get(id(value)) or self.lift(value)).tensor
 
-    def lift(self, x: torch.Tensor) -> TracedTensor:
+    def lift(self, x: Tensor) -> TracedTensor:
         """The TracedTensor of a tensor that the program did not compute."""
         if is_twin(x):
             raise self.b.unsupported("a tensor without data that does not come from this graph")
@@ -190,7 +187,7 @@ class Inputs:
         self.b.values[id(x)] = value
         return value
 
-    def _constant(self, x: torch.Tensor) -> TracedTensor:
+    def _constant(self, x: Tensor) -> TracedTensor:
         reason = is_plain(x)
         if reason is not None:
             raise self.b.unsupported(f"the graph holds a constant that is {reason}")
@@ -217,7 +214,7 @@ class Inputs:
 
     def _settled(self, spec: InputSpec, node: fx.Node) -> InputSpec:
         given = node.meta["val"]
-        if isinstance(given, torch.Tensor):
+        if isinstance(given, Tensor):
             size, stride = geometry_of(given, self.to_size)
             return replace(spec, size=size, stride=stride, offset=self.to_size(spec.offset))
         return spec if spec.symbol is None else replace(spec, symbol=self.to_size(given))
@@ -255,10 +252,10 @@ class Results:
         self.leaves: list[Any] = []
         self.structure = flatten(returned, self.leaves)
         for leaf in self.leaves:
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in self.b.values:
+            if isinstance(leaf, Tensor) and id(leaf) not in self.b.values:
                 inputs.lift(leaf)
         self.nodes: list[fx.Node] = []
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[Tensor] = []
         self.memory: dict[fx.Node, Storage] = {}
         self.returned: dict[int, int] = {}
         self.carriers: dict[int, tuple[int, TracedTensor]] = {}
@@ -320,7 +317,7 @@ class Results:
     def _output(self, i: int, x: Any) -> OutputSpec:
         if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return Sym(self.to_size(x))
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, Tensor):
             return Constant(x)
         if id(x) in self.returned:
             return OutputItself(self.returned[id(x)])
@@ -346,7 +343,7 @@ class Results:
         where = self._offset(tensor, base.tensor), tensor.dtype
         return ViewOfInput(store.origin, size, stride, *where, bits)
 
-    def _offset(self, view: torch.Tensor, base: torch.Tensor) -> Size:
+    def _offset(self, view: Tensor, base: Tensor) -> Size:
         start = base.storage_offset()
         if view.dtype.itemsize != base.dtype.itemsize:
             start = start * base.dtype.itemsize // view.dtype.itemsize
@@ -429,7 +426,7 @@ def _is_unknown(value: TracedTensor) -> bool:
     return not value.tensor.requires_grad
 
 
-def _bits(view: torch.Tensor, base: torch.Tensor) -> tuple[str, ...]:
+def _bits(view: Tensor, base: Tensor) -> tuple[str, ...]:
     """What is to be called on elements of `base` for those of `view`."""
     flips = []
     if view.dtype.is_complex and view.is_conj() != (base.dtype.is_complex and base.is_conj()):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusee.aten import draws
 from fusee.aten.torch_api import (
@@ -34,7 +35,7 @@ from fusee.fake.layouts import (
     same_ints,
     suggested_layout,
 )
-from fusee.fake.open_composites import one_hot
+from fusee.fake.open_composites import IN_OTHERS
 from fusee.fake.open_sizes import narrowed, selected
 from fusee.fake.rules import LAYERS
 from fusee.source import Args, Kwargs, OpRules, overloads
@@ -79,14 +80,11 @@ def _same(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return made
 
 
-@ALWAYS.rule("lift_fresh")
-def _lift_fresh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return t.literal(args[0])
-
-
-@ALWAYS.rule("detach_ requires_grad_")
-def _itself(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return args[0]
+ALWAYS.rule("lift_fresh")(lambda t, op, args, kwargs: t.literal(args[0]))
+ALWAYS.rule("detach_ requires_grad_")(lambda t, op, args, kwargs: args[0])
+ALWAYS.rule("_efficientzerotensor")(  # it has no memory that a kernel could read
+    lambda t, op, args, kwargs: t.call(aten.zeros.default, *args, **kwargs)
+)
 
 
 @ALWAYS.rule("scalar_tensor")
@@ -112,11 +110,6 @@ def _filled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
             if not (given["memory_format"] is None and is_row_major(source.tensor)):
                 return t.record(aten.full_like.default, (args[0], value), kwargs)
     return t.call(aten.full.default, list(given["size"]), value, dtype=dtype, device=device)
-
-
-@ALWAYS.rule("_efficientzerotensor")
-def _zero_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return t.call(aten.zeros.default, *args, **kwargs)  # it has no memory that a kernel could read
 
 
 # What asks a tensor with symbolic sizes for its geometry.
@@ -157,7 +150,7 @@ def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(aten.view.default, x, shape)
 
 
-def _whole(x: torch.Tensor, shape: Sequence[Any]) -> list[Any]:
+def _whole(x: Tensor, shape: Sequence[Any]) -> list[Any]:
     """`shape` for the elements of `x`, with the size that -1 stands for.
 
     Sizes on both sides cancel before anything is divided: symbolic products stay small.
@@ -263,7 +256,7 @@ def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @ALWAYS.rule("unbind.int")
-def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
     x = t.value(args[0]).tensor
     axis = bound(op, args, kwargs)[1] % x.dim()
     count = operator.index(x.shape[axis])
@@ -271,7 +264,7 @@ def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch
 
 
 @ALWAYS.rule("split.Tensor unsafe_split.Tensor split_with_sizes unsafe_split_with_sizes")
-def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
     x = t.value(args[0]).tensor
     axis = bound(op, args, kwargs)[2] % x.dim()
     parts = []
@@ -318,7 +311,7 @@ def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -
 
 
 def _within(
-    t: Tracer, base: torch.Tensor, dtype: torch.dtype, size: Any, stride: Any, offset: Any
+    t: Tracer, base: Tensor, dtype: torch.dtype, size: Any, stride: Any, offset: Any
 ) -> None:
     """raises  TraceError unless these elements are among those of `base`, a whole storage"""
     if base.dtype != dtype or base.storage_offset() != 0:
@@ -355,7 +348,7 @@ def convert(
     always: bool | None = False,
 ) -> Any:
     """`tensor` in that dtype, on that device; itself if it is so already, unless `always`."""
-    if not isinstance(tensor, torch.Tensor):  # a number that functorch has made a tensor of
+    if not isinstance(tensor, Tensor):  # a number that functorch has made a tensor of
         dtype = dtype or torch.get_default_dtype()
         return t.call(aten.full.default, [], tensor, dtype=dtype, device=t.here)
     value = t.value(tensor)
@@ -406,7 +399,7 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 @ALWAYS.rule("channel_shuffle native_channel_shuffle")
 @in_torchs_words
-def _channel_shuffle(t: Tracer, x: torch.Tensor, groups: int) -> Any:
+def _channel_shuffle(t: Tracer, x: Tensor, groups: int) -> Any:
     count, channels, *rest = x.shape
     parts = x.reshape(count, groups, channels // groups, *rest).transpose(1, 2)
     return parts.reshape(x.shape).contiguous(memory_format=suggested_layout(x))
@@ -414,10 +407,10 @@ def _channel_shuffle(t: Tracer, x: torch.Tensor, groups: int) -> Any:
 
 @ALWAYS.rule("one_hot")
 @in_torchs_words
-def _one_hot(t: Tracer, x: torch.Tensor, classes: Any = -1) -> Any:
+def _one_hot(t: Tracer, x: Tensor, classes: Any = -1) -> Any:
     if type(classes) is int and classes < 1:
         raise t.b.unsupported("how many classes one_hot() sees only the values tell")
-    return one_hot(x, classes)
+    return IN_OTHERS[torch.nn.functional.one_hot](x, classes)
 
 
 @ALWAYS.rule("index.Tensor _unsafe_index.Tensor")
@@ -587,14 +580,14 @@ def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # algorithm
 
 
-@CANONICAL.rule("linalg_svdvals")
-def _svdvals(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return t.call(aten._linalg_svd.default, args[0], False, False, **kwargs)[1]
-
-
-@CANONICAL.rule("linalg_eigvalsh")
-def _eigvalsh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return t.call(aten._linalg_eigh.default, *bound(op, args, kwargs), False)[0]
+CANONICAL.rule("linalg_svdvals")(
+    lambda t, op, args, kwargs: t.call(aten._linalg_svd.default, args[0], False, False, **kwargs)[1]
+)
+CANONICAL.rule("linalg_eigvalsh")(
+    lambda t, op, args, kwargs: t.call(aten._linalg_eigh.default, *bound(op, args, kwargs), False)[
+        0
+    ]
+)
 
 
 # ---------------------------------------------------------------------------- foreach
@@ -608,7 +601,7 @@ _BINARY = {
     aten._foreach_mul.Tensor: aten.mul.Tensor,
     aten._foreach_div.Tensor: aten.div.Tensor,
 }
-_SCALED: dict[Any, Callable[..., torch.Tensor]] = {
+_SCALED: dict[Any, Callable[..., Tensor]] = {
     aten._foreach_addcmul.Tensor: torch.mul,
     aten._foreach_addcdiv.Tensor: torch.div,
 }
@@ -617,10 +610,9 @@ _SCALED: dict[Any, Callable[..., torch.Tensor]] = {
 FOREACH: OpRules[Rule] = OpRules()
 
 
-@FOREACH.rule(*_BINARY)
-def _binary(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    tensors, other = args[:2]
-    return [t.call(_BINARY[op], x, other, **kwargs) for x in tensors]
+FOREACH.rule(*_BINARY)(
+    lambda t, op, args, kwargs: [t.call(_BINARY[op], x, args[1], **kwargs) for x in args[0]]
+)
 
 
 @FOREACH.rule(*_SCALED)
@@ -634,16 +626,13 @@ def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         return [x + _SCALED[op](a * factor, b) for x, a, b, factor in rows]
 
 
-@FOREACH.rule("_foreach_zero")
-@in_torchs_words
-def _zeros(t: Tracer, tensors: Sequence[torch.Tensor]) -> Any:
-    # torch's own kernel calls `_foreach_zero_`, which asks for this
-    return [torch.zeros_like(x) for x in tensors]
+# torch's own kernel calls `_foreach_zero_`, which asks for this
+FOREACH.rule("_foreach_zero")(in_torchs_words(lambda t, xs: [torch.zeros_like(x) for x in xs]))
 
 
 @FOREACH.rule("_amp_foreach_non_finite_check_and_unscale")
 @in_torchs_words
-def _unscaled(t: Tracer, gradients: Any, found: torch.Tensor, inverse: torch.Tensor) -> Any:
+def _unscaled(t: Tracer, gradients: Any, found: Tensor, inverse: Tensor) -> Any:
     """Gradients without the scale of their loss, and 1 if one of them is not finite."""
     for x in gradients:
         found = found.masked_fill(~x.isfinite().all(), 1)

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten import draws, inverse, is_view, remove_dead
 from fusee.aten.canonicalize import bound, convert
-from fusee.aten.rewriter import new_call
+from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
 from fusee.errors import MissingFake
@@ -93,9 +93,9 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any) -> None:
     """raises  TraceError if elements of a target share memory, or it lies partly over an operand"""
-    others: dict[int, list[torch.Tensor]] = {}  # by memory
+    others: dict[int, list[Tensor]] = {}  # by memory
     for other in pytree.tree_leaves(operands):
-        if isinstance(other, torch.Tensor):
+        if isinstance(other, Tensor):
             value = t.value(other)
             others.setdefault(id(value.store), []).append(value.tensor)
     for target in pytree.tree_leaves(list(targets)):
@@ -110,11 +110,11 @@ def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any)
                 raise t.b.unsupported(f"{op} writes to memory that it reads as another tensor")
 
 
-def _is_static(x: torch.Tensor) -> bool:
+def _is_static(x: Tensor) -> bool:
     return known((*x.shape, *x.stride(), x.storage_offset()))
 
 
-def _is_partial(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _is_partial(a: Tensor, b: Tensor) -> bool:
     """Whether tensors of one storage share memory, but not each element with its counterpart."""
     places = [(x.storage_offset() * x.element_size(), x.shape, x.stride()) for x in (a, b)]
     if places[0] == places[1] or not (a.numel() and b.numel()):
@@ -270,7 +270,7 @@ def store(t: Tracer, target: Any, result: Any, may_resize: bool = False) -> None
     t.b.write(value, t.node(convert(t, result, value.tensor.dtype, value.store.device)))
 
 
-def _become(t: Tracer, value: TracedTensor, result: torch.Tensor) -> None:
+def _become(t: Tracer, value: TracedTensor, result: Tensor) -> None:
     """An empty tensor, resized by an operator's out=, takes over its result and storage."""
     tensor = value.tensor
     t.b.replace(value, tensor, on_metas(aten.alias.default, tensor))
@@ -289,7 +289,7 @@ def _refuse(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @_WRITES.rule("copy_")
 def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
-    if not isinstance(source, torch.Tensor):
+    if not isinstance(source, Tensor):
         return _fill(t, op, args, kwargs)
     refuse_overlap(t, op, [target], source)
     x = t.value(target)
@@ -308,9 +308,7 @@ def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-@_WRITES.rule("fill_.Tensor")
-def _fill_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return t.call(aten.copy_.default, args[0], args[1])
+_WRITES.rule("fill_.Tensor")(lambda t, op, args, kwargs: t.call(aten.copy_.default, *args))
 
 
 @_WRITES.rule("bernoulli_.float")
@@ -406,7 +404,7 @@ def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-def _own(t: Tracer, op: OpOverload, target: torch.Tensor) -> TracedTensor:
+def _own(t: Tracer, op: OpOverload, target: Tensor) -> TracedTensor:
     """The TracedTensor of a tensor whose geometry may change: one that the caller doesn't hold."""
     value = t.value(target)
     if value.store.origin is not None and value.parent is None:
@@ -472,7 +470,7 @@ def join_parts(graph: fx.Graph) -> None:
             moved.add(node)
     for node in graph.nodes if moved else ():  # views lie as what they are taken of
         if node in moved or (is_view(node.target) and node.args[0] in moved):
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+            args, kwargs = fx.map_arg((node.args, node.kwargs), val)
             node.meta["val"] = on_metas(node.target, *args, **kwargs)
             moved.add(node)
     if joined:
@@ -548,7 +546,10 @@ def _added(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
     a, b = (known.get(x) if isinstance(x, fx.Node) else None for x in summands)
     if not node.meta.get("backward") or node.kwargs or a is None or b is None or a is b:
         return None  # in the program's own sum a part of -0.0 becomes 0.0
-    is_sum = all(known[x].is_of(x, node) and _is_zero(known[x].base) for x in summands)
+    fills = aten.full.default, aten.full_like.default
+    bases = [known[x].base for x in summands]
+    is_sum = all(known[x].is_of(x, node) for x in summands)
+    is_sum &= all(x.target in fills and x.args[1] in (0,) for x in bases)
     a, b = sorted((a, b), key=lambda parts: -len(parts.at))
     if not is_sum or a.axis != b.axis or not all(a.is_free(k, b.at[k][0]) for k in b.begins):
         return None
@@ -574,13 +575,13 @@ def _has_open_views(node: fx.Node) -> bool:
 def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
     """Whether a tensor was written anew as all its parts together."""
     axis, made = parts.axis, list[fx.Node]()
-    rank, rows = node.meta["val"].dim(), node.meta["val"].shape[axis]
+    rank, rows = val(node).dim(), val(node).shape[axis]
     is_whole = sum(end - begin for begin, (end, _) in parts.at.items()) == rows
     if parts.base.op == "placeholder" or not (is_whole or parts.base.target in _FILLS):
         return False
     if any(_has_open_views(read) for read in parts.reads):
         return False
-    if is_whole and all(part.meta["val"].dim() < rank for _, part in parts.at.values()):
+    if is_whole and all(val(part).dim() < rank for _, part in parts.at.values()):
         node.target, node.args = aten.stack.default, ([parts.at[k][1] for k in parts.begins], axis)
         return True
     done = 0
@@ -591,15 +592,11 @@ def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
                 made.append(new_call(graph, aten.slice.Tensor, args, {}, node.meta))
             if begin < rows:
                 done, part = parts.at[begin]
-                if part.meta["val"].dim() < rank:
+                if val(part).dim() < rank:
                     part = new_call(graph, aten.unsqueeze.default, (part, axis), {}, node.meta)
                 made.append(part)
     node.target, node.args = aten.cat.default, (made, axis)
     return True
-
-
-def _is_zero(node: fx.Node) -> bool:
-    return node.target in (aten.full.default, aten.full_like.default) and node.args[1] in (0,)
 
 
 _READS, _PUTS = overloads("select.int slice.Tensor"), overloads("select_scatter slice_scatter")

@@ -354,7 +354,7 @@ class Copier:
             made.meta = {"val": source.unbacked}
             known = whole.to_size(source.unbacked)
             return InputSpec(0, made.name, None, (), (), 0, None, symbol=known)
-        given, spec = whole.placeholders[source.index].meta["val"], whole.inputs[source.index]
+        given, spec = val(whole.placeholders[source.index]), whole.inputs[source.index]
         made.meta = {"val": given if source.axis is None else given.shape[source.axis]}
         size = spec.symbol if source.axis is None else spec.size[source.axis]
         return InputSpec(0, made.name, None, (), (), 0, None, symbol=size)
@@ -597,7 +597,7 @@ class Sized(Copier):
         for name, source in whole.symbols.items():
             given = self.made[whole.placeholders[source.index]]
             if source.axis is not None:
-                size = given.meta["val"].shape[source.axis]
+                size = val(given).shape[source.axis]
                 size = size if isinstance(size, int) else hint(whole.to_size(size))
                 given = self.call(aten.sym_size.int, given, source.axis, like=given, val=size)
             self.symbols[name] = self.numbers.proxy(given)
@@ -635,7 +635,7 @@ def computing_sizes(whole: AtenGraph) -> fx.GraphModule:
         write.placeholder(node)
     for node in write.rest(whole, whole.results).nodes:
         if node.op == "call_function" and isinstance(node.meta["val"], int):
-            node.meta["val"] = node.target(*fx.map_arg(node.args, lambda x: x.meta["val"]))
+            node.meta["val"] = node.target(*fx.map_arg(node.args, val))
     return fx.GraphModule(dict(whole.constants), write.graph, "AtenGraph")
 
 
@@ -661,7 +661,7 @@ def explicit(region: AtenGraph) -> fx.Graph:
     constants = {name: write.input(name, x) for name, x in region.constants.items()}
     for node in region.graph.nodes:
         if node.op == "placeholder":
-            write.made[node] = write.input(node.name, node.meta["val"])
+            write.made[node] = write.input(node.name, val(node))
         elif node.op == "get_attr":
             write.made[node] = constants[str(node.target)]
     return write.rest(region, region.results)
@@ -671,7 +671,7 @@ def single(node: fx.Node) -> fx.Graph:
     """One call with its operands as inputs, sizes too. Its results are those that are used."""
     write = _Single()
     for source in node.all_input_nodes:
-        write.made[source] = write.input(source.name, source.meta["val"])
+        write.made[source] = write.input(source.name, val(source))
     results = [write.copy(node)]
     if isinstance(node.meta["val"], (tuple, list)):
         results = [write.copy(user) for user in node.users if user.target is operator.getitem]
@@ -690,7 +690,7 @@ class _ExplicitNodes(Sized):
             # one axis after the other: what takes them all at once is younger
             made = self.made[node.all_input_nodes[0]]
             axes: Any = node.args[1]
-            for axis in sorted((axis % made.meta["val"].dim() for axis in axes), reverse=True):
+            for axis in sorted((axis % val(made).dim() for axis in axes), reverse=True):
                 made = self.call(aten.squeeze.dim, made, axis, like=made)
             self.made[node] = made
             return made

@@ -44,7 +44,7 @@ class Scalar:
 
 def is_read(call: Any, args: Any) -> bool:
     """Whether a call reads a float from a tensor."""
-    return call is torch.Tensor.item and args[0].dim() == 0 and args[0].is_floating_point()
+    return call is Tensor.item and args[0].dim() == 0 and args[0].is_floating_point()
 
 
 def read(x: Tensor) -> Scalar:
@@ -88,13 +88,13 @@ def _computed(node: Any) -> Tensor:
 
 
 _AS_PYTHON: dict[Any, Callable[..., Tensor]] = {
-    float: torch.Tensor.clone,
+    float: Tensor.clone,
     min: torch.minimum,
     max: torch.maximum,
 }
 _OF_SIZES: dict[Any, Callable[..., Tensor]] = {
     operator.truediv: torch.true_divide,
-    torch.sym_float: torch.Tensor.clone,
+    torch.sym_float: Tensor.clone,
 }
 # Of one number.
 _OF_FLOATS: dict[Any, Callable[[Tensor], Tensor]] = {
@@ -248,10 +248,6 @@ def _rounded(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, y: call(have(x, y), have(y, x))
 
 
-def _put(x: Tensor, at: Any, value: Scalar) -> None:
-    x[at] = value.value.to(x.dtype)
-
-
 def _full(size: Any, value: Scalar, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     return value.value.to(dtype or torch.get_default_dtype()).expand(size).clone()
 
@@ -264,7 +260,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     "floor_divide": lambda x, y: on_tensors(operator.floordiv)(x, y),  # type: ignore[misc]
     "clamp_min": lambda x, min: _rounded(torch.clamp_min)(x, min),
     "clamp_max": lambda x, max: _rounded(torch.clamp_max)(x, max),
-    "setitem": _put,
+    "setitem": lambda x, at, value: operator.setitem(x, at, value.value.to(x.dtype)),
     "full": _full,
     **dict.fromkeys(("scalar_tensor", "tensor"), functools.partial(_full, ())),
     "linspace": _spaced,

@@ -125,7 +125,7 @@ def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
     return made.expand(x.shape)
 
 
-def storage_id(x: torch.Tensor) -> int:
+def storage_id(x: Tensor) -> int:
     """Equal for tensors that share memory; unique among the living storages."""
     found: int = x.untyped_storage()._cdata
     return found
@@ -276,10 +276,10 @@ def autocast_restored() -> Iterator[None]:
             pass
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def is_plain(x: torch.Tensor) -> str | None:
+def is_plain(x: Tensor) -> str | None:
     """None for a dense tensor; otherwise in words what `x` is."""
     if type(x) not in _PLAIN and not isinstance(x, FakeTensor):
         return f"a {type(x).__name__}, a subclass of torch.Tensor"
@@ -307,14 +307,14 @@ def begins_gradients(graph: fx.Graph) -> bool:
     return any(x.args[0] for x in switches) and not takes_gradients(graph)
 
 
-def unwrapped(x: torch.Tensor) -> torch.Tensor:
+def unwrapped(x: Tensor) -> Tensor:
     """The tensor that transforms of torch.func have wrapped; any other as it is."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x
 
 
-def is_state(x: torch.Tensor) -> bool:
+def is_state(x: Tensor) -> bool:
     """Whether `x` is a parameter or a buffer: stock torch.compile marks those of modules."""
     if isinstance(x, (torch.nn.Parameter, torch.nn.Buffer)):
         return True
@@ -344,12 +344,12 @@ def symbolic_mode(examples: Iterable[Any]) -> FakeTensorMode | None:
     return tensors[0].fake_mode if tensors else fake_mode()
 
 
-def is_twin(x: torch.Tensor) -> bool:
+def is_twin(x: Tensor) -> bool:
     """Whether `x` has no data."""
     return isinstance(x, FakeTensor) or x.device.type == "meta"
 
 
-def is_opaque(x: torch.Tensor) -> bool:
+def is_opaque(x: Tensor) -> bool:
     """Whether only ATen reads `x`: complex numbers, or real ones that are negated when read."""
     return x.dtype.is_complex or x.is_neg()
 
@@ -530,7 +530,7 @@ CASTS = {
 
 
 @functools.cache
-def autocast_kind(op: OpOverload, device: str = "cpu") -> AutocastKind | None:
+def autocast_kind(op: OpOverload, device: str) -> AutocastKind | None:
     """What autocast does to the arguments of `op` on a device; None if nothing."""
     casts = CASTS[device]
     if op_name(op) not in ops_with_kernel(casts.key):
@@ -556,7 +556,7 @@ def as_autocast_calls(
     lower: torch.dtype,
     args: Args,
     kwargs: Kwargs,
-    convert: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
+    convert: Callable[[Tensor, torch.dtype], Tensor],
 ) -> tuple[OpOverload, Args, Kwargs]:
     """An operator and its arguments as autocast passes them on: float64 is left alone."""
     if kind in ("dtype", "norm"):
@@ -571,7 +571,7 @@ def as_autocast_calls(
         target = torch.float32
 
     def cast(x: Any) -> Any:
-        is_float = isinstance(x, torch.Tensor) and x.dtype.is_floating_point
+        is_float = isinstance(x, Tensor) and x.dtype.is_floating_point
         return convert(x, target) if is_float and x.dtype not in (target, torch.float64) else x
 
     return op, *mapped((args, kwargs), cast)
@@ -588,7 +588,7 @@ def open_numbers(nodes: Iterable[fx.Node]) -> Iterator[torch.SymInt]:
     for node in nodes:
         value = node.meta.get("example_value")
         for x in leaves(value):
-            numbers: Iterable[Any] = x.shape if isinstance(x, torch.Tensor) else (x,)
+            numbers: Iterable[Any] = x.shape if isinstance(x, Tensor) else (x,)
             yield from (n for n in numbers if type(n) is torch.SymInt)
 
 

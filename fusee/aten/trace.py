@@ -148,7 +148,7 @@ def _run(
             name: str = target.name()  # type: ignore[no-untyped-call]
             inner: Callable[..., Any] = t.higher_order.get(name, inline)
             return inner(t, target, args, kwargs, attribute)
-        if target is operator.getitem and not isinstance(args[0], torch.Tensor):
+        if target is operator.getitem and not isinstance(args[0], Tensor):
             return args[0][args[1]]
         if is_skipped(target, with_grad=t.above is not None):
             return None
@@ -167,7 +167,7 @@ def _run(
             return holds.env.data.require(holds.a, holds.op, holds.b)
         args = (holds.guarded(), *args[1:])
     elif any(isinstance(x, torch.SymInt) for x in args) and not holds_scalar(args):
-        if not any(isinstance(x, torch.Tensor) for x in args):
+        if not any(isinstance(x, Tensor) for x in args):
             call = of_sizes(call) or call
     elif holds_scalar((*args, *kwargs.values())):
         form = on_tensors(call)
@@ -240,7 +240,7 @@ def _tensor(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     return args, kwargs
 
 
-@_DATA.rule(torch.Tensor.new_tensor)
+@_DATA.rule(Tensor.new_tensor)
 def _new_tensor(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     x, *data = args
     kwargs = {"dtype": x.dtype, "device": t.value(unwrapped(x)).store.device, **kwargs}
@@ -248,13 +248,16 @@ def _new_tensor(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     return data, kwargs
 
 
-@_DATA.rule(operator.getitem, torch.Tensor.__getitem__)
-@_DATA.rule(operator.setitem, torch.Tensor.__setitem__)
+@_DATA.rule(operator.getitem, Tensor.__getitem__)
+@_DATA.rule(operator.setitem, Tensor.__setitem__)
 def _index(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     x, index, *rest = args
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         return args, kwargs
-    index = tuple(index) if _is_tuple_by_items(index) else index
+    is_short = isinstance(index, list) and len(index) <= _MOST_IN_LIST
+    # as `treatSequenceAsTuple` of torch/csrc/autograd/python_variable_indexing.cpp
+    if is_short and any(isinstance(item, _SEVERAL) for item in index) and lists_are_tuples():
+        index = tuple(index)
     items = index if isinstance(index, tuple) else (index,)
     plain, axis = [*map(_index_tensor, items)], 0
     used = sum(map(_axes_used, plain))
@@ -271,22 +274,14 @@ def _index(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     return (x, tuple(plain) if isinstance(index, tuple) else plain[0], *rest), kwargs
 
 
-_SEVERAL = (torch.Tensor, list, tuple, range, slice, type(None), type(Ellipsis))
+_SEVERAL = (Tensor, list, tuple, range, slice, type(None), type(Ellipsis))
 _MOST_IN_LIST = 31  # of more items a list is always indices
-
-
-def _is_tuple_by_items(index: Any) -> bool:
-    """Whether indexing takes a list for a tuple, by what is in it: `treatSequenceAsTuple` of
-    torch/csrc/autograd/python_variable_indexing.cpp."""
-    if not isinstance(index, list) or len(index) > _MOST_IN_LIST:
-        return False
-    return any(isinstance(item, _SEVERAL) for item in index) and lists_are_tuples()
 
 
 def _axes_used(item: Any) -> int:
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
-    is_mask = isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+    is_mask = isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)
     return item.dim() if is_mask else 1
 
 
@@ -318,7 +313,7 @@ class WithData(torch.overrides.TorchFunctionMode):
         special = _DATA.get(func)
         if special is not None:
             args, kwargs = special(self.t, args, kwargs)
-        if func is torch.Tensor.new_tensor:
+        if func is Tensor.new_tensor:
             return torch.tensor(*args, **kwargs)
         if (composite := composite_of(self.t, func)) is not None:
             return composite(*args, **kwargs)
@@ -342,10 +337,7 @@ def _opened(func: Any) -> Callable[..., Any] | None:
     """A Python function of torch without its first step: to hand itself over whole to a mode."""
     if not isinstance(func, types.FunctionType) or not func.__module__.startswith("torch."):
         return None
-    if (
-        hasattr(torch.Tensor.__base__, func.__name__)
-        and getattr(torch.Tensor, func.__name__, None) is func
-    ):
+    if hasattr(Tensor.__base__, func.__name__) and getattr(Tensor, func.__name__, None) is func:
         return None  # the method in C that it ends with would come here by the same name
     names = getattr(func.__globals__, "home", func.__globals__)  # of a Space, what it is of
     found = {
@@ -641,10 +633,8 @@ def _takes_at_a_mask(node: fx.Node) -> bool:
     if name.partition(".")[0].strip("_") not in ("setitem", "index_put"):
         return False
     vals = [x.meta.get("example_value") for x in node.all_input_nodes]
-    masks = any(
-        isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8) for x in vals[1:]
-    )
-    return masks and isinstance(vals[-1], torch.Tensor) and vals[-1].requires_grad
+    masks = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in vals[1:])
+    return masks and isinstance(vals[-1], Tensor) and vals[-1].requires_grad
 
 
 def start(
@@ -736,15 +726,11 @@ def opaque_rule(op: OpOverload) -> Rule:
 def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if kwargs.get("output_size") is not None:  # of repeat_interleave: the program says it
         return t.record(op, args, kwargs)
-    if t.b.twins.env is not None and op is torch.ops.aten.nonzero.default:
-        return _nonzero(t, op, args, kwargs)
-    if t.b.twins.env is not None and (op in UNBACKED or is_composite(op)):
+    if t.b.twins.env is None or not (op in UNBACKED or is_composite(op)):
+        raise t.b.unsupported(f"what {op} returns depends on the values of tensors")
+    if op is not torch.ops.aten.nonzero.default:
         return (t.record if op in UNBACKED else t.composite)(op, args, kwargs)
-    raise t.b.unsupported(f"what {op} returns depends on the values of tensors")
-
-
-def _nonzero(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Once for all that ask it of a tensor: nobody would know that its sizes are equal."""
+    # once for all that ask it of a tensor: nobody would know that its sizes are equal
     x = t.node(args[0])
     known = t.b.places_in.get(x)
     if known is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten import inverse
@@ -88,14 +88,14 @@ class TracedTensor:
         "tensor", "store", "version", "parent", "view", "_node", "pick", "real", "apart"
     )  # fmt: skip
 
-    def __init__(self, tensor: torch.Tensor, node: fx.Node | None) -> None:
+    def __init__(self, tensor: Tensor, node: fx.Node | None) -> None:
         self.tensor = tensor
         self._node = node
         self.version = 0
         self.parent: TracedTensor | None = None
         self.view: View | None = None
         self.pick: tuple[fx.Node, int] | None = None
-        self.real: torch.Tensor | None = None
+        self.real: Tensor | None = None
         self.apart = ""
         self.store: Storage
 
@@ -118,7 +118,7 @@ class Builder:
         self.graph = NodeGraph()
         self.values: dict[int, TracedTensor] = {}
         self.stack_trace: str | None = None
-        self.constants: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, Tensor] = {}
         self.marks: dict[str, Any] = {}  # more entries for the meta of new nodes
         # of a checkpointed region: `(result, operator, args, kwargs)`, whether it saves that
         self.saves: Callable[..., bool] | None = None
@@ -151,7 +151,7 @@ class Builder:
         shape: Any = node.meta["val"].shape
         return [n if self.to_size is None else self.to_size(n) for n in shape]
 
-    def constant(self, x: torch.Tensor) -> fx.Node:
+    def constant(self, x: Tensor) -> fx.Node:
         """Append the node of a real tensor that the graph holds."""
         name = f"_constant{len(self.constants)}"
         self.constants[name] = x.detach()
@@ -196,23 +196,21 @@ class Builder:
 
     # -------------------------------------------------------------------------- values
 
-    def fresh(
-        self, tensor: torch.Tensor, node: fx.Node | None, device: torch.device
-    ) -> TracedTensor:
+    def fresh(self, tensor: Tensor, node: fx.Node | None, device: torch.device) -> TracedTensor:
         """Register a tensor with a storage of its own."""
         value = self._registered(tensor, node)
         value.store = Storage(value, device)
         self.devices.add(device)
         return value
 
-    def alias(self, tensor: torch.Tensor, parent: TracedTensor, view: View | None) -> TracedTensor:
+    def alias(self, tensor: Tensor, parent: TracedTensor, view: View | None) -> TracedTensor:
         """Register a view of `parent`, or with view=None another tensor that is all of it."""
         value = self._registered(tensor, None)
         value.parent, value.view, value.store = parent, view, parent.store
         value.version = -1
         return value
 
-    def _registered(self, tensor: torch.Tensor, node: fx.Node | None) -> TracedTensor:
+    def _registered(self, tensor: Tensor, node: fx.Node | None) -> TracedTensor:
         self.has_opaque = self.has_opaque or is_opaque(tensor)
         value = self.values[id(tensor)] = TracedTensor(tensor, node)
         return value
@@ -265,7 +263,7 @@ class Builder:
         if value is not at and plain and _same_layout(contents.meta["val"], value.tensor):
             value._node, value.version = contents, store.version
 
-    def replace(self, value: TracedTensor, tensor: torch.Tensor, old: torch.Tensor) -> TracedTensor:
+    def replace(self, value: TracedTensor, tensor: Tensor, old: Tensor) -> TracedTensor:
         """`tensor`, until now `value`, gets another geometry; `old` stands for it in its views."""
         for node in self.graph.nodes:
             val = node.meta.get("val")
@@ -296,7 +294,7 @@ def _with_size(x: Any, to_size: Callable[[Any], Size]) -> Any:
     return bool(x) if isinstance(x, torch.SymBool) else x
 
 
-def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same_layout(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape have the same strides wherever strides matter."""
     left, right = a.stride(), b.stride()
     if same_ints(left, right):
@@ -406,7 +404,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         builder: Builder,
         policy: Callable[[OpOverload], Rule],
         opaque_rule: Callable[[OpOverload], Rule],
-        lift: Callable[[torch.Tensor], TracedTensor],
+        lift: Callable[[Tensor], TracedTensor],
         device: torch.device,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -504,7 +502,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         with active(self):
             return explicit(op, args, kwargs)
 
-    def cast(self, x: torch.Tensor, dtype: torch.dtype) -> Any:
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Any:
         """As autocast does: what is on another device stays."""
         if self.value(x).store.device.type != self.device.type:
             return x
@@ -519,11 +517,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if self.autocast and self.device.type not in CASTS:
             raise self.b.unsupported(f"autocast on {self.device.type}")
 
-    def value(self, x: torch.Tensor) -> TracedTensor:
+    def value(self, x: Tensor) -> TracedTensor:
         found = self.b.values.get(id(x))
         return self.lift(x) if found is None else found
 
-    def node(self, x: torch.Tensor) -> fx.Node:
+    def node(self, x: Tensor) -> fx.Node:
         """The node that holds the present contents of `x`."""
         return self.b.node(self.value(x))
 
@@ -561,11 +559,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         count = 0 if env is None else len(env.data.made)
         out = self.run_meta(op, metas, named_metas, device)
         node = self.b.emit(op, nodes, named, out, device)
-        if isinstance(out, torch.Tensor):
+        if isinstance(out, Tensor):
             self.adopt(out, node, None, device)
         elif isinstance(out, (tuple, list)):
             for i, item in enumerate(out):
-                if isinstance(item, torch.Tensor):
+                if isinstance(item, Tensor):
                     self.adopt(item, node, i, device)
         if op in UNBACKED or (env is not None and len(env.data.made) > count):
             node.meta.update(alone=True, recompute="save")  # its size belongs to its one run
@@ -577,12 +575,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
                         self.b.shown.setdefault(symbol, (self.node(x), axis))
         return out
 
-    def places(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def places(self, mask: Tensor) -> tuple[Tensor, ...]:
         """Where a mask is true: an index for each of its axes."""
         found = self.call(aten.nonzero.default, mask)
         return tuple(self.call(aten.select.int, found, 1, k) for k in range(mask.dim()))
 
-    def number(self, x: torch.Tensor) -> Any:
+    def number(self, x: Tensor) -> Any:
         """The integer that a tensor holds, an unbacked symbol."""
         env = self.b.twins.env
         assert env is not None
@@ -592,9 +590,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.b.shown[symbol] = self.node(x.clone()), None
         return wrapped(env, size)
 
-    def adopt(
-        self, out: torch.Tensor, node: fx.Node, pick: int | None, device: torch.device
-    ) -> None:
+    def adopt(self, out: Tensor, node: fx.Node, pick: int | None, device: torch.device) -> None:
         """Register `out`, the result of `node` or of its item `pick`."""
         if out.layout is not torch.strided:
             raise self.b.unsupported(f"{node.target} gives a {out.dtype} {out.layout} tensor")
@@ -620,7 +616,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
                 remedy=f"register a fake kernel: torch.library.register_fake({op_name(op)!r})",
             ) from error
 
-    def literal(self, x: torch.Tensor) -> Any:
+    def literal(self, x: Tensor) -> Any:
         """A new tensor with the elements of a real one that the program wrote down."""
         if id(x) in self.b.values:
             return self.same(x)
@@ -634,14 +630,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.b.fresh(twin, node, x.device)
         return twin
 
-    def view(self, op: OpOverload, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def view(self, op: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The result of a view operator: another tensor on the storage of `x`."""
         parent = self.value(x)
         out = self.b.twins.view(op, parent.tensor, *args, **kwargs)
         self.b.alias(out, parent, (op, args, kwargs))
         return out
 
-    def same(self, x: torch.Tensor) -> torch.Tensor:
+    def same(self, x: Tensor) -> Tensor:
         """Another tensor that is all of `x`, as `detach` gives."""
         parent = self.value(x)
         out = self.b.twins.view(aten.alias.default, parent.tensor)
@@ -672,7 +668,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         return nodes, metas
 
     def _operand(self, x: Any) -> tuple[Any, Any]:
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, Tensor):
             value = self.value(x)
             return self.b.node(value), value.tensor
         if isinstance(x, (list, tuple)):

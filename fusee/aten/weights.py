@@ -10,6 +10,7 @@ Then its own operands are looked at, so that no more than necessary runs at each
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import operator
@@ -168,9 +169,6 @@ def constants(edit: Editor) -> tuple[Derived, ...]:
     return derived
 
 
-# ------------------------------------------------------------------------------ what to keep
-
-
 def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
     """The static nodes to keep, in graph order."""
     chosen: set[fx.Node] = set()
@@ -194,9 +192,6 @@ def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
-
-
-# ------------------------------------------------------------------------------ the split
 
 
 def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Node, int]) -> Derived:
@@ -268,33 +263,20 @@ def fold(aten: AtenGraph, options: Options) -> None:
     most = max(FREE, sum(edit.bytes(node) for node, spec in inputs if spec.is_static) // _SHARE)
     results = set(aten.results)
     kept = [n for n in frontier(edit, Budget(edit, most, free=most)) if n not in results]
-    needed = closure(kept)
-    values: dict[fx.Node, Any] = {}
-    with torch.no_grad():
-        for node in aten.graph.nodes:
-            if node not in needed:
-                continue
-            if node.op == "get_attr":
-                values[node] = aten.constants[str(node.target)]
-            elif all(arg in values for arg in node.all_input_nodes):
-                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                try:
-                    values[node] = cast(Callable[..., Any], node.target)(*args, **kwargs)
-                except (RuntimeError, IndexError, ValueError):
-                    continue
+    position = {node: k for k, node in enumerate(aten.graph.nodes)}
+    values: dict[fx.Node, Tensor] = {}
     for node in kept:
-        value = values.get(node)
-        if isinstance(value, Tensor) and _geometry(value) == _geometry(val(node)):
+        with contextlib.suppress(RuntimeError, IndexError, ValueError):
+            (values[node],) = _derived(aten, position, {node: 0}).compute(())
+    for node, value in values.items():
+        of = val(node)
+        if (value.dtype, value.shape, value.stride()) == (of.dtype, of.shape, of.stride()):
             name = f"_folded{len(aten.constants)}"
             aten.constants[name] = value
             with edit.before(node):
                 made = aten.graph.create_node("get_attr", name)
             made.meta = dict(node.meta)
             edit.replace(node, made)
-
-
-def _geometry(x: Tensor) -> tuple[Any, ...]:
-    return x.dtype, tuple(x.shape), x.stride()
 
 
 # ---------------------------------------------------------------------------- fold norm
@@ -351,7 +333,7 @@ def fold_norm(edit: Editor) -> None:
             _as_affine(edit, norm)
 
 
-def _typed(node: fx.Node, dtype: torch.dtype) -> torch.Tensor:
+def _typed(node: fx.Node, dtype: torch.dtype) -> Tensor:
     """The meta of `node` converted to `dtype`."""
     meta = val(node)
     return meta if meta.dtype is dtype else torch.empty_like(meta, dtype=dtype)

@@ -183,10 +183,10 @@ def sparse_embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """torch.embedding in a joint trace."""
-    options = padding_idx, scale_grad_by_freq
+    """torch.embedding in a joint trace; None: it may run as it is."""
     if not (sparse and torch.is_grad_enabled() and weight.requires_grad):
-        return torch.embedding(weight, indices, *options, sparse)
+        return None
+    options = padding_idx, scale_grad_by_freq
     return _SparseEmbedding.apply(weight, t, indices, *options)  # type: ignore[no-untyped-call]
 
 
@@ -373,9 +373,15 @@ def prepare(joint: Joint) -> None:
     for node in list(graph.nodes):
         if replay(joint, node):
             continue
-        dtype = _narrow_dtype(node)
-        if dtype is not None:
-            _narrow(graph, node, dtype)
+        dtype, val = _narrow_dtype(node), node.meta.get("val")
+        users = [user for user in node.users if user.op != "output"]
+        if dtype is None or not users:
+            continue
+        write = _After(graph, node, {k: x for k, x in node.meta.items() if k != "recompute"})
+        small = write(aten._to_copy.default, node, dtype=dtype, val=_like(val, dtype))
+        wide = write(aten._to_copy.default, small, dtype=val.dtype, val=_like(val, val.dtype))
+        for user in users:
+            user.replace_input_with(node, wide)
 
 
 def _narrow_dtype(node: fx.Node) -> torch.dtype | None:
@@ -402,22 +408,10 @@ _WINDOWS = {
 }
 
 
-def _like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
     """torch.empty_like, which imports sympy at its first call."""
     if x.device.type != "meta":
-        same: torch.Tensor = on_metas(torch.empty_like, x, dtype=dtype)
+        same: Tensor = on_metas(torch.empty_like, x, dtype=dtype)
         return same
     found = like(x, dtype)
     return torch.empty_strided(found.size, found.stride, dtype=dtype, device="meta")
-
-
-def _narrow(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
-    val = node.meta["val"]
-    users = [user for user in node.users if user.op != "output"]
-    if not users:
-        return
-    write = _After(graph, node, {key: x for key, x in node.meta.items() if key != "recompute"})
-    small = write(aten._to_copy.default, node, dtype=dtype, val=_like(val, dtype))
-    wide = write(aten._to_copy.default, small, dtype=val.dtype, val=_like(val, val.dtype))
-    for user in users:
-        user.replace_input_with(node, wide)

@@ -234,18 +234,15 @@ def _keeper(split: Split, count: int) -> Callable[[Any, Sequence[Any], Sequence[
         ctx.shown = ()
         if shown:
             ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in shown]
-        ctx.numbers = [_number(values[k], axis) for k, axis in symbols] if symbols else ()
+        ctx.numbers = ()
+        if symbols:
+            told = (values[k] if axis is None else values[k].size(axis) for k, axis in symbols)
+            ctx.numbers = [x.item() if isinstance(x, Tensor) else x for x in told]
         ctx.done, ctx.later = _NONE, ()
         ctx.has_hooks = has_saved_tensor_hooks()
         ctx.set_materialize_grads(False)
 
     return keep
-
-
-def _number(x: Any, axis: int | None) -> Any:
-    """A symbol's value, of an input or result that shows it."""
-    x = x if axis is None else x.size(axis)
-    return x.item() if isinstance(x, Tensor) else x
 
 
 def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[..., Sequence[Any]]:

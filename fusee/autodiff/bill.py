@@ -13,7 +13,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten import AtenGraph, is_view, key_of, memory_root
@@ -309,15 +309,15 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     return "".join(f" {word}" for word, holds in words.items() if holds)
 
 
-def _lanes(x: torch.Tensor) -> list[int]:
+def _lanes(x: Tensor) -> list[int]:
     return [k for k, step in enumerate(x.stride()) if same_ints((step,), (1,))]
 
 
-def _among(axes: Sequence[int], x: torch.Tensor) -> list[int]:
+def _among(axes: Sequence[int], x: Tensor) -> list[int]:
     return [k for k in _lanes(x) if {k, k - x.dim()} & {*axes}]
 
 
-def _is_repeated(x: torch.Tensor) -> bool:
+def _is_repeated(x: Tensor) -> bool:
     steps = zip(x.shape, x.stride(), strict=True)
     return any(same_ints((step,), (0,)) and not same_ints((n,), (1,)) for n, step in steps)
 
@@ -336,7 +336,7 @@ def _given(node: fx.Node, name: str) -> Any:
     return node.args[place] if place < len(node.args) else None
 
 
-def _is_spread(costs: Costs, x: torch.Tensor, result: torch.Tensor) -> bool:
+def _is_spread(costs: Costs, x: Tensor, result: Tensor) -> bool:
     pairs = zip(reversed(x.shape), reversed(result.shape), strict=False)
     return (
         0 < x.dim() <= result.dim()
@@ -346,7 +346,7 @@ def _is_spread(costs: Costs, x: torch.Tensor, result: torch.Tensor) -> bool:
 
 
 def _apart(
-    costs: Costs, x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int], is_moved: bool
+    costs: Costs, x: Tensor, result: Tensor, lanes: Sequence[int], is_moved: bool
 ) -> tuple[int, int]:
     """How many bytes apart a result's lanes lie in an operand, and the operand's in the result.
 
@@ -358,7 +358,7 @@ def _apart(
     if not same_ints(x.shape, result.shape) and not (is_moved and x.dim()):
         return 0, 0
 
-    def widest(t: torch.Tensor, axes: Iterable[int]) -> int:
+    def widest(t: Tensor, axes: Iterable[int]) -> int:
         inside = [k for k in axes if 0 <= k < t.dim() and not same_ints((t.shape[k],), (1,))]
         found = [n for n in map(t.stride, inside) if not any(same_ints((n,), (m,)) for m in (0, 1))]
         return max((costs.size(n) * t.itemsize for n in found), default=0)

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten import arguments, closure, dependents, is_pure, must_run
-from fusee.aten.rewriter import new_call
+from fusee.aten.rewriter import new_call, val
 from fusee.autodiff import Joint
 from fusee.autodiff.min_cut import name_of
 from fusee.fake.torch_python import opmath
@@ -60,7 +60,7 @@ def chunk_losses(joint: Joint) -> None:
 
 
 def _bytes(node: Any) -> int:
-    found: int = node.meta["val"].nbytes
+    found: int = val(node).nbytes
     return found
 
 
@@ -79,7 +79,7 @@ class _RowLoss:
     def __init__(self, joint: Joint, product: fx.Node, behind: set[fx.Node]) -> None:
         self.joint, self.graph, self.product, self.behind = joint, joint.aten.graph, product, behind
         self.order = {node: k for k, node in enumerate(self.graph.nodes)}
-        self.count, self.columns = product.meta["val"].shape
+        self.count, self.columns = val(product).shape
         self.all = torch.arange(self.count).view(-1, 1)
         self.rows: dict[fx.Node, Tensor] = {product: self.all}
         self.absorbed: set[fx.Node] = set()
@@ -90,7 +90,7 @@ class _RowLoss:
             if any(x in self.rows for x in node.all_input_nodes) and node not in self.rows:
                 x: Any = node.args[0]
                 is_turn = node.target is aten.permute.default
-                if is_turn and self._is_wide(x) and x.meta["val"].dim() == 2:
+                if is_turn and self._is_wide(x) and val(x).dim() == 2:
                     self.turned[node] = x
                 elif (found := self._follow(node)) is not None:
                     self.rows[node] = found
@@ -107,12 +107,12 @@ class _RowLoss:
     # -------------------------------------------------------------------------- rows
 
     def has_columns(self, node: fx.Node) -> bool:
-        return bool(self.rows[node].dim() == node.meta["val"].dim())
+        return bool(self.rows[node].dim() == val(node).dim())
 
     def _is_wide(self, node: Any) -> bool:
         if node not in self.rows or not isinstance(node.meta["val"], Tensor):
             return False
-        return self.has_columns(node) and node.meta["val"].shape[-1] == self.columns
+        return self.has_columns(node) and val(node).shape[-1] == self.columns
 
     def _follow(self, node: fx.Node) -> Tensor | None:
         """The rows of what is computed of others; None: it mixes them, or might."""
@@ -144,7 +144,7 @@ class _RowLoss:
         """Whether a call works along the last axis."""
         if not isinstance(node.target, OpOverload) or name_of(node.target) not in _ALONG:
             return False
-        rank, dims = node.all_input_nodes[0].meta["val"].dim(), arguments(node).get("dim")
+        rank, dims = val(node.all_input_nodes[0]).dim(), arguments(node).get("dim")
         return dims in (rank - 1, -1, [rank - 1], [-1])
 
     def _moved(self, node: fx.Node, source: fx.Node) -> Tensor | None:
@@ -187,7 +187,7 @@ class _RowLoss:
     def _fits(self, node: fx.Node, rows: Tensor, columns: bool) -> bool:
         """Whether all operands of a call have these rows, or are the graph's for any."""
         for x in node.all_input_nodes:
-            shape = x.meta["val"].shape
+            shape = val(x).shape
             if x in self.rows:
                 if not self.rows[x].equal(rows):
                     return False
@@ -206,7 +206,7 @@ class _RowLoss:
         if node.op != "call_function" or not is_pure(node):
             return False
         if op is aten.expand.default:
-            is_made = node.all_input_nodes[0].meta["val"].dim() in (0, rows.dim())
+            is_made = val(node.all_input_nodes[0]).dim() in (0, rows.dim())
         else:
             is_made = op is aten.full.default or is_pointwise(op) or self._is_along(node)
             is_made = is_made and self._fits(node, rows, True)
@@ -249,7 +249,7 @@ class _RowLoss:
         return self._is_closed(late=False) and self._is_closed(late=True)
 
     def width(self, node: fx.Node) -> int:
-        return node.meta["val"].shape[-1] if self.has_columns(node) else 1
+        return val(node).shape[-1] if self.has_columns(node) else 1
 
     def _is_end(self, node: fx.Node, source: fx.Node) -> bool:
         """Whether a call sums something of all rows."""
@@ -261,7 +261,7 @@ class _RowLoss:
             return is_mm and len(others) == 1 and others[0] not in self.rows
         if node.target not in _SUMS or not self._is_wide(source):
             return False
-        return {*range(source.meta["val"].dim() - 1)} <= _summed(node, source)
+        return {*range(val(source).dim() - 1)} <= _summed(node, source)
 
     def stage(self, late: bool) -> tuple[list[fx.Node], set[fx.Node], set[fx.Node]]:
         """Of forward or backward: what is computed, what leaves it, and what it reads."""
@@ -382,7 +382,7 @@ class _ChunkWriter:
 
     def _wide(self, x: fx.Node) -> fx.Node:
         """`x`, to be summed up: of 16 bits in float32."""
-        if x.meta["val"].dtype not in HALVES:
+        if val(x).dtype not in HALVES:
             return x
         return self._call(aten._to_copy.default, x, dtype=torch.float32)
 
@@ -411,10 +411,10 @@ class _ChunkWriter:
             y = x
             if not has_columns:
                 y = self._call(aten.unsqueeze.default, y, -1)
-            shape = [*rows.shape[:-1], y.meta["val"].shape[-1]]
-            if list(y.meta["val"].shape) != shape:
+            shape = [*rows.shape[:-1], val(y).shape[-1]]
+            if list(val(y).shape) != shape:
                 y = self._call(aten.expand.default, y, shape)
-            if not y.meta["val"].is_contiguous():
+            if not val(y).is_contiguous():
                 form = torch.contiguous_format
                 y = self._call(aten.clone.default, y, memory_format=form)
             if len(shape) != 2:
@@ -449,7 +449,7 @@ class _ChunkWriter:
         if x in self.made[self.k]:
             return self.made[self.k][x]
         x = self.whole.get(x, x)
-        shape = x.meta["val"].shape
+        shape = val(x).shape
         leading = shape[:-1] if has_columns else shape
         if all(n == 1 for n in leading):
             wide = [1, shape[-1]] if len(shape) > 2 else None
@@ -478,7 +478,7 @@ class _ChunkWriter:
         if op is aten.clone.default or op in _MOVES:
             moved: fx.Node = self._operand(node.args[0], rows, True)
             shape = [stop - start, loss.width(node)]
-            if list(moved.meta["val"].shape) == shape:
+            if list(val(moved).shape) == shape:
                 return moved
             return self._call(aten.expand.default, moved, shape)
         if op is aten.mm.default:
@@ -547,8 +547,8 @@ class _ChunkWriter:
         if node.target in _SUMS:
             source: Any = node.args[0]
             x = self._filled(made[source], loss.rows[source], 0)
-            over = [0, 1] if len(_summed(node, source)) == source.meta["val"].dim() else [0]
-            dtype = node.meta["val"].dtype
+            over = [0, 1] if len(_summed(node, source)) == val(source).dim() else [0]
+            dtype = val(node).dtype
             kwargs = {"dtype": opmath(dtype)}
             return self._call(aten.sum.dim_IntList, x, over, **kwargs)
         left, right = list[Any](node.args)
@@ -570,5 +570,5 @@ class _ChunkWriter:
 
 def _summed(node: fx.Node, source: fx.Node) -> set[int]:
     """The axes that a sum is along."""
-    rank = source.meta["val"].dim()
+    rank = val(source).dim()
     return {d % rank for d in arguments(node).get("dim") or range(rank)}

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten import AtenGraph, closure, is_creation, is_pure, is_view, memory_root, must_run
@@ -166,7 +166,7 @@ class Costs:
         self._to_size = aten.to_size
         self._bytes: dict[fx.Node, int] = {}
 
-    def count(self, x: torch.Tensor) -> int:
+    def count(self, x: Tensor) -> int:
         """Elements of a node's `val`."""
         return math.prod(map(self.size, x.shape))
 
@@ -434,7 +434,7 @@ class _Chooser:
     def _saving(self, node: fx.Node) -> int:
         facts, size = self.facts, self.costs.bytes(node)
         sort = facts.kinds[node]
-        if not isinstance(node.meta.get("val"), torch.Tensor) or node in facts.inside:
+        if not isinstance(node.meta.get("val"), Tensor) or node in facts.inside:
             return _NEVER
         prices = self.costs.prices
         read = size * prices.move + 1

@@ -37,7 +37,7 @@ from fusee.aten import (
     tensor_input,
     used_symbols,
 )
-from fusee.aten.rewriter import Copier
+from fusee.aten.rewriter import Copier, val
 from fusee.aten.torch_api import is_opaque
 from fusee.autodiff import (
     REDRAWN,
@@ -102,7 +102,7 @@ def _is_sum(node: fx.Node, other: fx.Node) -> bool:
     """Whether `node` adds something to `other`, and lies in memory as that does."""
     if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
         return False
-    x, y = node.meta["val"], other.meta["val"]
+    x, y = val(node), val(other)
     return x.dtype is y.dtype and same_ints(x.shape, y.shape) and same_ints(x.stride(), y.stride())
 
 
@@ -198,7 +198,7 @@ class _Splitter:
         saved = []
         for node in self.choice.saved:
             spec = self.inputs.get(node)
-            self.kept[node] = node.meta["val"]
+            self.kept[node] = val(node)
             if spec is not None and node not in self.facts.written:
                 saved.append(Saved("input", spec.index))
             elif node in shared:
@@ -208,7 +208,7 @@ class _Splitter:
                 own = copy.made[node]
                 if node.op != "call_function" or memory_root(node) is not node or node in taken:
                     own = copy.call(aten.clone.default, own, like=own)
-                    self.kept[node] = own.meta["val"]
+                    self.kept[node] = val(own)
                 taken.add(node)
                 returned.append(own)
         symbols, writes = self.aten.symbols, self.aten.mutations

@@ -10,6 +10,7 @@ Operators that torch composes of others are taken apart above the tracer (trace.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from bisect import bisect_right
@@ -51,7 +52,7 @@ from fusee.autodiff import Joint, sparse_embedding, why_not
 from fusee.fake import FakeTensor, unseen_by_hooks
 from fusee.fake.gradients import checked, leaf_gradients
 from fusee.fake.layouts import has_zero, suggested_layout
-from fusee.fake.open_composites import one_hot, prod
+from fusee.fake.open_composites import IN_OTHERS
 from fusee.fake.torch_python import python_dispatcher
 from fusee.source import Args, Rules
 from fusee.sym import Size, hint
@@ -66,6 +67,7 @@ from fusee.sym import Size, hint
 aten = torch.ops.aten
 
 
+# A function runs itself where its form returns None.
 _FUNCTIONS: Rules[Any, Callable[..., Any]] = Rules({torch.embedding: sparse_embedding})
 
 
@@ -75,9 +77,10 @@ class AboveAutograd(WithData):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         special = _FUNCTIONS.get(func)
-        if special is not None:
-            return special(self.t, *args, **kwargs)
-        return super().__torch_function__(func, types, args, kwargs)
+        if special is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        found = special(self.t, *args, **kwargs)
+        return func(*args, **kwargs) if found is None else found
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -149,26 +152,24 @@ def _group_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    *more: Any,
-    **options: Any,
-) -> Any:
+    *_: Any,
+    **__: Any,
+) -> Tensor | None:
     layout = suggested_layout(input)
     if not _is_plain(input) or layout == torch.contiguous_format:
-        return torch.group_norm(input, num_groups, weight, bias, eps, *more, **options)
+        return None
     n, channels, *pixels = input.shape
     x = input.contiguous(memory_format=layout)  # elsewhere than on a CPU it makes rows
     size = n, channels, math.prod(pixels), num_groups
     return torch.native_group_norm(x, weight, bias, *size, eps)[0]
 
 
-@_FUNCTIONS.rule(torch.prod, Tensor.prod)
-def _prod(t: Tracer, *args: Any, **kwargs: Any) -> Any:
-    return (torch.prod if is_transforming() else prod)(*args, **kwargs)
+def _in_others(function: Any, t: Tracer, *args: Any, **kwargs: Any) -> Any:
+    return None if is_transforming() else IN_OTHERS[function](*args, **kwargs)
 
 
-@_FUNCTIONS.rule(torch.nn.functional.one_hot)
-def _one_hot(t: Tracer, *args: Any, **kwargs: Any) -> Tensor:
-    return (torch.nn.functional.one_hot if is_transforming() else one_hot)(*args, **kwargs)
+for _function in (torch.prod, Tensor.prod, torch.nn.functional.one_hot):
+    _FUNCTIONS[_function] = functools.partial(_in_others, _function)
 
 
 class _Mish(torch.autograd.Function):
@@ -188,7 +189,7 @@ class _Mish(torch.autograd.Function):
 @_FUNCTIONS.rule(torch.nn.functional.mish, torch._C._nn.mish)
 def _mish(t: Tracer, input: Tensor, inplace: bool = False) -> Any:
     if inplace or is_transforming():
-        return torch.nn.functional.mish(input, inplace)
+        return None
     return _Mish.apply(input, t)  # type: ignore[no-untyped-call]
 
 
@@ -210,7 +211,7 @@ def _pad(
         or 2 * len(axes) != len(pad)
         or not all(type(n) is int and 0 <= n <= input.shape[k] for k, *ends in pairs for n in ends)
     ):
-        return torch.nn.functional.pad(input, pad, mode, value)
+        return None
     x = input
     for k, before, after in pairs:
         x = torch.cat((x.narrow(k, x.shape[k] - before, before), x, x.narrow(k, 0, after)), k)
@@ -248,9 +249,7 @@ def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return x.to(*rest, **kwargs) if rest or kwargs else x
 
 
-@_FUNCTIONS.rule(Tensor.type_as)
-def _type_as(t: Tracer, x: Tensor, other: Tensor) -> Any:
-    return _to(t, x, other) if _is_plain(x) else x.type_as(other)
+_FUNCTIONS.rule(Tensor.type_as)(lambda t, x, other: _to(t, x, other) if _is_plain(x) else None)
 
 
 @_FUNCTIONS.rule(torch.nn.functional.dropout, torch.dropout)
@@ -259,7 +258,7 @@ def _dropout(
 ) -> Any:
     """Eager's way, where sizes are open too: there torch has one that no kernel of ours draws."""
     if inplace or not training or not 0 < p < 1:
-        return torch.nn.functional.dropout(input, p, training, inplace)
+        return None
     if has_zero(input.shape):
         return input
     where = t.value(unwrapped(input)).store.device if _is_plain(input) else input.device
@@ -274,9 +273,7 @@ def _cuda(t: Tracer, x: Tensor, device: Any = None, *args: Any, **kwargs: Any) -
     return _to(t, x, torch.device(where), *args, **kwargs)
 
 
-@_FUNCTIONS.rule(Tensor.cpu)
-def _cpu(t: Tracer, x: Tensor, **kwargs: Any) -> Any:
-    return _to(t, x, torch.device("cpu"), **kwargs)
+_FUNCTIONS.rule(Tensor.cpu)(lambda t, x, **kwargs: _to(t, x, torch.device("cpu"), **kwargs))
 
 
 def _is_home(x: object, home: torch.device) -> bool:
@@ -285,8 +282,6 @@ def _is_home(x: object, home: torch.device) -> bool:
         x = torch.device(x)
     return isinstance(x, torch.device) and x.type == home.type and x.index in (None, home.index)
 
-
-# ------------------------------------------------------------------------------ devices
 
 _ASKING: frozenset[Any] = frozenset(
     {

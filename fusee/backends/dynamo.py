@@ -37,8 +37,6 @@ from fusee.errors import (
 )
 from fusee.runtime import when_imported
 
-# ---------------------------------------------------------------------------- dynamo
-
 
 def _skip_ours(trace_rules: Any) -> None:
     """Let no frame of ours be traced, nor of code that we generate; entrances are inlined."""

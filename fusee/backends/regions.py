@@ -23,6 +23,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten import AtenGraph, arguments, is_pure, is_view
+from fusee.aten.rewriter import val
 from fusee.aten.torch_api import OpOverload
 from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
@@ -339,12 +340,12 @@ def indexed(node: fx.Node) -> list[tuple[fx.Node, bool, Any]]:
     """The index tensors of a call: (index, whether it may count from the end, size of the axis)."""
     args: Any = node.args
     if node.target is aten.embedding.default:
-        return [(args[1], False, args[0].meta["val"].shape[0])]
+        return [(args[1], False, val(args[0]).shape[0])]
     if node.target in (aten.index_select.default, aten.gather.default):
-        source = args[0].meta["val"]
+        source = val(args[0])
         return [(args[2], False, source.shape[args[1]])] if source.dim() else []
     if node.target is aten.index.Tensor:
-        sizes = args[0].meta["val"].shape
+        sizes = val(args[0]).shape
         rows = enumerate(args[1])
         return [(x, True, sizes[k]) for k, x in rows if isinstance(x, fx.Node)]
     return []
@@ -524,7 +525,7 @@ def fits(node: fx.Node) -> bool:
     found = interval(node)
     if found is None:
         return False
-    low, high = _range(node.meta["val"].dtype) or _INT32
+    low, high = _range(val(node).dtype) or _INT32
     is_above = relies(node, found[0], ">=", max(low, _INT32[0]))
     return is_above and relies(node, found[1], "<=", min(high, _INT32[1]))
 
@@ -597,7 +598,7 @@ def _find(node: fx.Node) -> Interval | None:
 
 def _read_anew(node: fx.Node) -> Interval | None:
     """What a call may find in an integer input."""
-    dtype = node.meta["val"].dtype
+    dtype = val(node).dtype
     return _range(dtype) if dtype.itemsize <= 4 else None
 
 
@@ -644,9 +645,9 @@ def _either(*positions: int) -> Callable[[fx.Node], Interval | None]:
     return lambda node: _hull([interval(node.args[k]) for k in positions])
 
 
-@_RULES.rule("constant_pad_nd")
-def _padded(node: fx.Node) -> Interval | None:
-    return _hull([interval(node.args[0]), interval(arguments(node)["value"])])
+_RULES.rule("constant_pad_nd")(
+    lambda node: _hull([interval(node.args[0]), interval(arguments(node)["value"])])
+)
 
 
 @_RULES.rule("arange.start_step")

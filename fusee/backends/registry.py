@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from typing import Any, Union
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fusee.aten.torch_api import FakeTensor, OpOverload, OpOverloadPacket, open_numbers, overloads
 from fusee.backends import dynamo
@@ -34,9 +34,6 @@ from fusee.errors import (
 )
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import Sidecar
-
-# ---------------------------------------------------------------------------- registry
-
 
 CompiledFn = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Any], CompiledFn]
@@ -393,7 +390,7 @@ def _bind_options(
     if not keywords:
         return function
 
-    def bound(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> CompiledFn:
+    def bound(gm: fx.GraphModule, example_inputs: Sequence[Tensor]) -> CompiledFn:
         compiled: CompiledFn = function(gm, example_inputs, **keywords)
         return compiled
 

@@ -626,7 +626,7 @@ def _has_nothing(gm: fx.GraphModule) -> bool:
         if node.op == "call_function" and module.partition(".")[0] not in ("torch", "_operator"):
             return False
         value = node.meta.get("example_value")
-        sizes = value.shape if isinstance(value, torch.Tensor) else ()
+        sizes = value.shape if isinstance(value, Tensor) else ()
         is_empty |= any(n == 0 for n in sizes if not is_unbacked(n))
     return is_empty
 
@@ -634,7 +634,7 @@ def _has_nothing(gm: fx.GraphModule) -> bool:
 def is_refused(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether eager raises for a graph and inputs like these, of which it gets copies."""
     copies = [
-        x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+        x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
         for x in inputs
     ]
     with torch.random.fork_rng(devices=[]):

@@ -43,9 +43,6 @@ from fusee.runtime import jit
 from fusee.runtime.cache import Blobs, Sidecar, bytes_of, code_salt, content_key
 from fusee.source import define
 
-# ---------------------------------------------------------------------------- resumed
-
-
 # Who listens to these wants to see the graph.
 _ARTEFACTS = ("graph", "aten", "host")
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor as FakeTensor
@@ -71,9 +71,7 @@ def fake_mode() -> Any:
     return _quick_mode()(allow_non_fake_inputs=False, shape_env=None)
 
 
-def fake_of(
-    mode: Any, x: torch.Tensor, size: Sequence[Any] = (), stride: Sequence[Any] = ()
-) -> torch.Tensor:
+def fake_of(mode: Any, x: Tensor, size: Sequence[Any] = (), stride: Sequence[Any] = ()) -> Tensor:
     """A tensor without data like `x`, a leaf of autograd if it is one.
 
     size, stride   where some of them are open
@@ -108,7 +106,7 @@ def fake_of(
     return fake
 
 
-def with_bits(twin: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def with_bits(twin: Tensor, x: Tensor) -> Tensor:
     """`twin`, lazily conjugated or negated if `x` is."""
     with mode_of((twin,)):
         if x.dtype.is_complex and x.is_conj():
@@ -140,10 +138,10 @@ _IN_PLACE = """
 """
 
 
-def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
+def _written(x: Tensor, *rest: Any, **kwargs: Any) -> Any:
     """The result of an operator in place; None if it may have to fail."""
     for operand in rest:
-        if isinstance(operand, torch.Tensor):
+        if isinstance(operand, Tensor):
             if not equal(broadcast(x.shape, operand.shape), x.shape):
                 return None
             if not torch.can_cast(operand.dtype, x.dtype):
@@ -153,12 +151,12 @@ def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
     return x
 
 
-def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> Any:
+def _put(x: Tensor, index: Tensor, source: Tensor, *_: Any, **__: Any) -> Any:
     elements_put(x, index, source)
     return x if index.dtype is torch.int64 and source.dtype is x.dtype else None
 
 
-def _filled(x: torch.Tensor, value: torch.Tensor) -> Any:
+def _filled(x: Tensor, value: Tensor) -> Any:
     if value.dim():  # torch 2.11 does not say so of meta tensors
         raise RuntimeError(f"fill_ only supports a value of 0 dimensions, not {value.dim()}")
     return _written(x, value)
@@ -168,11 +166,11 @@ def _by_rule(find: Callable[..., Found], op: Any, *args: Any, **kwargs: Any) -> 
     return _on_device(find(op, args, kwargs), _new)
 
 
-def _new(size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+def _new(size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
 
-def _on_device(found: Any, new: Callable[..., torch.Tensor]) -> Any:
+def _on_device(found: Any, new: Callable[..., Tensor]) -> Any:
     """What a rule gives, with tensors for specs."""
     if type(found) is Spec:
         return new(*found)
@@ -258,7 +256,7 @@ _OF_DEVICE = (torch.ops.prim.device.default, overload("_to_copy"), overload("lif
 def _of_device(mode: _Mode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A device; a copy on another device; literals."""
     if func is _OF_DEVICE[2]:  # in torch.tensor(), which keeps the value of one number alone
-        is_plain = type(args[0]) is torch.Tensor and args[0].numel() != 1 and args[0].is_cpu
+        is_plain = type(args[0]) is Tensor and args[0].numel() != 1 and args[0].is_cpu
         return _on_meta(mode, fake_of, (mode, *args), {}) if is_plain else None
     if func is _OF_DEVICE[0]:
         return _META if mode.in_kernel_invocation else args[0].fake_device
@@ -373,7 +371,7 @@ def _written_as(op: Any) -> Callable[..., Any] | None:
     if not is_one or form is None or explicit_key(form) or torch.Tag.inplace_view in op.tags:
         return None
 
-    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         made = form(x, *args, **kwargs)
         if not equal(made.shape, x.shape) or not torch.can_cast(made.dtype, x.dtype):
             raise RuntimeError(f"{op} of size {[*x.shape]} would give {[*made.shape]}")
@@ -396,7 +394,7 @@ def _by_elements(op: Any, may_write: bool) -> Callable[..., Any] | None:
 
 
 def _home(
-    mode: _Mode, op: Any, args: Any, kwargs: Any, is_open: bool, for_function: bool = False
+    mode: _Mode, op: Any, args: Any, kwargs: Any, is_open: bool, for_function: bool
 ) -> torch.device | None:
     """Where all tensors are, if they are fakes, and torch does not know the values of its results.
 
@@ -406,7 +404,7 @@ def _home(
     count = known = 0
     for arg in (*args, *kwargs.values()):
         for x in arg if type(arg) in (list, tuple) else (arg,):
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, Tensor):
                 if type(x) is not FakeTensor or x.fake_mode is not mode:
                     return None
                 if x.dim() > 64:  # which iterators of ATen's refuse, and meta kernels don't
@@ -442,7 +440,7 @@ def is_symbolic(x: Any) -> bool:
         return any(map(is_symbolic, x))
     if type(x) is dict:
         return any(map(is_symbolic, x.values()))
-    if isinstance(x, torch.Tensor):
+    if isinstance(x, Tensor):
         return bool(x._has_symbolic_sizes_strides)
     return isinstance(x, OPEN_NUMBERS)
 
@@ -473,7 +471,7 @@ def _on_meta(mode: _Mode, run: Any, args: Args, kwargs: Kwargs) -> Any:
 def _wrapped(mode: _Mode, found: Any, device: torch.device) -> Any:
     if type(found) in (tuple, list):
         return type(found)(_wrapped(mode, x, device) for x in found)
-    return _fake(mode, found, device) if type(found) is torch.Tensor else found
+    return _fake(mode, found, device) if type(found) is Tensor else found
 
 
 def _by_function(
@@ -491,7 +489,7 @@ def _by_function(
 
 
 def _fake(
-    mode: _Mode, meta: torch.Tensor, device: torch.device, requires_grad: bool = False
+    mode: _Mode, meta: Tensor, device: torch.device, requires_grad: bool = False
 ) -> FakeTensor:
     """FakeTensor(mode, meta, device) in a tenth of the time: its attributes as they were before."""
     states: dict[torch.device, Any] = mode.__dict__.setdefault("_fusee_states", {})
@@ -500,7 +498,7 @@ def _fake(
         first = FakeTensor(mode, meta.requires_grad_(requires_grad), device)
         states[device] = dict(vars(first))
         return first
-    made: FakeTensor = torch.Tensor._make_subclass(
+    made: FakeTensor = Tensor._make_subclass(
         FakeTensor, meta, requires_grad, dispatch_device=True, device_for_backend_keys=device
     )
     torch._C._set_throw_on_mutable_data_ptr(made)
@@ -578,7 +576,7 @@ class Twins:
 
     def empty(
         self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
+    ) -> Tensor:
         # Under the mode torch.empty_strided takes 2 ms, most of it for a cache that never hits.
         data = _new(size, stride, dtype)
         return data if self.mode is None else _fake(self.mode, data, device)
@@ -628,10 +626,10 @@ class Twins:
         mode = fake_mode()
 
         def fake(x: Any) -> Any:
-            return FakeTensor(mode, x, device) if isinstance(x, torch.Tensor) else x
+            return FakeTensor(mode, x, device) if isinstance(x, Tensor) else x
 
         def meta(x: Any) -> Any:
-            is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
+            is_dense = isinstance(x, Tensor) and x.layout is torch.strided
             return _new(x.shape, x.stride(), x.dtype) if is_dense else x
 
         given, named = fx.node.map_aggregate((args, kwargs), fake)
@@ -639,20 +637,20 @@ class Twins:
             found = op(*given, **named)
         return fx.node.map_aggregate(found, meta)
 
-    def _beside(self, args: Args, size: Any, stride: Any, dtype: Any) -> torch.Tensor:
+    def _beside(self, args: Args, size: Any, stride: Any, dtype: Any) -> Tensor:
         """A result on the device of the operands; of numbers alone, on the CPU."""
         device = next((x.device for x in tensors_in(args)), _CPU)
         return self.empty(size, stride, dtype, device)
 
-    def view(self, op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def view(self, op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The twin of a view. Whether it shares the storage of `x` is the caller's to know."""
         rule = None if self.mode is None else OPEN_VIEWS.get(op)
         if rule not in (None, op):  # kernels in C++ run below the mode
             made = _on_meta(self.mode, _unless_unsure(rule), (x, *args), kwargs)
-            if type(made) is torch.Tensor:
+            if type(made) is Tensor:
                 return _fake(self.mode, made, x.device)
         with self.mode or contextlib.nullcontext():
-            out: torch.Tensor = op(x, *args, **kwargs)
+            out: Tensor = op(x, *args, **kwargs)
         return out
 
 
@@ -704,7 +702,7 @@ def _require_elements(op: Any, args: Args) -> None:
     or lay its result out as if there were some."""
     is_plain = packet_name(op) in OF_NOTHING or torch.Tag.pointwise in op.tags
     for x in pytree.tree_leaves(args) if not op.is_view else ():
-        if isinstance(x, torch.Tensor) and not (is_plain and is_row_major(x)):
+        if isinstance(x, Tensor) and not (is_plain and is_row_major(x)):
             let_be_filled(x.shape)
 
 
@@ -747,10 +745,10 @@ def raises(node: fx.Node, name: str, value: str) -> bool:
     if name in _DIVIDE or name[1:] in _DIVIDE:
         divisor = node.args[1] if len(node.args) > 1 else None
         is_safe = isinstance(divisor, (int, float)) and (divisor > 0 or "pow" not in name)
-        is_whole = isinstance(out, torch.Tensor) and not out.is_floating_point()
+        is_whole = isinstance(out, Tensor) and not out.is_floating_point()
         return is_whole and not (is_safe and divisor != 0)
     found = (x.meta.get(value) for x in node.all_input_nodes)
-    shapes = (x.shape for x in found if isinstance(x, torch.Tensor))
+    shapes = (x.shape for x in found if isinstance(x, Tensor))
     is_empty = any(type(n) is int and n == 0 for n in itertools.chain(*shapes))
     return is_empty and _refuses_nothing(name)
 

@@ -86,19 +86,15 @@ def _group_norm_backward(
     return _asked((in_layout_of(x), row, row), rest[-1])
 
 
-@RULES.rule("_softmax_backward_data _log_softmax_backward_data")
-def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) -> Found:
-    return rows(grad.shape, dtype)
-
-
-@RULES.rule(
+RULES.rule("_softmax_backward_data _log_softmax_backward_data")(
+    lambda grad, out, axis, dtype: rows(grad.shape, dtype)
+)
+RULES.rule(
     "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
     " nll_loss_backward nll_loss2d_backward multi_margin_loss_backward"
     " multilabel_margin_loss_backward fractional_max_pool2d_backward"
     " fractional_max_pool3d_backward adaptive_max_pool3d_backward"
-)
-def _row_by_row(grad: Tensor, x: Tensor, *_: Any) -> Found:
-    return rows(x.shape, x.dtype)
+)(lambda grad, x, *_: rows(x.shape, x.dtype))
 
 
 @RULES.rule("_scaled_dot_product_flash_attention_for_cpu_backward")
@@ -106,11 +102,9 @@ def _flash_attention_backward(grad: Tensor, *operands: Any, **_: Any) -> Found:
     return tuple(Spec(x.shape, strides(x.shape, (0, 2, 1, 3)), x.dtype) for x in operands[:3])
 
 
-@RULES.rule("embedding_dense_backward")
-def _embedding_backward(grad: Tensor, index: Tensor, count: Any, *_: Any) -> Found:
-    return rows((count, grad.shape[-1]), grad.dtype)
-
-
+RULES.rule("embedding_dense_backward")(
+    lambda grad, index, count, *_: rows((count, grad.shape[-1]), grad.dtype)
+)
 RULES.rule(
     "max_pool2d_with_indices_backward reflection_pad2d_backward reflection_pad3d_backward"
     " replication_pad2d_backward replication_pad3d_backward"

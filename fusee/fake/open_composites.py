@@ -24,7 +24,8 @@ from fusee.fake.torch_python import FORMS
 from fusee.source import Rules
 
 _nn = torch._C._nn
-IN_OTHERS: Rules[Any, Callable[..., Any]] = Rules(POOLS)  # by function of torch
+# By function of torch. It runs itself where its form returns None.
+_FORMS: Rules[Any, Callable[..., Any]] = Rules(POOLS)
 
 # ---------------------------------------------------------------------------- matrix products
 # Matrix products of open sizes, from operators that have rules.
@@ -90,7 +91,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 # ---------------------------------------------------------------------------- rows
 
 
-@IN_OTHERS.rule(torch.kron, Tensor.kron)
+@_FORMS.rule(torch.kron, Tensor.kron)
 def _kron(a: Tensor, b: Tensor) -> Tensor:
     rank = max(a.dim(), b.dim())
     outer, inner = ([1] * (rank - x.dim()) + [*x.shape] for x in (a, b))
@@ -99,11 +100,11 @@ def _kron(a: Tensor, b: Tensor) -> Tensor:
     return (x * y).reshape([m * n for m, n in zip(outer, inner)])
 
 
-@IN_OTHERS.rule(torch.linspace)
-def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any) -> Tensor:
+@_FORMS.rule(torch.linspace)
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any) -> Any:
     dtype = dtype or torch.get_default_dtype()
     if isinstance(start, Tensor) or isinstance(end, Tensor) or dtype not in _WHOLE_FLOATS:
-        return torch.linspace(start, end, steps, dtype=dtype, **named)
+        return None
     return spaced(start, end, steps, dtype=dtype, **named)
 
 
@@ -118,13 +119,13 @@ def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Tensor:
 _WHOLE_FLOATS = (torch.float32, torch.float64)
 
 
-@IN_OTHERS.rule(torch.isin)
+@_FORMS.rule(torch.isin)
 def _isin(
     elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
-) -> Tensor:
+) -> Tensor | None:
     """By places in a sorted row: torch asks the sizes which of two ways is the faster one."""
     if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
-        return torch.isin(elements, test_elements, assume_unique=assume_unique, invert=invert)
+        return None
     dtype = torch.result_type(elements, test_elements)
     x, row = elements.to(dtype), test_elements.to(dtype).flatten().sort()[0]
     if row.shape[0] == 0:
@@ -133,7 +134,7 @@ def _isin(
     return (row[at] == x) ^ invert
 
 
-@IN_OTHERS.rule(_nn.multilabel_margin_loss)
+@_FORMS.rule(_nn.multilabel_margin_loss)
 def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """torch's form in Python counts what stands behind the last label.
 
@@ -149,7 +150,7 @@ def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     return (found, found.mean(), found.sum())[reduction]
 
 
-@IN_OTHERS.rule(_nn.pad_sequence)
+@_FORMS.rule(_nn.pad_sequence)
 def _pad_sequence(
     sequences: Sequence[Tensor],
     batch_first: bool = False,
@@ -166,12 +167,12 @@ def _pad_sequence(
     return torch.stack(rows, 0 if batch_first else 1)
 
 
-@IN_OTHERS.rule(torch.affine_grid_generator)
-def _affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool) -> Tensor:
+@_FORMS.rule(torch.affine_grid_generator)
+def _affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool) -> Tensor | None:
     """source   aten/src/ATen/native/AffineGridGenerator.cpp"""
     batch, _, *image = size
     if theta.dim() != 3 or theta.dtype not in _WHOLE_FLOATS or not 2 <= len(image) <= 3:
-        return torch.affine_grid_generator(theta, size, align_corners)
+        return None
     rank, named = len(image), dict[str, Any](dtype=theta.dtype, device=theta.device)
     rows = []
     for k, n in enumerate(reversed(image)):
@@ -188,6 +189,19 @@ def _affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool) -> Ten
     return grid.view([batch, *image, rank])
 
 
+def _window(run: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    """source   aten/src/ATen/native/TensorFactories.cpp"""
+
+    def window(n: Any, *how: Any, dtype: Any = None, **named: Any) -> Tensor | None:
+        dtype = dtype or torch.get_default_dtype()
+        is_known = type(n) is int or dtype not in _WHOLE_FLOATS or not n > 1
+        return None if is_known else run(n, *how, dtype=dtype, **named)
+
+    return window
+
+
+@_FORMS.rule(torch.hamming_window)
+@_window
 def _hamming(
     n: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **named: Any
 ) -> Tensor:
@@ -195,49 +209,40 @@ def _hamming(
     return (at.cos() * -beta + alpha).narrow(0, 0, n)
 
 
+_FORMS.rule(torch.hann_window)(
+    lambda n, periodic=True, **named: _hamming(n, periodic, 0.5, 0.5, **named)
+)
+
+
+@_FORMS.rule(torch.blackman_window)
+@_window
 def _blackman(n: Any, periodic: bool = True, **named: Any) -> Tensor:
     at: Tensor = torch.arange(n + periodic, **named) * (math.pi / (n + periodic - 1))
     return ((at * 4).cos() * 0.08 - (at * 2).cos() * 0.5 + 0.42).narrow(0, 0, n)
 
 
+@_FORMS.rule(torch.bartlett_window)
+@_window
 def _bartlett(n: Any, periodic: bool = True, **named: Any) -> Tensor:
     last = n + periodic - 1
     at = torch.arange(last + 1, **named)
     return torch.where(at <= last // 2, at * (2 / last), 2 - at * (2 / last)).narrow(0, 0, n)
 
 
-def _window(of_known: Callable[..., Tensor], run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """source   aten/src/ATen/native/TensorFactories.cpp"""
-
-    def window(n: Any, *how: Any, dtype: Any = None, **named: Any) -> Tensor:
-        dtype = dtype or torch.get_default_dtype()
-        is_known = type(n) is int or dtype not in _WHOLE_FLOATS or not n > 1
-        return (of_known if is_known else run)(n, *how, dtype=dtype, **named)
-
-    return window
-
-
-@IN_OTHERS.rule(F.one_hot)
-def one_hot(tensor: Tensor, num_classes: Any = -1) -> Tensor:
+@_FORMS.rule(F.one_hot)
+def _one_hot(tensor: Tensor, num_classes: Any = -1) -> Tensor | None:
     """As on a CPU: a tensor without data is compared with each class by torch, in the order of its
     axes, and any class passes."""
     if type(num_classes) is int and num_classes < 1:
-        return F.one_hot(tensor, num_classes)
+        return None
     zeros = torch.zeros([*tensor.shape, num_classes], dtype=torch.int64, device=tensor.device)
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
-def _triangle(
-    of_known: Callable[..., Tensor],
-    is_upper: bool,
-    row: Any,
-    col: Any,
-    offset: Any = 0,
-    **named: Any,
-) -> Tensor:
+def _triangle(is_upper: bool, row: Any, col: Any, offset: Any = 0, **named: Any) -> Tensor | None:
     """Of torch.tril_indices and torch.triu_indices."""
     if type(row) is type(col) is type(offset) is int:
-        return of_known(row, col, offset, **named)
+        return None
     dtype, device = named.pop("dtype", torch.int64), named.get("device")
     mask = torch.arange(col, device=device) - torch.arange(row, device=device).unsqueeze(1)
     inside: Tensor = mask >= offset if is_upper else mask <= offset
@@ -255,13 +260,18 @@ def _triangle(
     return found.t().contiguous().to(dtype)
 
 
-@IN_OTHERS.rule(torch.repeat_interleave, Tensor.repeat_interleave)
-def _repeated(x: Tensor, repeats: Any = None, dim: int | None = None, **named: Any) -> Tensor:
-    if repeats is None:
-        return torch.repeat_interleave(x, **named)
+_FORMS.rule(torch.tril_indices)(functools.partial(_triangle, False))
+_FORMS.rule(torch.triu_indices)(functools.partial(_triangle, True))
+# the gradient of the one is zeros of a known size
+_FORMS.rule(torch.sgn, Tensor.sgn)(
+    lambda input: (torch.sgn if input.is_complex() else torch.sign)(input)
+)
+
+
+@_FORMS.rule(torch.repeat_interleave, Tensor.repeat_interleave)
+def _repeated(x: Tensor, repeats: Any = None, dim: int | None = None, **_: Any) -> None:
     if isinstance(repeats, Tensor) and repeats.dim() == 1:
         let_be_equal((x.numel() if dim is None else x.shape[dim],), repeats.shape)
-    return torch.repeat_interleave(x, repeats, dim, **named)
 
 
 # ---------------------------------------------------------------------------- norms
@@ -273,7 +283,7 @@ def _fits(x: Tensor, axes: Sequence[int]) -> bool:
     return all(-rank <= k < rank for k in axes) and len({k % rank for k in axes}) == len(axes)
 
 
-@IN_OTHERS.rule(torch.linalg.matrix_norm)
+@_FORMS.rule(torch.linalg.matrix_norm)
 def _matrix_norm(
     A: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **named: Any
 ) -> Any:
@@ -282,7 +292,7 @@ def _matrix_norm(
     known = ("fro", "nuc") if isinstance(ord, str) else (1, -1, 2, -2, math.inf, -math.inf)
     is_usual = A.dim() > 1 and len(dim) == 2 and _fits(A, dim) and ord in known
     if named.get("out") is not None or not is_usual:
-        return torch.linalg.matrix_norm(A, ord, dim, keepdim, **named)
+        return None
     rank = A.dim()
     first, last = (k % rank for k in dim)
     if ord == "fro":
@@ -304,23 +314,23 @@ def _matrix_norm(
     return sums.amax(last, keepdim) if ord > 0 else sums.amin(last, keepdim)
 
 
-@IN_OTHERS.rule(torch.linalg.norm)
+@_FORMS.rule(torch.linalg.norm)
 def _norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
     axes = (dim,) if isinstance(dim, int) else dim
     is_of_matrices = len(axes) == 2 if axes is not None else A.dim() == 2
     if ord is None or not is_of_matrices:
-        return torch.linalg.norm(A, ord, dim, keepdim, **named)
+        return None
     return _matrix_norm(A, ord, axes or (0, 1), keepdim, **named)
 
 
 # ---------------------------------------------------------------------------- statistics
 
 
-@IN_OTHERS.rule(torch.combinations)
-def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+@_FORMS.rule(torch.combinations)
+def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor | None:
     """source   aten/src/ATen/native/Itertools.cpp"""
     if input.dim() != 1 or r < 1:
-        return torch.combinations(input, r, with_replacement)
+        return None
     n = input.shape[0]
     count: Any = 1
     for k in range(r):
@@ -338,57 +348,60 @@ _BETWEEN = {"linear": None, "midpoint": None, "lower": torch.floor, "higher": to
 _BETWEEN["nearest"] = torch.round
 
 
-def _quantile(of_known: Callable[..., Any], skips: bool) -> Callable[..., Any]:
+_QUANTILES = torch.quantile, Tensor.quantile, torch.nanquantile, Tensor.nanquantile
+
+
+def _quantile(
+    skips: bool,
+    input: Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+    out: Any = None,
+) -> Any:
     """Of one number; torch 2.11 asks how many elements there are.
 
     source   aten/src/ATen/native/Sorting.cpp, quantile_compute
     """
+    is_usual = type(q) is float and 0 <= q <= 1 and input.dtype in _WHOLE_FLOATS
+    is_usual = is_usual and interpolation in _BETWEEN and out is None and input.dim() > 0
+    if not is_usual or is_empty(input) or not _fits(input, () if dim is None else (dim,)):
+        return None
+    x = input.flatten() if dim is None else input.movedim(dim, -1)
+    x, last = x.sort(-1)[0], x.shape[-1] - 1
+    part = torch.scalar_tensor(q, dtype=x.dtype, device=x.device)
+    if skips:
+        rank = (part * (x.isnan().logical_not().sum(-1, True) - 1)).clamp(min=0)
+    else:
+        rank = torch.where(x.isnan().any(-1, True), last, part * last)
+    rounded = _BETWEEN[interpolation]
+    rank = rank if rounded is None else rounded(rank)
+    below = rank.to(torch.int64)
+    found = x.gather(-1, below)
+    if rounded is None:
+        weight = torch.full_like(rank, 0.5) if interpolation == "midpoint" else rank - below
+        found = found.lerp(x.gather(-1, rank.ceil().to(torch.int64)), weight)
+    if dim is None:
+        return found.view([1] * input.dim()) if keepdim else found.squeeze(-1)
+    return found.movedim(-1, dim) if keepdim else found.squeeze(-1)
 
-    def quantile(
-        input: Tensor,
-        q: Any,
-        dim: int | None = None,
-        keepdim: bool = False,
-        *,
-        interpolation: str = "linear",
-        out: Any = None,
-    ) -> Any:
-        is_usual = type(q) is float and 0 <= q <= 1 and input.dtype in _WHOLE_FLOATS
-        is_usual = is_usual and interpolation in _BETWEEN and out is None and input.dim() > 0
-        if not is_usual or is_empty(input) or not _fits(input, () if dim is None else (dim,)):
-            named = {"interpolation": interpolation, **({} if out is None else {"out": out})}
-            return of_known(input, q, dim, keepdim, **named)
-        x = input.flatten() if dim is None else input.movedim(dim, -1)
-        x, last = x.sort(-1)[0], x.shape[-1] - 1
-        part = torch.scalar_tensor(q, dtype=x.dtype, device=x.device)
-        if skips:
-            rank = (part * (x.isnan().logical_not().sum(-1, True) - 1)).clamp(min=0)
-        else:
-            rank = torch.where(x.isnan().any(-1, True), last, part * last)
-        rounded = _BETWEEN[interpolation]
-        rank = rank if rounded is None else rounded(rank)
-        below = rank.to(torch.int64)
-        found = x.gather(-1, below)
-        if rounded is None:
-            weight = torch.full_like(rank, 0.5) if interpolation == "midpoint" else rank - below
-            found = found.lerp(x.gather(-1, rank.ceil().to(torch.int64)), weight)
-        if dim is None:
-            return found.view([1] * input.dim()) if keepdim else found.squeeze(-1)
-        return found.movedim(-1, dim) if keepdim else found.squeeze(-1)
 
-    return quantile
+_FORMS.rule(*_QUANTILES[:2])(functools.partial(_quantile, False))
+_FORMS.rule(*_QUANTILES[2:])(functools.partial(_quantile, True))
 
 
 # ---------------------------------------------------------------------------- products
 
 
-@IN_OTHERS.rule(torch.linalg.multi_dot)
+@_FORMS.rule(torch.linalg.multi_dot)
 def _multi_dot(tensors: Sequence[Tensor], *, out: Any = None) -> Any:
     """The cheapest order is a relation of sizes, as it is eager's."""
     ranks = [x.dim() for x in tensors]
     ends = {*ranks[:1], *ranks[-1:]}
     if out is not None or len(ranks) < 2 or {*ranks[1:-1]} - {2} or ends - {1, 2}:
-        return torch.linalg.multi_dot(tensors, **({} if out is None else {"out": out}))
+        return None
     first, *_, last = tensors
     rows = [*tensors]
     rows[0] = first.unsqueeze(0) if first.dim() == 1 else first
@@ -417,7 +430,7 @@ def _multi_dot(tensors: Sequence[Tensor], *, out: Any = None) -> Any:
 # ---------------------------------------------------------------------------- parts
 
 
-@IN_OTHERS.rule(torch.gradient)
+@_FORMS.rule(torch.gradient)
 def _gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:
     """source   aten/src/ATen/native/ReduceOps.cpp, gradient_helper, gradient_helper_float"""
     axes = [*range(input.dim())] if dim is None else [dim] if isinstance(dim, int) else [*dim]
@@ -431,11 +444,7 @@ def _gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order
         for k, h in zip(axes, steps)
     )
     if not is_usual or not all(input.shape[k] > edge_order for k in axes):
-        named = {"dim": dim, "edge_order": edge_order}
-        named.update({} if spacing is None else {"spacing": spacing})
-        if dim is None:
-            del named["dim"]
-        return torch.gradient(input, **named)
+        return None
     return tuple(
         _by_places(input, k, h, edge_order)
         if isinstance(h, Tensor)
@@ -484,13 +493,13 @@ def _by_places(input: Tensor, axis: int, places: Tensor, edge_order: int) -> Ten
     return torch.cat([first, center, last], axis)
 
 
-@IN_OTHERS.rule(torch.take_along_dim, Tensor.take_along_dim)
-def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+@_FORMS.rule(torch.take_along_dim, Tensor.take_along_dim)
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor | None:
     """source   aten/src/ATen/native/TensorAdvancedIndexing.cpp"""
     rank = input.dim()
     is_plain = indices.dtype is torch.int64 and indices.dim() == rank
     if dim is None or not is_plain or dim not in range(-rank, rank):
-        return torch.take_along_dim(input, indices, dim)
+        return None
     dim %= rank
 
     def expanded(x: Tensor, other: Tensor) -> Tensor:
@@ -510,20 +519,20 @@ except (RuntimeError, IndexError):
     _WRAPS = False
 
 
-@IN_OTHERS.rule(torch.masked_select, Tensor.masked_select)
-def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
+@_FORMS.rule(torch.masked_select, Tensor.masked_select)
+def _masked_select(input: Tensor, mask: Tensor) -> Tensor | None:
     """With a gradient: that of an index has rules."""
     if not (input.requires_grad and torch.is_grad_enabled()) or mask.dtype is not torch.bool:
-        return torch.masked_select(input, mask)
+        return None
     size: list[Any] = broadcast(input.shape, mask.shape)
     return input.expand(size)[mask.expand(size)]
 
 
-@IN_OTHERS.rule(torch.block_diag)
+@_FORMS.rule(torch.block_diag)
 def _block_diag(*tensors: Tensor) -> Any:
     """source   aten/src/ATen/native/TensorShape.cpp"""
     if not tensors or any(x.dim() > 2 for x in tensors):
-        return torch.block_diag(*tensors)  # type: ignore[no-untyped-call]
+        return None
     blocks = [x.reshape(1, -1) if x.dim() < 2 else x for x in tensors]
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in blocks))
     wide, rows = sum(x.shape[1] for x in blocks), []
@@ -538,7 +547,7 @@ def _block_diag(*tensors: Tensor) -> Any:
 # ---------------------------------------------------------------------------- losses and rows
 
 
-@IN_OTHERS.rule(_nn.cross_entropy_loss)
+@_FORMS.rule(_nn.cross_entropy_loss)
 def _cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -546,7 +555,7 @@ def _cross_entropy(
     reduction: int = 1,
     ignore_index: Any = -100,
     label_smoothing: float = 0.0,
-) -> Tensor:
+) -> Tensor | None:
     """Of probabilities, with weights of classes.
 
     source   aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss_prob_target
@@ -561,8 +570,7 @@ def _cross_entropy(
         or weight.shape[0] != input.shape[axis]
         or is_empty(input)
     ):
-        given: Any = weight, reduction, ignore_index, label_smoothing
-        return _nn.cross_entropy_loss(input, target, *given)
+        return None
     classes, row = input.shape[axis], [1] * input.dim()
     row[axis] = classes
     if label_smoothing > 0:
@@ -573,7 +581,7 @@ def _cross_entropy(
     return -terms.sum() / (input.numel() // classes) if reduction == 1 else -terms.sum()
 
 
-@IN_OTHERS.rule(torch.embedding_bag)
+@_FORMS.rule(torch.embedding_bag)
 def _embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, *options: Any, **named: Any
 ) -> Any:
@@ -582,7 +590,7 @@ def _embedding_bag(
     given = {**dict(zip(names.split(), options)), **named}
     place = given.pop("padding_idx", None)
     if place is None or not 0 <= place < weight.shape[0]:
-        return torch.embedding_bag(weight, indices, offsets, *options, **named)
+        return None
     rows = torch._embedding_bag if weight.requires_grad else torch._embedding_bag_forward_only
     return rows(weight, indices.contiguous(), offsets.contiguous(), **given, padding_idx=place)
 
@@ -617,16 +625,16 @@ class _Prod(torch.autograd.Function):
         return torch.where(zeros == 0, grad * made / x, grad * rest), None
 
 
-@IN_OTHERS.rule(torch.prod, Tensor.prod)
-def prod(input: Tensor, *given: Any, **named: Any) -> Any:
-    """torch.prod, of floats along an axis or of all of them without a loop or a look at values."""
+@_FORMS.rule(torch.prod, Tensor.prod)
+def _prod(input: Tensor, *given: Any, **named: Any) -> Any:
+    """Of floats along an axis or of all of them without a loop or a look at values."""
     places = {**dict(zip(("dim", "keepdim"), given)), **named}
     dim, dtype = places.get("dim"), places.get("dtype") or input.dtype
     is_plain = input.is_floating_point() and dtype.is_floating_point and input.dim() > 0
     learns = input.requires_grad and torch.is_grad_enabled()
     is_axis = dim is None or (type(dim) is int and _fits(input, (dim,)))
     if not (is_plain and learns and is_axis) or len(given) > 2 or {*named} - _OF_PROD:
-        return torch.prod(input, *given, **named)
+        return None
     x = input if dtype is input.dtype else input.to(dtype)
     if dim is None:
         return _Prod.apply(x.flatten(), 0).squeeze(0)  # type: ignore[no-untyped-call]
@@ -666,20 +674,20 @@ class _Cumprod(torch.autograd.Function):
         return torch.where(zeros == 0, before, at_zero), None
 
 
-@IN_OTHERS.rule(torch.cumprod, Tensor.cumprod)
+@_FORMS.rule(torch.cumprod, Tensor.cumprod)
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     is_plain = input.is_floating_point() and dtype in (None, input.dtype) and input.dim() > 0
     if not is_plain or not (input.requires_grad and torch.is_grad_enabled()):
-        return torch.cumprod(input, dim, dtype=dtype)
+        return None
     return _Cumprod.apply(input, dim)  # type: ignore[no-untyped-call]
 
 
-@IN_OTHERS.rule(torch.linalg.vander)
+@_FORMS.rule(torch.linalg.vander)
 def _vander(x: Tensor, *, N: Any = None) -> Any:
     """source   aten/src/ATen/native/BatchLinearAlgebra.cpp, linalg_vander"""
     if x.dim() < 1 or not x.is_floating_point() or not (n := x.shape[-1] if N is None else N) > 1:
-        return torch.linalg.vander(x, N=N)
-    powers = _cumprod(x.unsqueeze(-1).expand(*x.shape, n - 1), -1)
+        return None
+    powers = IN_OTHERS[torch.cumprod](x.unsqueeze(-1).expand(*x.shape, n - 1), -1)
     return torch.cat([torch.ones_like(x).unsqueeze(-1), powers], -1)
 
 
@@ -727,34 +735,21 @@ def _item(x: Tensor, key: Any) -> Tensor:
     return x[key]
 
 
-_QUANTILES = {
-    getattr(of, name): _quantile(getattr(torch, name), name == "nanquantile")
-    for name in ("quantile", "nanquantile")
-    for of in (torch, torch.Tensor)
+def _or_itself(function: Any, form: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = form(*args, **kwargs)
+        return function(*args, **kwargs) if found is None else found
+
+    return run
+
+
+IN_OTHERS: dict[Any, Callable[..., Any]] = {
+    function: _or_itself(function, form) for function, form in _FORMS.items()
 }
-IN_OTHERS.update(
-    {
-        torch.hann_window: _window(
-            torch.hann_window, lambda n, periodic=True, **x: _hamming(n, periodic, 0.5, 0.5, **x)
-        ),
-        torch.hamming_window: _window(torch.hamming_window, _hamming),
-        torch.blackman_window: _window(torch.blackman_window, _blackman),
-        torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
-        **_QUANTILES,
-        **dict.fromkeys(  # the gradient of the one is zeros of a known size
-            (torch.sgn, torch.Tensor.sgn),
-            lambda input: (torch.sgn if input.is_complex() else torch.sign)(input),
-        ),
-        torch.tril_indices: functools.partial(_triangle, torch.tril_indices, False),
-        torch.triu_indices: functools.partial(_triangle, torch.triu_indices, True),
-    }
-)
 FORMS.update(IN_OTHERS)
 COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     **IN_OTHERS,
-    **dict.fromkeys(
-        (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, operator.matmul), matmul
-    ),
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, operator.matmul), matmul),
     torch.ops.aten.matmul.default: matmul,
     torch._C._nn.linear: linear,
 }
@@ -778,5 +773,5 @@ def attention(
 # What gives the same of known sizes, for capture: torch 2.11's quantile compares its own tensors.
 SHORTER: dict[Any, Callable[..., Tensor]] = {
     _nn.scaled_dot_product_attention: attention,
-    **_QUANTILES,
+    **{of: IN_OTHERS[of] for of in _QUANTILES},
 }

@@ -294,9 +294,9 @@ OPEN_MAKERS.update({op: _dense(op) for op in overloads("zeros ones full")})
 # Operators whose meta kernels take known sizes alone, or that have none.
 
 
-@RULES.rule("hash_tensor")
-def _hashed(x: Tensor, axes: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> Spec:
-    return rows(reduced(x, axes, keepdim), torch.uint64)
+RULES.rule("hash_tensor")(
+    lambda x, axes=(), *, keepdim=False, mode=0: rows(reduced(x, axes, keepdim), torch.uint64)
+)
 
 
 @RULES.rule("_sample_dirichlet _dirichlet_grad binomial")
@@ -334,9 +334,9 @@ def _edges(x: Tensor, bins: Sequence[int], **_: Any) -> Found:
     return tuple([rows([n + 1], x.dtype) for n in bins]) if _has_columns(x, bins) else None
 
 
-@RULES.rule("_histogramdd_from_bin_cts")
-def _counted_in_boxes(x: Tensor, bins: Sequence[int], **_: Any) -> Found:
-    return rows(bins, x.dtype) if _has_columns(x, bins) else None
+RULES.rule("_histogramdd_from_bin_cts")(
+    lambda x, bins, **_: rows(bins, x.dtype) if _has_columns(x, bins) else None
+)
 
 
 @RULES.rule("_histogramdd_from_bin_tensors")
@@ -453,8 +453,9 @@ def _pool(of_known: Callable[..., Any], op: Any, which: Any = slice(None)) -> Ca
     return pool
 
 
-def _fractional(of_known: Callable[..., Any], axes: int, places: bool) -> Callable[..., Any]:
-    """The form of a function of torch whose result's size is a part of its operand's."""
+def _fractional(axes: int, places: bool) -> Callable[..., Any]:
+    """The form of a function of torch whose result's size is a part of its operand's; it gives None
+    where the function may run itself."""
     name = f"fractional_max_pool{axes}d"
     row = _pool(getattr(torch._C._nn, name), getattr(aten, name).default)
 
@@ -469,8 +470,7 @@ def _fractional(of_known: Callable[..., Any], axes: int, places: bool) -> Callab
         ratios = output_ratio if isinstance(output_ratio, (tuple, list)) else ()
         is_known = output_size is None and len(ratios) != axes
         if is_known or input.dim() - axes not in (1, 2):
-            given = output_size, output_ratio, return_indices, _random_samples
-            return of_known(input, kernel_size, *given)
+            return None
         whole: Any = torch.sym_int
         size = output_size
         if size is None:
@@ -550,14 +550,11 @@ POOLS: dict[Any, Callable[..., Any]] = {
             " fractional_max_pool3d"
         ).split()
     },
-    F.fractional_max_pool2d: _fractional(F.fractional_max_pool2d, 2, False),
-    F.fractional_max_pool3d: _fractional(F.fractional_max_pool3d, 3, False),
-    F.fractional_max_pool2d_with_indices: _fractional(
-        F.fractional_max_pool2d_with_indices, 2, True
-    ),
-    F.fractional_max_pool3d_with_indices: _fractional(
-        F.fractional_max_pool3d_with_indices, 3, True
-    ),
+    **{
+        getattr(F, f"fractional_max_pool{axes}d{more}"): _fractional(axes, more != "")
+        for axes in (2, 3)
+        for more in ("", "_with_indices")
+    },
 }
 
 

@@ -321,8 +321,6 @@ def _max_pool2d(
 
 
 RULES.rule("max_pool2d")(lambda x, *rest: None if known(x.shape) else _max_pool2d(x, *rest)[0])
-
-
 RULES.rule("max_pool3d_with_indices")(functools.partial(_max_pool2d, axes=3))
 
 
@@ -340,9 +338,9 @@ def _adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Found:
     return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 
 
-@RULES.rule("max_unpool2d")
-def _max_unpool2d(x: Tensor, index: Tensor, size: Sizes) -> Found:
-    return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
+RULES.rule("max_unpool2d")(
+    lambda x, index, size: laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
+)
 
 
 # ---------------------------------------------------------------------------- copies
@@ -376,16 +374,10 @@ def _of_one(is_like: bool, x: Tensor, *args: Any, **kwargs: Any) -> Found:
 
 RULES.rule("empty_like zeros_like ones_like full_like")(functools.partial(_of_one, True))
 RULES.rule("new_empty new_zeros new_ones new_full")(functools.partial(_of_one, False))
-
-
-@RULES.rule("native_dropout")
-def _dropout(x: Tensor, p: float, train: bool | None) -> Found:
-    return (like(x, x.dtype), like(x, torch.bool)) if x.is_floating_point() else None
-
-
-@RULES.rule("nonzero_static")
-def _nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Found:
-    return rows((size, x.dim()), torch.int64)
+RULES.rule("native_dropout")(
+    lambda x, p, train: (like(x, x.dtype), like(x, torch.bool)) if x.is_floating_point() else None
+)
+RULES.rule("nonzero_static")(lambda x, *, size, fill_value=-1: rows((size, x.dim()), torch.int64))
 
 
 @RULES.rule("roll")
@@ -730,9 +722,7 @@ for _op in _IN_ROWS + overloads(
     RULES[_op] = functools.partial(lambda op, *args, **kwargs: _by_elements(op, args, kwargs), _op)
 
 
-@RULES.rule("log_sigmoid rrelu_with_noise")
-def _by_rows(x: Tensor, *_: Any) -> Found:
-    return rows(x.shape, x.dtype)
+RULES.rule("log_sigmoid rrelu_with_noise")(lambda x, *_: rows(x.shape, x.dtype))
 
 
 @RULES.rule("channel_shuffle native_channel_shuffle")

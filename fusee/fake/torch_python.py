@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch._library import simple_registry
 from torch._ops import OpOverload, OpOverloadPacket
@@ -392,7 +393,7 @@ def _ours(op: OpOverload, function: Any) -> Any:
 def _out_of_meta(function: Callable[..., Any], x: Any, **kwargs: Any) -> Any:
     """A copy: where kernels ask for one on another device, torch's function would ask again."""
     device, meta = kwargs.get("device"), torch.device("meta")
-    if device is not None and isinstance(x, torch.Tensor) and x.device == meta != device:
+    if device is not None and isinstance(x, Tensor) and x.device == meta != device:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     return function(x, **kwargs)
 
@@ -478,7 +479,7 @@ def on_ones(op: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _ones(device: str, given: Iterable[Any]) -> list[Any]:
     def one(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, Tensor):
             return torch.ones((1,) * x.dim(), dtype=x.dtype, device=device)
         return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
 
@@ -608,7 +609,7 @@ def runs_itself(op: Any) -> bool:
     return takes_no_tensor(op) and known(op._name).fake_impl.kernel is None
 
 
-def lay_out(op: Any, args: Args, out: torch.Tensor, **kwargs: Any) -> None:
+def lay_out(op: Any, args: Args, out: Tensor, **kwargs: Any) -> None:
     """Let an empty `out=` lie as the result does, as ATen's iterators have it: torch's functions
     in Python resize it to rows."""
     if (form := _into_nothing(op)) is None or out.numel():
@@ -696,7 +697,7 @@ def refuse_undetermined(op: Any, args: Args, device: torch.device | None) -> Non
     """
     if not torch.are_deterministic_algorithms_enabled():
         return
-    where = next((x.device for x in args if isinstance(x, torch.Tensor)), device)
+    where = next((x.device for x in args if isinstance(x, Tensor)), device)
     if where is not None and packet_name(op) in _UNDETERMINED.get(where.type, ()):
         raise NotDeterministic(op)
 
@@ -779,7 +780,7 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
     """What ATen knows of an operand before it looks at elements; adds its dtypes to `kinds`."""
     if isinstance(x, (tuple, list)):
         return tuple([_kind(part, kinds) for part in x])
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         kinds.update([torch.complex128] if type(x) is complex else [])
         return type(x), None if isinstance(x, (*OPEN_NUMBERS, torch.Generator)) else x
     kinds.add(x.dtype)
@@ -790,7 +791,7 @@ def _smallest(x: Any, value: int, most: int) -> Any:
     """An operand with one element, or none; of vectors as long as `most`."""
     if isinstance(x, torch.Generator):  # which is not to be drawn from
         return None
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         return 1 if isinstance(x, OPEN_NUMBERS) else x
     size: Iterable[Any] = x.shape
     sizes = [n if type(n) is int else max(n.node.hint, 1) for n in size]

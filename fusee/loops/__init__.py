@@ -476,7 +476,7 @@ def walk(roots: Iterable[Value]) -> Sequence[Value]:
 
 def rewrite(
     roots: Iterable[Value],
-    axes: dict[Symbol, Size] | None = None,
+    axes: dict[Symbol, Size] | None,
     replace: Callable[[Value], Value | None] | None = None,
 ) -> dict[int, Value]:
     """Values with axis variables substituted and single ones replaced: by the id of each old one.

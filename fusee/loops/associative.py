@@ -24,12 +24,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusee.loops.operators import is_pointwise, named, opmath
 from fusee.source import Args, Kwargs
 
-T = torch.Tensor
+T = Tensor
 Apply = Callable[..., Any]
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusee.errors import CheckError
 from fusee.loops import (
@@ -495,7 +496,7 @@ class _Points:
 
     def __init__(self, sizes: Iterable[Size], axes: Iterable[Symbol] = ()) -> None:
         draw = random.Random(0)
-        self.known: dict[Symbol, torch.Tensor] = {}
+        self.known: dict[Symbol, Tensor] = {}
         self.of_data = False  # some are data: any value in their range may occur, but not with all
         named = dict.fromkeys(axes)
         for size in sizes:
@@ -513,7 +514,7 @@ class _Points:
             ]
             self.known[symbol] = torch.tensor(drawn)
 
-    def places(self, index: Size, mask: Value | None) -> torch.Tensor | None:
+    def places(self, index: Size, mask: Value | None) -> Tensor | None:
         """`index` at the points where `mask` is true; None if that depends on data."""
         if self.of_data:
             return None
@@ -523,7 +524,7 @@ class _Points:
         chosen = self._mask(mask)
         return None if chosen is None else found[chosen.expand(POINTS)]
 
-    def _size(self, size: Size) -> torch.Tensor:
+    def _size(self, size: Size) -> Tensor:
         if isinstance(size, int):
             return torch.tensor([size])
         total = torch.tensor([0])
@@ -537,8 +538,8 @@ class _Points:
             total = total + term
         return total
 
-    def _mask(self, mask: Value) -> torch.Tensor | None:
-        done: dict[Value, torch.Tensor] = {}
+    def _mask(self, mask: Value) -> Tensor | None:
+        done: dict[Value, Tensor] = {}
         for value in walk([mask]):
             if value.op == "const":
                 done[value] = torch.tensor([value.attr])
@@ -551,7 +552,7 @@ class _Points:
         return done[mask]
 
 
-_ON_SIZES: dict[str, Callable[..., torch.Tensor]] = {
+_ON_SIZES: dict[str, Callable[..., Tensor]] = {
     "//": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "%": torch.remainder,
     "min": torch.minimum,
@@ -560,7 +561,7 @@ _ON_SIZES: dict[str, Callable[..., torch.Tensor]] = {
     "<<": torch.bitwise_left_shift,
 }
 # Of integers and truth values alone: what masks of indices are made of.
-_ON_VALUES: dict[str, Callable[..., torch.Tensor]] = {
+_ON_VALUES: dict[str, Callable[..., Tensor]] = {
     "and": torch.bitwise_and,
     "or": torch.bitwise_or,
     "not": torch.bitwise_not,

@@ -712,14 +712,9 @@ def _in_common_axes(loop: Loop, group: Group) -> tuple[Loop, Group]:
         found = next((x for b, at in loads for x in ends_of(indices[b], theirs, at, own)), None)
         if found is None:
             return loop, group
-        group = _in_two(group, *found)
-
-
-def _in_two(group: Group, axis: Symbol, chunk: Size) -> Group:
-    """A copy of a group with two axes for one."""
-    members = [replace(m, loop=cut_loop(m.loop, axis, chunk)) for m in group.members]
-    phases = [cut_axes(inner, axis, chunk) for inner in group.phases]
-    return replace(group, outer=cut_axes(group.outer, axis, chunk), members=members, phases=phases)
+        members = [replace(m, loop=cut_loop(m.loop, *found)) for m in group.members]
+        outer, *phases = (cut_axes(axes, *found) for axes in (group.outer, *group.phases))
+        group = replace(group, outer=outer, members=members, phases=phases)
 
 
 def _goes_along(group: Group, index: Size, inner: tuple[Symbol, ...]) -> bool:

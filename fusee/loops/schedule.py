@@ -77,7 +77,13 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
         found = next(each, None)
         if found is None:
             break
-        kernel = _split(kernel, *found)
+        whole = {found[0]: split_symbols(*found)[2]}
+        parts = [
+            Phase(cut_axes(phase.inner, *found), rewrite_body(phase.body, whole))
+            for phase in kernel.phases
+        ]
+        outer, ordered = (cut_axes(axes, *found) for axes in (kernel.outer, kernel.ordered))
+        kernel = Kernel(outer, parts, None, ordered, kernel.origin)
         phases = [accesses(phase.body) for phase in kernel.phases]
     if kernel.ordered:
         return kernel
@@ -277,10 +283,7 @@ def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
         found = next(itertools.chain(cuts_of(cut), _in_pieces(cut, beside)), None)
         if found is None:
             break
-        high, low, whole = split_symbols(*found)
-        parts = ((high, low) if axis == found[0] else (axis,) for axis in cut.axes)
-        axes = tuple(axis for part in parts for axis in part)
-        cut = replace(rewritten(cut, {found[0]: whole}), axes=axes, reads_memo=None)
+        cut = cut_loop(cut, *found)
     return None if cut is loop else cut
 
 
@@ -334,16 +337,6 @@ def cut_loop(loop: Loop, axis: Symbol, chunk: Size) -> Loop:
     axes, reduced = (cut_axes(x, axis, chunk) for x in (loop.axes, loop.reduce_axes))
     whole = split_symbols(axis, chunk)[2]
     return replace(rewritten(loop, {axis: whole}), axes=axes, reduce_axes=reduced)
-
-
-def _split(kernel: Kernel, axis: Symbol, chunk: Size) -> Kernel:
-    whole = split_symbols(axis, chunk)[2]
-    phases = [
-        Phase(cut_axes(phase.inner, axis, chunk), rewrite_body(phase.body, {axis: whole}))
-        for phase in kernel.phases
-    ]
-    outer, ordered = (cut_axes(x, axis, chunk) for x in (kernel.outer, kernel.ordered))
-    return Kernel(outer, phases, None, ordered, kernel.origin)
 
 
 def ends_of(

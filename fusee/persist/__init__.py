@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fusee.capture.captured import Captured, Place, Relation
 from fusee.capture.dynamic import Varying
@@ -122,7 +122,7 @@ def _open(x: Any) -> _Open | Size | None:
     """What is written of an example with open sizes; None of others."""
     if type(x) is torch.SymInt:
         return size_of(x)
-    if not isinstance(x, torch.Tensor) or not any(map(is_open, (*x.shape, *x.stride()))):
+    if not isinstance(x, Tensor) or not any(map(is_open, (*x.shape, *x.stride()))):
         return None
     size, stride = (tuple(map(known_size, row)) for row in (x.shape, x.stride()))
     return _Open(size, stride, x.dtype, str(x.device))
@@ -249,7 +249,7 @@ def _sketch(x: Any, varies: bool) -> Any:
 
     varies   whether sizes and numbers may be open, which are left out then
     """
-    if isinstance(x, torch.Tensor):
+    if isinstance(x, Tensor):
         marked = marks(x)
         size = [
             "open" if n > 1 and (varies or axis in marked) else n for axis, n in enumerate(x.shape)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fusee.capture.bytecode import codes
 from fusee.capture.frame import ABSENT, UNBOUND, Marker, is_scalar
@@ -85,7 +85,7 @@ def known_by(x: Any) -> Any:
         return kind.__qualname__, getattr(home, "__name__", ""), x.__name__
     if kind in (types.MappingProxyType, types.CellType, *_DICTS):
         return kind.__qualname__
-    if kind.__flags__ & _ON_HEAP and not isinstance(x, torch.Tensor):
+    if kind.__flags__ & _ON_HEAP and not isinstance(x, Tensor):
         in_c = [base for base in kind.__mro__ if not base.__flags__ & _ON_HEAP]
         if in_c == [object] or {*in_c} <= {object, dict, list}:  # facts tell the rest
             return "instance", known_by(kind)
@@ -406,7 +406,7 @@ def _called(function: types.FunctionType, home: str) -> Iterator[tuple[str, str]
     owners: list[types.ModuleType] = [x for x in held if _is_open(x)]
     for name in names:
         yield home, name
-        if hasattr(torch.Tensor, name):
+        if hasattr(Tensor, name):
             yield "torch", f"Tensor.{name}"
     for owner in owners:
         for name in names:

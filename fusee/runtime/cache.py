@@ -35,9 +35,6 @@ from fusee.config import settings
 from fusee.errors import CacheWarning, OptionError, warn
 from fusee.log import publish
 
-# ---------------------------------------------------------------------------- cache
-
-
 # Mark, check, length, key: 64 bytes, so that what follows is as aligned as the memory it is read
 # into.
 _HEADER = struct.Struct("<12s I Q 40s")

@@ -100,7 +100,7 @@ class Watch:
     def __init__(
         self,
         dicts: Sequence[dict[Any, Any]],
-        tensors: Sequence[torch.Tensor] = (),
+        tensors: Sequence[Tensor] = (),
         lists: Sequence[list[Any]] = (),
         owners: Sequence[tuple[Any, dict[Any, Any]]] = (),
     ) -> None:
@@ -134,7 +134,7 @@ class Watch:
 class Open(NamedTuple):
     """A tensor of which some sizes and strides may be others: None. No size is 0."""
 
-    example: torch.Tensor
+    example: Tensor
     size: tuple[int | None, ...]
     stride: tuple[int | None, ...]
 
@@ -163,7 +163,7 @@ class CheckTable:
 
     def __init__(
         self,
-        examples: Sequence[torch.Tensor | None],
+        examples: Sequence[Tensor | None],
         opened: Sequence[Open] = (),
         read: Sequence[Read] = (),
         steps: Sequence[Step] = (),
@@ -201,7 +201,7 @@ def _version(x: dict[Any, Any]) -> int:
     return word(id(x) + _VERSION_OFFSET)
 
 
-def _row(tensor: torch.Tensor) -> list[int]:
+def _row(tensor: Tensor) -> list[int]:
     places = _places()
     assert places is not None, "available() says so before"
     impl = word(id(tensor) + places.impl)
@@ -441,7 +441,7 @@ def pointer(owner: Any) -> int | None:
     return id(owner) + offset if word(id(owner) + offset) == id(names) else None
 
 
-def can_watch(tensor: torch.Tensor) -> bool:
+def can_watch(tensor: Tensor) -> bool:
     """Whether there is room for all that matters of a tensor, where things are `available`."""
     return tensor.dim() <= _MOST_DIMENSIONS
 
@@ -492,7 +492,7 @@ def _places() -> _Places | None:
 
 
 def _tells_apart(places: _Places) -> bool:
-    def facts(x: torch.Tensor) -> list[int]:
+    def facts(x: Tensor) -> list[int]:
         found = [word(x._cdata + at) for at in places.words]
         found[_FLAGS] &= _DTYPE_AND_DEVICE
         return found

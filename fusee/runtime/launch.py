@@ -553,7 +553,7 @@ def _find() -> Layout | None:
     moved = tensor.as_strided((1,), (1,), _ODD_OFFSET)
     detached, other = _words(tensor.detach()._cdata), _words(tensor.data._cdata)
     words = _words(tensor._cdata)
-    size = torch.Tensor.__basicsize__ // 8
+    size = Tensor.__basicsize__ // 8
     impl = _only(range(size), lambda k: _words(id(tensor), size)[k] == tensor._cdata)
     place = _only(range(_TENSOR_WORDS), lambda k: words[k] == storage._cdata)
     offset = _only(range(_TENSOR_WORDS), lambda k: _words(moved._cdata)[k] == _ODD_OFFSET)

@@ -372,10 +372,10 @@ def is_float(dtype: torch.dtype) -> bool:
 class InsertPoint:
     """Where instructions go: a level, for a machine, `lanes` at a time."""
 
-    __slots__ = ("level", "machine", "lanes")
+    __slots__ = ("level", "machine", "lanes", "op")
 
     def __init__(self, level: Level, machine: Machine, lanes: int) -> None:
-        self.level, self.machine, self.lanes = level, machine, lanes
+        self.level, self.machine, self.lanes, self.op = level, machine, lanes, level.op
 
     def kind(self, dtype: torch.dtype) -> str:
         return vector(HELD[dtype], self.lanes)
@@ -394,11 +394,9 @@ class InsertPoint:
 
     def convert(self, op: str, x: str, source: str, result: str) -> str:
         """A conversion instruction between scalar types `source` and `result`."""
-        return self.level.op(
-            f"{op} {vector(source, self.lanes)} {x} to {vector(result, self.lanes)}"
-        )
+        return self.op(f"{op} {vector(source, self.lanes)} {x} to {vector(result, self.lanes)}")
 
     def select(self, condition: str, kind: str, x: str, y: str) -> str:
         full = vector(kind, self.lanes)
         mask = vector("i1", self.lanes)
-        return self.level.op(f"select {mask} {condition}, {full} {x}, {full} {y}")
+        return self.op(f"select {mask} {condition}, {full} {x}, {full} {y}")

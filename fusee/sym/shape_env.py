@@ -248,29 +248,17 @@ class Node:
     def clone(self) -> Node:
         return self
 
-    def is_nested_int(self) -> bool:
-        return False
-
-    def nested_int(self) -> None:
-        return None
-
-    def is_symbolic(self) -> bool:
-        return True
-
     def is_constant(self) -> bool:
         return False
 
     def has_hint(self) -> bool:
         return True
 
-    def maybe_as_int(self) -> int | None:
+    def nested_int(self) -> Any:
         return None
 
-    def maybe_as_float(self) -> float | None:
-        return None
-
-    def maybe_as_bool(self) -> bool | None:
-        return None
+    is_nested_int, is_symbolic = is_constant, has_hint
+    maybe_as_int = maybe_as_float = maybe_as_bool = nested_int
 
     def guard_int(self, file: str, line: int) -> int:
         return int(self.guarded())
@@ -640,20 +628,13 @@ class SizeNode(Node):
 
     # ------------------------------------------------------------------ arithmetic
 
-    def add(self, other: SizeNode) -> SizeNode:
-        return self._made(self.size + other.size)
+    def _with(self, function: Callable[..., Size], *others: SizeNode) -> SizeNode:
+        return self._made(function(self.size, *(x.size for x in others)))
 
-    def sub(self, other: SizeNode) -> SizeNode:
-        return self._made(self.size - other.size)
-
-    def mul(self, other: SizeNode) -> SizeNode:
-        return self._made(self.size * other.size)
-
-    def neg(self) -> SizeNode:
-        return self._made(-self.size)
-
-    def pos(self) -> SizeNode:
-        return self
+    add = partialmethod(_with, operator.add)
+    sub = partialmethod(_with, operator.sub)
+    mul = partialmethod(_with, operator.mul)
+    neg = partialmethod(_with, operator.neg)
 
     def sym_sum(self, sizes: Sequence[SizeNode]) -> SizeNode:
         return self._made(sum(x.size for x in sizes))
@@ -710,13 +691,10 @@ class SizeNode(Node):
     def abs(self) -> SizeNode:
         return self if self.env.holds(self.size, ">=", 0) else self.neg()
 
-    def floor(self) -> SizeNode:
-        return self
-
-    ceil = trunc = sym_int = floor
-
     def round(self, digits: int | None = None) -> SizeNode:
         return self
+
+    pos = floor = ceil = trunc = sym_int = round
 
     def is_integer(self) -> BoolNode:
         return self.wrap_bool(True)

@@ -218,7 +218,7 @@ def bind_host(
     functions: Sequence[Function],
     kept: Kept,
     names: Mapping[str, Any],
-    arena: Callable[[int], Tensor] | None = None,
+    arena: Callable[[int], Tensor] | None,
 ) -> HostFunction:
     """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
     program = Program(functions, host.layout, arena=arena)

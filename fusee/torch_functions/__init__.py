@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fusee.capture import calls
@@ -39,13 +40,14 @@ from fusee.torch_functions.higher_order import effects_of, run_body
 
 
 def composes(*functions: Any) -> Callable[[Stand], Stand]:
-    """`stands_for_each`, where nothing hears which functions are called."""
+    """`stands_for_each`, where nothing hears which functions are called. What gives None leaves the
+    call as it is."""
 
     def register(stand: Stand) -> Stand:
         def composed(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-            if m.modes or m.world.seen:
-                return calls.on_tensors(m, function, args, kwargs)
-            return stand(function, m, *args, **kwargs)
+            is_heard = m.modes or m.world.seen
+            found = None if is_heard else stand(function, m, *args, **kwargs)
+            return calls.on_tensors(m, function, args, kwargs) if found is None else found
 
         stands_for_each(*functions)(composed)
         return stand
@@ -58,7 +60,7 @@ def _shape_as_tensor(function: Any, m: Capturing, x: Any) -> Any:
     return m.call(torch.tensor, [*m.attribute(x, "shape")], dtype=torch.int64, device="cpu")
 
 
-@composes(torch.Tensor.dim_order)
+@composes(Tensor.dim_order)
 def _dim_order(function: Any, m: Capturing, x: Any, **kwargs: Any) -> Any:
     """Torch does not tell `__torch_function__` of its keyword."""
     return m.world.recorder.call(function, x, **kwargs)
@@ -73,32 +75,32 @@ def _infer_size(function: Any, m: Capturing, *sizes: Any) -> Any:
 @composes(F.one_hot)
 def _one_hot(function: Any, m: Capturing, x: Any, num_classes: Any = -1) -> Any:
     if type(num_classes) is int and num_classes == -1 and m.world.recorder.reads_numbers:
-        num_classes = m.call(torch.Tensor.item, m.call(torch.Tensor.max, x)) + 1
+        num_classes = m.call(Tensor.item, m.call(Tensor.max, x)) + 1
     return calls.on_tensors(m, function, (x, num_classes), {})
 
 
 # torch's own ask for the value of a tensor: whether observations are left after the correction.
 
 
-@composes(torch.cov, torch.Tensor.cov)
+@composes(torch.cov, Tensor.cov)
 def _cov(function: Any, m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
     """source   aten/src/ATen/native/Correlation.cpp"""
     is_plain = not weights and isinstance(x, FakeTensor) and x.dtype is not torch.bool
-    rows = m.call(torch.Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
+    rows = m.call(Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
     count = m.attribute(rows, "shape")[1] if is_plain and rows.dim() == 2 else 0
     if not is_plain or not m.truth(count > correction):
-        return calls.on_tensors(m, function, (x,), {"correction": correction, **weights})
-    mean = m.call(operator.truediv, m.call(torch.Tensor.sum, rows, 1, True), count)
+        return None
+    mean = m.call(operator.truediv, m.call(Tensor.sum, rows, 1, True), count)
     rest = m.call(operator.sub, rows, mean)
     made = m.call(torch.mm, rest, m.call(torch.conj, m.call(torch.t, rest)))
     return m.call(torch.squeeze, m.call(operator.truediv, made, count - correction))
 
 
-@composes(torch.corrcoef, torch.Tensor.corrcoef)
+@composes(torch.corrcoef, Tensor.corrcoef)
 def _corrcoef(function: Any, m: Capturing, x: Any) -> Any:
     if not isinstance(x, FakeTensor) or x.dim() not in (1, 2):
-        return calls.on_tensors(m, function, (x,), {})
-    made = _cov(torch.cov, m, x)
+        return None
+    made = m.call(torch.cov, x)
     if not made.dim():
         return m.call(operator.truediv, made, made)
     spread = m.call(torch.diagonal, made)
@@ -119,14 +121,14 @@ def _kaiser(
     made = named.get("dtype") or torch.get_default_dtype()
     is_usual = made in (torch.float32, torch.float64) and {*named} <= {"dtype", "device"}
     if not is_usual or type(periodic) is not bool or not m.truth(n > 1):
-        return calls.on_tensors(m, function, (n, periodic, beta), named)
+        return None
     half, given = (n + periodic - 1) / 2, {**named, "dtype": made}
     at = m.call(torch.arange, n + periodic, **given)
     at = m.call(operator.truediv, m.call(operator.sub, at, half), half)
     root = m.call(torch.sqrt, m.call(operator.sub, 1, m.call(torch.square, at)))
     whole = m.call(torch.i0, m.call(torch.full, (), beta, **given))
     window = m.call(operator.truediv, m.call(torch.i0, m.call(operator.mul, root, beta)), whole)
-    return m.call(torch.Tensor.narrow, window, 0, 0, n) if periodic else window
+    return m.call(Tensor.narrow, window, 0, 0, n) if periodic else window
 
 
 # torch takes a number as a parameter there. One that varies is a factor of ones, or a tensor.
@@ -147,7 +149,7 @@ def _with(value: Any, place: int, name: str, args: Args, kwargs: Kwargs) -> tupl
     return args, {**kwargs, name: value}
 
 
-_FILLS = {torch.full: 1, torch.full_like: 1, torch.Tensor.new_full: 2}
+_FILLS = {torch.full: 1, torch.full_like: 1, Tensor.new_full: 2}
 
 
 @composes(*_FILLS)
@@ -158,8 +160,8 @@ def _full(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if type(value) in _OPEN and "out" not in kwargs:
         ones = calls.on_tensors(m, function, *_with(m.kind_of(value)(1), *given))
         if ones.is_floating_point() and not ones.requires_grad and _fits(m, value, ones.dtype):
-            return m.call(torch.Tensor.mul_, ones, value)
-    return calls.on_tensors(m, function, args, kwargs)  # by way of the value
+            return m.call(Tensor.mul_, ones, value)
+    return None  # by way of the value
 
 
 def _fits(m: Capturing, value: Any, dtype: torch.dtype) -> bool:
@@ -170,7 +172,7 @@ def _fits(m: Capturing, value: Any, dtype: torch.dtype) -> bool:
 
 
 _METHODS = {"fill_": 1, "masked_fill": 2, "masked_fill_": 2, "index_fill": 3, "index_fill_": 3}
-_INTO = {getattr(torch.Tensor, name): place for name, place in _METHODS.items()}
+_INTO = {getattr(Tensor, name): place for name, place in _METHODS.items()}
 _INTO |= {torch.fill_: 1, torch.masked_fill: 2, torch.index_fill: 3}
 
 
@@ -180,10 +182,10 @@ def _filled(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     given = _INTO[function], "value", args, kwargs
     value = _argument(*given)
     x: Any = args[0] if args else None
-    if type(value) in _OPEN and isinstance(x, FakeTensor) and x.is_floating_point():
-        value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
-        args, kwargs = _with(value, *given)
-    return calls.on_tensors(m, function, args, kwargs)
+    if type(value) not in _OPEN or not isinstance(x, FakeTensor) or not x.is_floating_point():
+        return None
+    value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
+    return calls.on_tensors(m, function, *_with(value, *given))
 
 
 # ---------------------------------------------------------------------------- making
@@ -237,7 +239,7 @@ def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
     dtype = dtype or functools.reduce(torch.promote_types, given)
     plain = [x.detach() if isinstance(x, FakeTensor) else m.call(torch.tensor, x) for x in items]
     stacked = _stacked(m, plain, {"dtype": dtype, "device": "cpu"})
-    return stacked if len(shape) == 1 else m.call(torch.Tensor.reshape, stacked, shape)
+    return stacked if len(shape) == 1 else m.call(Tensor.reshape, stacked, shape)
 
 
 def _is_even(data: Any, shape: list[int]) -> bool:
@@ -248,12 +250,12 @@ def _is_even(data: Any, shape: list[int]) -> bool:
     return is_row and all(_is_even(x, shape[1:]) for x in data)
 
 
-def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:
+def _stacked(m: Capturing, numbers: list[Tensor], given: Kwargs) -> Any:
     """Of numbers that the graph computes."""
     is_whole = not given["dtype"].is_floating_point
     if any(x.dim() or (x.is_floating_point() and is_whole) for x in numbers):
         raise GraphBreak("a tensor is made of arrays, or an integer of a float")
-    return m.call(torch.stack, [m.call(torch.Tensor.to, x, **given) for x in numbers])
+    return m.call(torch.stack, [m.call(Tensor.to, x, **given) for x in numbers])
 
 
 _COPIES = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
@@ -286,11 +288,11 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         raise GraphBreak("a tensor of inference mode that shares an array's memory")
     with unheard(m):
         given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
-        plain = m.call(torch.Tensor.detach, x.tensor)
+        plain = m.call(Tensor.detach, x.tensor)
         if not x.shadow.size:  # it has no memory, and NumPy's strides
             strides = [step // x.shadow.itemsize for step in x.shadow.strides]
             plain = m.call(plain.new_empty_strided, [*x.shadow.shape], strides)
-        found = m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
+        found = m.call(Tensor.to, plain, **given) if copies or kwargs else plain
     if not copies:  # torch may write there
         x.known.clear()
     if found is plain and x.shadow.size:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
@@ -60,7 +61,7 @@ class Array(Computed):
     __array_ufunc__ = None  # NumPy's own operators leave it to those below
 
     def __init__(
-        self, m: Capturing, shadow: Any, tensor: torch.Tensor, known: list[Any] | None = None
+        self, m: Capturing, shadow: Any, tensor: Tensor, known: list[Any] | None = None
     ) -> None:
         self.m = m
         self.shadow = shadow
@@ -91,7 +92,7 @@ class Array(Computed):
         if isinstance(self.shadow, np.floating):
             return recorder.item(self.tensor)
         # a graph reads floats alone
-        return recorder.item(recorder.call(torch.Tensor.double, self.tensor), kind=int)
+        return recorder.item(recorder.call(Tensor.double, self.tensor), kind=int)
 
     def _need(self, *_: Any) -> Any:
         raise GraphBreak(f"the program {_UNKNOWN}")
@@ -212,7 +213,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
     if name in ("item", "tolist") and len(args) == 1 and not args[0].known:
-        return m.call(getattr(torch.Tensor, name), args[0].tensor)  # a FakeTensor has its own
+        return m.call(getattr(Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
         given = _as_elements(m, given)  # powers look at their exponents
@@ -273,7 +274,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def _element(m: Capturing, number: Any, dtype: Any) -> Array:
     """A number as an element of arrays of a dtype."""
     one = m.call(torch.ones, (), dtype=torch.float64)
-    tensor = m.call(torch.Tensor.to, m.call(torch.mul, one, number), torch_dtype(dtype))
+    tensor = m.call(Tensor.to, m.call(torch.mul, one, number), torch_dtype(dtype))
     if dtype.itemsize < 8:
         _expect_no_warning(m, tensor, [])  # of an overflow
     return Array(m, _meaningless(dtype.type(1)), tensor)
@@ -366,7 +367,7 @@ def _of_constants(m: Capturing, name: str, function: Any, given: list[Any], spec
     return pytree.tree_unflatten(leaves, of)
 
 
-def _literal(x: Any) -> torch.Tensor | None:
+def _literal(x: Any) -> Tensor | None:
     """An array that NumPy made of constants, as torch writes it; None if only its call is short."""
     dtype, count = torch_dtype(x.dtype), x.size
     if dtype is None:
@@ -378,7 +379,7 @@ def _literal(x: Any) -> torch.Tensor | None:
 
 def _of_tensor(m: Capturing, name: str, x: Any) -> Any:
     """The array that NumPy takes a tensor for."""
-    return _numpy(m, m.call(torch.Tensor.contiguous, x) if name.endswith("_like") else x)
+    return _numpy(m, m.call(Tensor.contiguous, x) if name.endswith("_like") else x)
 
 
 # Functions that look at a tensor as an array and give an array; others leave it to torch.
@@ -504,7 +505,7 @@ def _joined(m: Capturing, name: str, operands: list[Array], shadow: Any, found: 
     return shadow
 
 
-def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: torch.Tensor) -> Array:
+def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: Tensor) -> Array:
     """The array that NumPy says it is, with the elements of a tensor."""
     for one in operands:
         if shadow is one.shadow:
@@ -539,12 +540,12 @@ def torch_dtype(dtype: Any) -> torch.dtype | None:
     return found if isinstance(found, torch.dtype) else None
 
 
-def _has_strides(x: torch.Tensor, shadow: Any, strides: tuple[int, ...] | None = None) -> bool:
+def _has_strides(x: Tensor, shadow: Any, strides: tuple[int, ...] | None = None) -> bool:
     rows = zip(x.shape, x.stride(), strides or shadow.strides)
     return not shadow.size or all(n == 1 or a * shadow.itemsize == b for n, a, b in rows)
 
 
-def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _shares(a: Tensor, b: Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
@@ -581,7 +582,7 @@ def _like(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
 # ------------------------------------------------------------------------------ the border
 
 
-def as_tensor(x: Any, inference: bool = False) -> torch.Tensor:
+def as_tensor(x: Any, inference: bool = False) -> Tensor:
     """How a graph is given an array from outside."""
     if torch.is_inference_mode_enabled() is not inference:
         with torch.inference_mode(inference):
@@ -595,7 +596,7 @@ def as_tensor(x: Any, inference: bool = False) -> torch.Tensor:
         return torch.from_numpy(x)
 
 
-def as_inference_tensor(x: Any) -> torch.Tensor:
+def as_inference_tensor(x: Any) -> Tensor:
     """`as_tensor` of an array that the program first uses in inference mode."""
     return as_tensor(x, inference=True)
 
@@ -605,7 +606,7 @@ def layout_of(x: Any) -> tuple[Any, ...]:
 
 
 def as_numpy(
-    x: torch.Tensor, is_scalar: bool, is_writeable: bool, strides: tuple[int, ...] | None
+    x: Tensor, is_scalar: bool, is_writeable: bool, strides: tuple[int, ...] | None
 ) -> Any:
     """What the program gets for a graph's result; laid out anew where torch's kernel differs."""
     made = x.resolve_conj().resolve_neg().numpy()
@@ -666,10 +667,10 @@ def _load_dtype(world: World, x: Any, origin: Origin) -> Any:
 def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
     """Tensor.numpy."""
     if m.modes:  # which hear it, and come back with one less
-        return calls.on_tensors(m, torch.Tensor.numpy, (x,), {"force": force} if force else {})
+        return calls.on_tensors(m, Tensor.numpy, (x,), {"force": force} if force else {})
     if m.truth(force):
         for way in ("detach", "cpu", "resolve_conj", "resolve_neg"):
-            x = m.call(getattr(torch.Tensor, way), x)
+            x = m.call(getattr(Tensor, way), x)
     with torch._C.DisableTorchFunction():
         plain = x.layout is torch.strided and x.device.type == "cpu"
         plain = plain and not (x.requires_grad or x.is_conj() or x.is_neg())
@@ -710,7 +711,7 @@ def _register() -> None:
         LOADERS[kind], MAKERS[kind] = _load, Maker(_constant)
         LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, Maker(_constant)
     LOADERS[np.ndarray], MAKERS[Array] = _load, Maker(_rebuilt, lambda x: (x.tensor,))
-    SPECIAL[torch.Tensor.numpy] = _numpy
+    SPECIAL[Tensor.numpy] = _numpy
     SPECIAL[np.errstate.__enter__] = _enter_errstate
     SPECIAL[np.errstate.__exit__] = SPECIAL[torch.inference_mode.__exit__]
 

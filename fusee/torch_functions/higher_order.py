@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx import traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
@@ -97,7 +97,7 @@ class FunctionBody(NamedTuple):
     name: str
     module: fx.GraphModule
     picked: list[int]
-    outside: list[torch.Tensor]
+    outside: list[Tensor]
     leaves: Sequence[Any]
     spec: Any
     calls: list[fx.Node]
@@ -172,7 +172,7 @@ def run_body(
     )
 
 
-def _example(m: Capturing, x: torch.Tensor, axis: int | None) -> torch.Tensor:
+def _example(m: Capturing, x: Tensor, axis: int | None) -> Tensor:
     """A stand-in for `x`, or for one of a batch along `axis`, in the same memory."""
     with torch._C.DisableTorchFunction(), m.world.mode:
         if axis is None:
@@ -187,14 +187,14 @@ def effects_of(m: Capturing) -> Any:
     return m.world.changes()[1:], len(m.regions), State.now()
 
 
-def _apart(x: Any) -> tuple[list[torch.Tensor], list[Any], Any]:
+def _apart(x: Any) -> tuple[list[Tensor], list[Any], Any]:
     """The tensors of a pytree; its other leaves, each in a tuple, None for a tensor; its spec."""
     leaves, spec = pytree.tree_flatten(x)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return tensors, [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves], spec
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], spec
 
 
-def _together(tensors: Iterable[torch.Tensor], leaves: Sequence[Any], spec: Any) -> Any:
+def _together(tensors: Iterable[Tensor], leaves: Sequence[Any], spec: Any) -> Any:
     found = iter(tensors)
     return pytree.tree_unflatten([next(found) if x is None else x[0] for x in leaves], spec)
 
@@ -462,7 +462,7 @@ def _without_backward(m: Capturing, cls: Any, given: Args, has_context: bool) ->
         if is_given and (x.requires_grad or all(x is not one for one in context.dirty)):
             if has_context and any(x is one for one in context.saved_tensors):
                 raise GraphBreak(f"{cls.__qualname__} saves an input that it gives back")
-            way = (torch.Tensor.detach, x) if x.requires_grad else (torch.Tensor.view_as, x, x)
+            way = (Tensor.detach, x) if x.requires_grad else (Tensor.view_as, x, x)
             results[k] = m.call(*way)
     return tuple(results) if type(out) is tuple else results[0]
 
@@ -533,8 +533,8 @@ def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
     if any(x.requires_grad for x in tensors):
         raise GraphBreak("out_dtype of tensors that require grad, for which it has no gradient")
     wide = functools.reduce(torch.promote_types, (x.dtype for x in tensors), dtype)
-    given = (m.call(torch.Tensor.to, x, wide) if isinstance(x, FakeTensor) else x for x in operands)
-    return m.call(torch.Tensor.to, m.call(op, *given), dtype)
+    given = (m.call(Tensor.to, x, wide) if isinstance(x, FakeTensor) else x for x in operands)
+    return m.call(Tensor.to, m.call(op, *given), dtype)
 
 
 if hasattr(higher_order, "out_dtype"):
@@ -633,7 +633,7 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     return pytree.tree_unflatten(results, last.spec)
 
 
-def _check(name: str, body: FunctionBody, operands: Sequence[torch.Tensor]) -> None:
+def _check(name: str, body: FunctionBody, operands: Sequence[Tensor]) -> None:
     """raises GraphBreak for a function that does more than compute new tensors."""
     with torch._C.DisableTorchFunction():
         shared = {x.untyped_storage()._cdata for x in operands}
@@ -658,8 +658,7 @@ def _check_turns(name: str, carried: Args, rows: Args, body: FunctionBody) -> No
     """raises GraphBreak where a turn gives the next other tensors than it got, or has no row."""
     found = [node.meta["example_value"] for node in body.results]
     with torch._C.DisableTorchFunction():
-        kinds = ([(x.dtype, x.shape, x.device) for x in some] for some in (carried, found))
-        before, after = kinds
+        before, after = ([(x.dtype, x.shape, x.device) for x in some] for some in (carried, found))
         if before != after[: len(before)] or (not rows and len(after) > len(before)):
             raise GraphBreak(
                 f"the function {body.name} under {name} gives other tensors than it is given",
@@ -677,7 +676,7 @@ def _described(body: FunctionBody) -> tuple[Any, list[str]]:
 
 
 def _aligned(
-    body: FunctionBody, count: int, outside: list[torch.Tensor], *, is_bare: bool
+    body: FunctionBody, count: int, outside: list[Tensor], *, is_bare: bool
 ) -> fx.GraphModule:
     """The graph of a function that takes all tensors from outside, in one order for all."""
     old, made, env = body.module.graph, fx.Graph(), dict[fx.Node, fx.Node]()
@@ -696,7 +695,7 @@ def _aligned(
 
 def _results(
     m: Capturing, body: FunctionBody, operands: list[Any], plain: int | None, rows: int
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Stand-ins of what the call gives."""
     found = []
     with torch._C.DisableTorchFunction(), m.world.mode:
@@ -723,7 +722,7 @@ for _name in (name for name in _FORMS if hasattr(higher_order, name)):
 # and key by vmap, softmax, and the sum of values. A backend that traces it sees these calls, and
 # autograd differentiates them; where blocks are masked as a whole, they are computed and masked.
 
-T = torch.Tensor
+T = Tensor
 
 
 def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import adadelta, adagrad, adam, adamax, lr_scheduler, nadam, radam, rmsprop, sgd
 from torch.optim import optimizer as base
 from torch.utils import _foreach_utils
@@ -92,7 +93,7 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
             if old is None:
                 grads.write(m, leaf, new)
             else:
-                m.call(torch.Tensor.add_, old, new)
+                m.call(Tensor.add_, old, new)
         m.call(torch._C._set_grad_enabled, ambient)
 
 
@@ -102,7 +103,7 @@ _HOOKS = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "
 _NONE = None, None, None
 
 
-def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[torch.Tensor] | None:
+def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[Tensor] | None:
     """The leaves at which a pass ends; None if it is autograd's own."""
     world, recorder = m.world, m.world.recorder
     if not isinstance(loss, FakeTensor) or id(loss) in world.inputs or not loss.requires_grad:
@@ -139,7 +140,7 @@ def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[torch.Tensor] | None:
     return sorted(leaves, key=lambda x: order[id(x)])
 
 
-def _is_plain(m: Capturing, leaf: torch.Tensor) -> bool:
+def _is_plain(m: Capturing, leaf: Tensor) -> bool:
     """Whether nothing but the pass itself, and what is guarded, decides on the grad of a leaf."""
     real, origin = m.world.inputs[id(leaf)]
     with torch._C.DisableTorchFunction():
@@ -154,14 +155,14 @@ def _is_plain(m: Capturing, leaf: torch.Tensor) -> bool:
     return True
 
 
-_register(torch.Tensor.backward, "backward()", "self", "gradient")
+_register(Tensor.backward, "backward()", "self", "gradient")
 _register(torch.autograd.backward, "backward()", "tensors", "grad_tensors")
 _register(torch.autograd.grad, "torch.autograd.grad", "outputs", "grad_outputs")
 
 # ---------------------------------------------------------------------------- hooks
 
 
-@stands_for(torch.Tensor.register_hook)
+@stands_for(Tensor.register_hook)
 def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
     """A hook that only computes is a part of the graph: autograd runs it as it does in eager."""
     recorder, name, f = m.world.recorder, "register_hook", m.frames[-1]
@@ -178,7 +179,7 @@ def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
     if len(body.leaves) != 1 or not is_like or any(map(effects, body.calls)):
         raise _unfit(m, x, "that does more than compute a gradient")
 
-    def register(x: torch.Tensor, *outside: torch.Tensor) -> None:
+    def register(x: Tensor, *outside: Tensor) -> None:
         function = body.function(outside)
         if x.requires_grad:
             x.register_hook(lambda gradient: function(gradient))  # type: ignore[no-untyped-call]
@@ -189,7 +190,7 @@ def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
     recorder.write(register, "", (x, *body.outside), {}, None)
 
 
-def _unfit(m: Capturing, x: torch.Tensor, why: str) -> GraphBreak | Lost:
+def _unfit(m: Capturing, x: Tensor, why: str) -> GraphBreak | Lost:
     """What ends the graph before a hook that Python registers, if need be at its beginning."""
     return m.world.recorder.ending("register_hook", x, f"a hook of a tensor {why}")
 
@@ -311,7 +312,7 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
         result = run_for_real(function, optimizer, group, *real)
     known = made | _known(m, state, params)
     for found, given in zip(real, lists, strict=True):
-        if any(isinstance(x, torch.Tensor) and id(x) not in known for x in found):
+        if any(isinstance(x, Tensor) and id(x) not in known for x in found):
             raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
         given.extend(known.get(id(x), x) for x in found)
     return result
@@ -323,7 +324,7 @@ def _is_paced(group: Mirror) -> bool:
     was = group.obj if group.before is None else group.before
     now = {**was, **group.writes} if group.copy is None else group.copy
     changed = [key for key in {**was, **now} if now.get(key, ABSENT) is not was.get(key, ABSENT)]
-    return set(changed) <= {"lr"} and not isinstance(now.get("lr"), torch.Tensor)
+    return set(changed) <= {"lr"} and not isinstance(now.get("lr"), Tensor)
 
 
 _GPUS = {"cuda"}
@@ -372,7 +373,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
         world.fact(Keys, mirror.origin, tuple(of_param))
         for key, value in of_param.items():
             loaded = world.get(mirror, key)
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 found[id(value)] = loaded
     return found
 

@@ -26,8 +26,6 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import IdMatch
 from fusee.capture.torch_api import FakeTensor
 
-# ------------------------------------------------------------------------------ what is written to
-
 
 def written(kernel: Any) -> frozenset[str]:
     """Parameters that lead to what a kernel stores: by its source, all names that flow into one.
@@ -134,9 +132,6 @@ def _operator(kernel: Any, kinds: tuple[tuple[str, str], ...], fixed: frozenset[
     _library.impl(name, launch, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fusee_triton::{name}", lambda *given: None, lib=_library)
     return getattr(torch.ops.fusee_triton, name).default
-
-
-# ------------------------------------------------------------------------------ launches
 
 
 @BY_NAME.rule(("triton.runtime.jit", "JITFunction.run"))

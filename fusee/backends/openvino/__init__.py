@@ -32,6 +32,7 @@ from fusee.backends.report import CompiledGraph
 from fusee.backends.resume import Ahead, Resuming, find, name_of
 from fusee.config import knob
 from fusee.errors import BackendError, FuseeWarning, OptionError, choices, warn
+from fusee.runtime import when_imported
 from fusee.runtime.cache import Sidecar, content_key
 from fusee.source import define
 
@@ -66,30 +67,19 @@ def _alone() -> Any:
     spec = PathFinder.find_spec(_EXTENSION, list(package.submodule_search_locations))
     if spec is None or spec.loader is None or _load is None:
         return None
-    sys.meta_path.insert(0, _Attach())
     try:
-        return _load(spec)
+        extension = _load(spec)
     except ImportError:
         return None
+    # as Python does: an attribute of its package, once that is imported
+    when_imported(_PACKAGE, lambda package: vars(package).setdefault("_pyopenvino", extension))
+    return extension
 
 
 # As an import does, with the lock of that name: another thread may import the package meanwhile.
 # Not public: tested with Python 3.11 to 3.13; where it is gone, the package is imported.
 _load: Callable[[ModuleSpec], Any] | None
 _load = getattr(importlib.import_module("importlib._bootstrap"), "_load", None)
-
-
-class _Attach:
-    """Makes the extension an attribute of its package once that is imported, as Python does.
-
-    It stays: whoever takes a finder out while others look through the list makes them miss one.
-    """
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Finds nothing. The package's own imports come here while it is made."""
-        package, extension = sys.modules.get(_PACKAGE), sys.modules.get(_EXTENSION)
-        if package is not None and extension is not None:
-            vars(package).setdefault("_pyopenvino", extension)
 
 
 # ---------------------------------------------------------------------------- openvino api

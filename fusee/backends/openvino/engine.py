@@ -464,9 +464,6 @@ class OpenVINO(Engine):
         return model
 
 
-# ------------------------------------------------------------------------------ calls
-
-
 def _prepare(region: Region) -> str:
     """Source of `RegionSpec.prepare`.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import AtenGraph, is_pure
-from fusee.aten.rewriter import Sized
+from fusee.aten.rewriter import Sized, val
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import bindings, element_of, last_line, wrap
 from fusee.backends.regions import HEAD, fits, interval, lasting
@@ -76,7 +76,7 @@ class _Decodable(Sized):
         open_ = [k for k, n in enumerate(shape) if not isinstance(n, int)]
         if node.target is aten.view.default:
             return open_ if len(open_) == 1 and 0 not in shape else []
-        old = [self.whole.to_size(n) for n in source.meta["val"].shape]
+        old = [self.whole.to_size(n) for n in val(source).shape]
         more = len(shape) - len(old)
         return [k for k in open_ if k >= more and shape[k] == old[k - more]]
 
@@ -127,12 +127,12 @@ def _unmoved(graph: AtenGraph, node: fx.Node) -> fx.Node:
     """The first node whose elements a node has, in the same places of the same sizes."""
 
     def sizes(x: fx.Node) -> list[object]:
-        return [graph.to_size(n) for n in x.meta["val"].shape]
+        return [graph.to_size(n) for n in val(x).shape]
 
     found = here = node
     while here.target in _IN_ORDER or here.target in _IF_ALL:
         source: Any = here.args[here.target is aten.copy.default]
-        if not isinstance(source, fx.Node) or source.meta["val"].dtype != node.meta["val"].dtype:
+        if not isinstance(source, fx.Node) or val(source).dtype != val(node).dtype:
             break
         if here.target in _IF_ALL and _without_ones(sizes(source)) != _without_ones(sizes(here)):
             break
@@ -219,7 +219,7 @@ class WeightCalls:
                 found[node] = target(*fx.map_arg(node.args, found.__getitem__), **node.kwargs)
             tail = _tail(self.weight)
             assert tail is not None
-            return _grouped(tail, found, _WEIGHTS[self.head.target][1]) or found[self.weight]
+            return _grouped(*tail, found, _WEIGHTS[self.head.target][1]) or found[self.weight]
 
 
 def gather(aten_graph: AtenGraph, examples: Sequence[Any], refuses: Callable[[Any], bool]) -> None:
@@ -288,24 +288,17 @@ def _above(weight: fx.Node, inputs: set[fx.Node]) -> list[fx.Node] | None:
 # ------------------------------------------------------------------------------ values
 
 
-@dataclass(frozen=True, eq=False)
-class _Tail:
-    """The last calls of an origin: from q, the nodes through which it becomes the weight."""
-
-    q: fx.Node
-    steps: tuple[fx.Node, ...]
-
-
-def _tail(weight: fx.Node) -> _Tail | None:
+def _tail(weight: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The last calls of an origin: q, and the nodes through which it becomes the weight."""
     steps: list[fx.Node] = []
     node: Any = weight
     wanted = [aten.sub.Tensor, aten.mul.Tensor]
     while isinstance(node, fx.Node) and node.op == "call_function":
-        bounds = None if node.meta["val"].is_floating_point() else interval(node)
+        bounds = None if val(node).is_floating_point() else interval(node)
         is_scaled = aten.mul.Tensor not in wanted
         is_small = bounds is not None and known_ge(bounds[0], 0) and known_ge(255, bounds[1])
         if is_scaled and is_small and fits(node):
-            return _Tail(node, tuple(reversed(steps)))
+            return node, steps[::-1]
         if node.target in wanted and (is_scaled or node.target is aten.mul.Tensor):
             del wanted[wanted.index(node.target) :]
         elif node.target not in _SAME_VALUES:
@@ -325,16 +318,18 @@ def _is_unpacked(x: Any) -> bool:
     return isinstance(x, fx.Node) and (x.target in _SHIFTS or any(map(_is_unpacked, x.args)))
 
 
-def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> GroupedWeight | None:
+def _grouped(
+    origin: fx.Node, steps: Sequence[fx.Node], values: Mapping[fx.Node, Tensor], axis: int
+) -> GroupedWeight | None:
     """The weight in the largest groups that share a scale; None if there are none."""
-    tables: list[Tensor] = [values[tail.q]]  # q, scale, zero
-    for step in tail.steps:
+    tables: list[Tensor] = [values[origin]]  # q, scale, zero
+    for step in steps:
         if step.target in (aten.mul.Tensor, aten.sub.Tensor):
             (other,) = (x for x in step.args[:2] if x is not _source(step))
             table = values[other] if isinstance(other, fx.Node) else torch.tensor(other)
             at = len(tables) if step.target is aten.sub.Tensor else 1
             tables.insert(at, table)
-            shape: Any = step.meta["val"].shape
+            shape: Any = val(step).shape
             tables = [x.expand(shape) for x in tables]
         elif step.target is aten.view.default:
             shape = step.args[1]
@@ -347,7 +342,7 @@ def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> Groupe
     for rows in moved:
         changes = (rows[:, 1:] != rows[:, :-1]).any(0).nonzero().flatten() + 1
         size = math.gcd(size, *changes.tolist())
-    weight = values[tail.steps[-1]]
+    weight = values[steps[-1]]
     *groups, wanted = (
         x.movedim(axis, 1).reshape(weight.shape[1 - axis], -1, size) for x in (*tables, weight)
     )

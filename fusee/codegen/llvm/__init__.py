@@ -203,11 +203,11 @@ class Strip:
 
     def _address(self, t: InsertPoint, i: str, acc: Acc, copy: int, place: int) -> str:
         """Of the column i in an array, `copy` vectors further on."""
-        here = t.level.op(f"sub i64 {i}, {self.low}")
+        here = t.op(f"sub i64 {i}, {self.low}")
         if copy:
-            here = t.level.op(f"add i64 {here}, {copy * t.lanes}")
+            here = t.op(f"add i64 {here}, {copy * t.lanes}")
         size, array = self._size(acc, place), self.arrays[acc][place]
-        return t.level.op(f"getelementptr [{size} x i8], ptr {array}, i64 {here}")
+        return t.op(f"getelementptr [{size} x i8], ptr {array}, i64 {here}")
 
     def _load(self, t: InsertPoint, i: str, acc: Acc, places: range) -> list[list[str]]:
         """Per copy, parts of an accumulator."""
@@ -216,7 +216,7 @@ class Strip:
             addresses = [self._address(t, i, acc, copy, place) for place in places]
             kinds = [self._kind(acc, place, t.lanes) for place in places]
             loads = zip(kinds, addresses, strict=True)
-            found.append([t.level.op(f"load {kind}, ptr {at}, align 1") for kind, at in loads])
+            found.append([t.op(f"load {kind}, ptr {at}, align 1") for kind, at in loads])
         return found
 
     def _store(

@@ -137,7 +137,7 @@ def _check(ctx: Context, t: InsertPoint, value: Value, x: str) -> str:
     Of several that are outside the first is told, as eager tells it.
     """
     size, message, wraps = value.attr
-    kind, op = t.kind(torch.int64), t.level.op
+    kind, op = t.kind(torch.int64), t.op
     bound = scalar_size(ctx, size) if not isinstance(size, int) else ctx.param("check", size)
     if t.lanes > 1:
         bound = ctx.splat(bound, "i64", 0)
@@ -403,11 +403,11 @@ class Carried:
         mask = vector("i1", t.lanes)
         better = _better(t, self, a[0], b[0])
         worse = _better(t, self, b[0], a[0])
-        either = t.level.op(f"or {mask} {better}, {worse}")
-        equal = t.level.op(f"xor {mask} {either}, {literal(True, torch.bool, t.lanes)}")
+        either = t.op(f"or {mask} {better}, {worse}")
+        equal = t.op(f"xor {mask} {either}, {literal(True, torch.bool, t.lanes)}")
         lower = compare(t, "lt", torch.int64, b[1], a[1])
-        tie = t.level.op(f"and {mask} {equal}, {lower}")
-        takes_b = t.level.op(f"or {mask} {better}, {tie}")
+        tie = t.op(f"and {mask} {equal}, {lower}")
+        takes_b = t.op(f"or {mask} {better}, {tie}")
         rows = zip(self.dtypes, a, b, strict=True)
         return [t.select(takes_b, HELD[dtype], y, x) for dtype, x, y in rows]
 
@@ -466,9 +466,9 @@ def _better(t: InsertPoint, how: Carried, old: str, new: str) -> str:
     if not is_float(how.dtype):
         return compare(t, op, how.dtype, new, old)
     kind, mask = t.kind(how.dtype), vector("i1", t.lanes)
-    wins = t.level.op(f"fcmp u{op} {kind} {new}, {old}")
-    number_before = t.level.op(f"fcmp ord {kind} {old}, {old}")
-    return t.level.op(f"and {mask} {wins}, {number_before}")
+    wins = t.op(f"fcmp u{op} {kind} {new}, {old}")
+    number_before = t.op(f"fcmp ord {kind} {old}, {old}")
+    return t.op(f"and {mask} {wins}, {number_before}")
 
 
 def merge_all(t: InsertPoint, how: Carried, parts: list[list[str]]) -> list[str]:
@@ -482,7 +482,7 @@ def merge_all(t: InsertPoint, how: Carried, parts: list[list[str]]) -> list[str]
 
 def two_sum(t: InsertPoint, how: Carried, outer: list[str], block: str) -> list[str]:
     """(sum, error) with a block's sum added; exact but for the rounding of the error."""
-    kind, op = t.kind(how.dtype), t.level.op
+    kind, op = t.kind(how.dtype), t.op
     total, error = outer
     new = op(f"fadd {kind} {total}, {block}")
     virtual = op(f"fsub {kind} {new}, {total}")
@@ -498,9 +498,9 @@ def settle(t: InsertPoint, how: Carried, outer: list[str]) -> list[str]:
         return outer
     kind = t.kind(how.dtype)
     total, error = outer
-    finite = t.level.op(f"fcmp ord {kind} {error}, {error}")
+    finite = t.op(f"fcmp ord {kind} {error}, {error}")
     error = t.select(finite, HELD[how.dtype], error, literal(0, how.dtype, t.lanes))
-    return [t.level.op(f"fadd {kind} {total}, {error}")]
+    return [t.op(f"fadd {kind} {total}, {error}")]
 
 
 def across(ctx: Context, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
@@ -526,7 +526,7 @@ def into_first_lane(t: InsertPoint, how: Carried, parts: list[str]) -> list[str]
     scalar_start = Carried(how.acc, how.dtype, False).start(t.lanes)
     for dtype, base, part in zip(how.dtypes, scalar_start, parts, strict=True):
         kind = vector(HELD[dtype], t.lanes)
-        found.append(t.level.op(f"insertelement {kind} {base}, {HELD[dtype]} {part}, i64 0"))
+        found.append(t.op(f"insertelement {kind} {base}, {HELD[dtype]} {part}, i64 0"))
     return found
 
 

@@ -80,7 +80,7 @@ class Code:
     """float32 arithmetic by name. Values are operands: registers, or what `real`, `whole` make."""
 
     def __init__(self, t: InsertPoint) -> None:
-        self.t, self.line = t, t.level.op
+        self.t, self.line = t, t.op
         self.fused = t.machine.has_fused
         kinds = ("float", "i32", "i1")
         self.reals, self.wholes, self.bits = (vector(kind, t.lanes) for kind in kinds)
@@ -476,7 +476,7 @@ def math_function(t: InsertPoint, name: str, dtype: torch.dtype, args: Sequence[
         )  # fmt: skip
     if name == "rsqrt":
         root = t.intrinsic("sqrt", HELD[dtype], *args)
-        return t.level.op(f"fdiv {t.kind(dtype)} {literal(1.0, dtype, t.lanes)}, {root}")
+        return t.op(f"fdiv {t.kind(dtype)} {literal(1.0, dtype, t.lanes)}, {root}")
     write = functools.partial(_own if _is_own(t, name, dtype) else _library, name, dtype)
     if (name, dtype) in t.level.writer.outlined and not _is_call(t, name, dtype):
         return _apart(t, name, dtype, args, "noinline", write)
@@ -501,7 +501,7 @@ def _apart(
         head = f"define internal {kind} @{symbol}({parameters}) {how} {_PURE}"
         declares |= inner.declares
         declares[symbol] = inner.define(head, f"{kind} {result}")
-    return t.level.op(f"call {kind} @{symbol}({', '.join(f'{kind} {x}' for x in args)})")
+    return t.op(f"call {kind} @{symbol}({', '.join(f'{kind} {x}' for x in args)})")
 
 
 def _is_own(t: InsertPoint, name: str, dtype: torch.dtype) -> bool:
@@ -551,8 +551,8 @@ def _guarded(
     sizes = [t.intrinsic("fabs", HELD[dtype], x) for x in args]
     bound, kind = literal(limit, dtype, t.lanes), t.kind(dtype)
     if len(args) == 2:
-        bound = t.level.op(f"fmul {kind} {sizes[1]}, {bound}")
-    each = every = t.level.op(f"fcmp ole {kind} {sizes[0]}, {bound}")
+        bound = t.op(f"fmul {kind} {sizes[1]}, {bound}")
+    each = every = t.op(f"fcmp ole {kind} {sizes[0]}, {bound}")
     if t.lanes > 1:
         reduce = f"llvm.vector.reduce.and.v{t.lanes}i1"
         every = t.level.call("i1", reduce, (vector("i1", t.lanes), each))
@@ -621,12 +621,12 @@ def _resized(
         for x in args:
             kind = t.kind(dtype)
             if t.lanes == 1:
-                kind, x = wide, t.level.op(f"insertelement {wide} poison, {held} {x}, i64 0")
+                kind, x = wide, t.op(f"insertelement {wide} poison, {held} {x}, i64 0")
             picks = [(first + k) % t.lanes for k in range(width)]
             given.append((wide, t.level.shuffle(kind, x, "poison", picks)))
         results.append(call(*given))
     if t.lanes == 1:
-        return t.level.op(f"extractelement {wide} {results[0]}, i64 0")
+        return t.op(f"extractelement {wide} {results[0]}, i64 0")
     if t.lanes < width:
         return t.level.shuffle(wide, results[0], "poison", range(t.lanes))
     while len(results) > 1:
@@ -649,7 +649,7 @@ def _libm(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) ->
         symbol = f"{DEVICE}{symbol}"
 
     def write(one: InsertPoint, given: Sequence[str]) -> str:
-        op = one.level.op
+        op = one.op
         wide = [op(f"fpext float {x} to double") if widened else x for x in given]
         value = one.level.call(inner, symbol, *((inner, x) for x in wide), attributes=_PURE)
         return op(f"fptrunc double {value} to float") if widened else value
@@ -664,7 +664,7 @@ def each_lane(t: InsertPoint, dtype: torch.dtype, args: Sequence[str], write: Wr
     kind, whole = t.kind(dtype), "poison"
     one = InsertPoint(t.level, t.machine, 1)
     for lane in range(t.lanes):
-        given = [t.level.op(f"extractelement {kind} {x}, i64 {lane}") for x in args]
+        given = [t.op(f"extractelement {kind} {x}, i64 {lane}") for x in args]
         value = write(one, given)
-        whole = t.level.op(f"insertelement {kind} {whole}, {HELD[dtype]} {value}, i64 {lane}")
+        whole = t.op(f"insertelement {kind} {whole}, {HELD[dtype]} {value}, i64 {lane}")
     return whole

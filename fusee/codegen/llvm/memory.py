@@ -189,24 +189,24 @@ def _call(ctx: Context, rank: int, atom: Call, a: str, b: str, lanes: int) -> st
     if atom.op in ("min", "max"):
         return t.intrinsic(f"s{atom.op}", "i64", a, b)
     if atom.op in ("&", "<<"):
-        return t.level.op(f"{'and' if atom.op == '&' else 'shl'} {kind} {a}, {b}")
+        return t.op(f"{'and' if atom.op == '&' else 'shl'} {kind} {a}, {b}")
     if known_ge(atom.a, 0):
         name = "udiv" if atom.op == "//" else "urem"
         if lanes > 1 and _has_number(atom) and known_lt(atom.a, 1 << 32):
             # no machine multiplies vectors of 64 bits and keeps the upper half, as a division does
             half = vector("i32", lanes)
-            a = t.level.op(f"trunc {kind} {a} to {half}")
-            a = t.level.op(f"{name} {half} {a}, {splat('i32', atom.b, lanes)}")
-            return t.level.op(f"zext {half} {a} to {kind}")
-        return t.level.op(f"{name} {kind} {a}, {b}")
+            a = t.op(f"trunc {kind} {a} to {half}")
+            a = t.op(f"{name} {half} {a}, {splat('i32', atom.b, lanes)}")
+            return t.op(f"zext {half} {a} to {kind}")
+        return t.op(f"{name} {kind} {a}, {b}")
     # divisors are positive: only a negative remainder has to be moved
-    rest = t.level.op(f"srem {kind} {a}, {b}")
-    negative = t.level.op(f"ashr {kind} {rest}, {splat('i64', 63, lanes)}")
+    rest = t.op(f"srem {kind} {a}, {b}")
+    negative = t.op(f"ashr {kind} {rest}, {splat('i64', 63, lanes)}")
     if atom.op == "//":
-        quotient = t.level.op(f"sdiv {kind} {a}, {b}")
-        return t.level.op(f"add {kind} {quotient}, {negative}")
-    moved = t.level.op(f"and {kind} {negative}, {b}")
-    return t.level.op(f"add {kind} {rest}, {moved}")
+        quotient = t.op(f"sdiv {kind} {a}, {b}")
+        return t.op(f"add {kind} {quotient}, {negative}")
+    moved = t.op(f"and {kind} {negative}, {b}")
+    return t.op(f"add {kind} {rest}, {moved}")
 
 
 # ------------------------------------------------------------------------------ vectors
@@ -554,7 +554,7 @@ def picked(
 
 
 def _both(t: InsertPoint, a: str | None, b: str | None) -> str | None:
-    return a or b if a is None or b is None else t.level.op(f"and {vector('i1', t.lanes)} {a}, {b}")
+    return a or b if a is None or b is None else t.op(f"and {vector('i1', t.lanes)} {a}, {b}")
 
 
 # ------------------------------------------------------------------------------ loads
@@ -569,14 +569,14 @@ def load_scalar(ctx: Context, value: Value) -> str:
     if not value.args:
         return from_memory(t, buffer.dtype, load_element(t, kind, address))
     mask, other = (ctx.scalar(arg) for arg in value.args)
-    address = t.level.op(f"select i1 {mask}, ptr {address}, ptr {ctx.spare()}")
+    address = t.op(f"select i1 {mask}, ptr {address}, ptr {ctx.spare()}")
     x = from_memory(t, buffer.dtype, load_element(t, kind, address))
     return t.select(mask, HELD[buffer.dtype], x, other)
 
 
 def load_element(t: InsertPoint, kind: str, address: str) -> str:
     align = t.machine.alignment(BITS[kind], t.lanes)
-    return t.level.op(f"load {vector(kind, t.lanes)}, ptr {address}, align {align}")
+    return t.op(f"load {vector(kind, t.lanes)}, ptr {address}, align {align}")
 
 
 def load_vector(ctx: Context, value: Value) -> list[str]:
@@ -596,11 +596,11 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
     guards = ctx.vectors(guard) if guard is not None and not shared_guard else []
     if guard is not None and shared_guard and place.step:
         # one test for all lanes: read from the spare place instead
-        other = t.level.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {ctx.spare()}")
+        other = t.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {ctx.spare()}")
         shift = (ctx.copies * ctx.lanes - 1) * (BITS[place.kind] // 8)
         if place.step == -1:
-            behind = t.level.op(f"getelementptr i8, ptr {ctx.spare()}, i64 {shift}")
-            other = t.level.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {behind}")
+            behind = t.op(f"getelementptr i8, ptr {ctx.spare()}, i64 {shift}")
+            other = t.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {behind}")
         place.address = other
     elif guard is not None and shared_guard:
         guards = ctx.vectors(guard)
@@ -649,7 +649,7 @@ def _load_shared(ctx: Context, place: AccessPlace, value: Value) -> list[str]:
         any_lane = t.level.call(
             "i1", f"llvm.vector.reduce.or.{mangled('i1', ctx.lanes)}", (wide, active or mask)
         )
-        address = t.level.op(f"select i1 {any_lane}, ptr {place.address}, ptr {ctx.spare()}")
+        address = t.op(f"select i1 {any_lane}, ptr {place.address}, ptr {ctx.spare()}")
         x = from_memory(one, place.dtype, load_element(one, place.kind, address))
         kind = HELD[place.dtype]
         found.append(t.select(mask, kind, ctx.splat(x, kind, place.rank), other))
@@ -681,7 +681,7 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
     x = "poison"
     for lane in range(ctx.lanes):
         element = load_element(one, place.kind, place.lane(copy, lane, mask))
-        x = t.level.op(f"insertelement {full} {x}, {place.kind} {element}, i64 {lane}")
+        x = t.op(f"insertelement {full} {x}, {place.kind} {element}, i64 {lane}")
     return x
 
 
@@ -714,7 +714,7 @@ def store_scalar(ctx: Context, store: Store, rank: int) -> None:
 def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
     dtype = store.buffer.dtype
     if HELD[dtype] == "i1":
-        return t.level.op(f"{_COMBINE_BOOL[store.mode]} {t.kind(dtype)} {old}, {new}")
+        return t.op(f"{_COMBINE_BOOL[store.mode]} {t.kind(dtype)} {old}, {new}")
     return round_to(t, dtype, emit(t, COMBINE[store.mode], dtype, [old, new]))
 
 
@@ -757,5 +757,5 @@ def _store_copy(place: AccessPlace, copy: int, x: str) -> None:
         return
     one = place.t(1)
     for lane in range(ctx.lanes):
-        element = t.level.op(f"extractelement {full} {x}, i64 {lane}")
+        element = t.op(f"extractelement {full} {x}, i64 {lane}")
         store_element(one, place.kind, element, place.lane(copy, lane, mask))

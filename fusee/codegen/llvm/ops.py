@@ -34,9 +34,6 @@ from fusee.runtime.llvm_text import (
 from fusee.source import Rules
 from fusee.sym import Atom, Size, Symbol
 
-# ---------------------------------------------------------------------------- ops
-
-
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
@@ -49,9 +46,9 @@ def emit(t: InsertPoint, op: str, dtype: torch.dtype, args: list[str]) -> str:
         return rule(t, dtype, *args)
     kind = t.kind(dtype)
     if is_float(dtype) and op in _FLOAT:
-        return t.level.op(f"{_FLOAT[op]} {kind} {args[0]}, {args[1]}")
+        return t.op(f"{_FLOAT[op]} {kind} {args[0]}, {args[1]}")
     if op in _PLAIN and not is_float(dtype):
-        return t.level.op(f"{_PLAIN[op]} {kind} {args[0]}, {args[1]}")
+        return t.op(f"{_PLAIN[op]} {kind} {args[0]}, {args[1]}")
     if op in _FLOAT_COMPARE:
         return compare(t, op, dtype, *args)
     return math_function(t, op, dtype, args)
@@ -60,10 +57,10 @@ def emit(t: InsertPoint, op: str, dtype: torch.dtype, args: list[str]) -> str:
 def compare(t: InsertPoint, op: str, dtype: torch.dtype, x: str, y: str) -> str:
     kind = t.kind(dtype)
     if is_float(dtype):
-        return t.level.op(f"fcmp {_FLOAT_COMPARE[op]} {kind} {x}, {y}")
+        return t.op(f"fcmp {_FLOAT_COMPARE[op]} {kind} {x}, {y}")
     if op in ("lt", "le", "gt", "ge"):
         op = ("s" if dtype in SIGNED else "u") + op
-    return t.level.op(f"icmp {op} {kind} {x}, {y}")
+    return t.op(f"icmp {op} {kind} {x}, {y}")
 
 
 # ------------------------------------------------------------------------------ rules
@@ -78,7 +75,7 @@ def _extreme(which: str, t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> 
     """
     kind, is_max = HELD[dtype], which == "max"
     if kind == "i1":
-        return t.level.op(f"{'or' if is_max else 'and'} {t.kind(dtype)} {x}, {y}")
+        return t.op(f"{'or' if is_max else 'and'} {t.kind(dtype)} {x}, {y}")
     if not is_float(dtype):
         return t.intrinsic(f"{'s' if dtype in SIGNED else 'u'}{which}", kind, x, y)
     if t.machine.is_simt and kind == "float":  # one instruction from sm_80 on
@@ -93,8 +90,8 @@ _RULES: Rules[str, Callable[..., str]] = Rules()
 @_RULES.rule("neg")
 def _neg(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     if is_float(dtype):
-        return t.level.op(f"fneg {t.kind(dtype)} {x}")
-    return t.level.op(f"sub {t.kind(dtype)} {literal(0, dtype, t.lanes)}, {x}")
+        return t.op(f"fneg {t.kind(dtype)} {x}")
+    return t.op(f"sub {t.kind(dtype)} {literal(0, dtype, t.lanes)}, {x}")
 
 
 @_RULES.rule("abs")
@@ -109,7 +106,7 @@ def _abs(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
 @_RULES.rule("not")
 def _not(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     ones = "true" if dtype is torch.bool else "-1"
-    return t.level.op(f"xor {t.kind(dtype)} {x}, {splat(HELD[dtype], ones, t.lanes)}")
+    return t.op(f"xor {t.kind(dtype)} {x}, {splat(HELD[dtype], ones, t.lanes)}")
 
 
 def _divide(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> tuple[str, str, str]:
@@ -125,14 +122,14 @@ def _divide(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> tuple[str, st
             mask = vector("i1", t.lanes)
             first = compare(t, "eq", dtype, x, least)
             second = compare(t, "eq", dtype, y, literal(-1, dtype, t.lanes))
-            both = t.level.op(f"and {mask} {first}, {second}")
-            trap = t.level.op(f"or {mask} {trap}, {both}")
+            both = t.op(f"and {mask} {first}, {second}")
+            trap = t.op(f"or {mask} {trap}, {both}")
         y = t.select(trap, HELD[dtype], literal(1, dtype, t.lanes), y)
     kind = t.kind(dtype)
     sign = "s" if dtype in SIGNED else "u"
-    quotient = t.level.op(f"{sign}div {kind} {x}, {y}")
-    product = t.level.op(f"mul {kind} {quotient}, {y}")
-    return quotient, t.level.op(f"sub {kind} {x}, {product}"), y
+    quotient = t.op(f"{sign}div {kind} {x}, {y}")
+    product = t.op(f"mul {kind} {quotient}, {y}")
+    return quotient, t.op(f"sub {kind} {x}, {product}"), y
 
 
 def _crosses(t: InsertPoint, dtype: torch.dtype, rest: str, y: str) -> str:
@@ -140,8 +137,8 @@ def _crosses(t: InsertPoint, dtype: torch.dtype, rest: str, y: str) -> str:
     mask = vector("i1", t.lanes)
     zero = literal(0, dtype, t.lanes)
     nonzero = compare(t, "ne", dtype, rest, zero)
-    signs = t.level.op(f"xor {t.kind(dtype)} {rest}, {y}")
-    return t.level.op(f"and {mask} {nonzero}, {compare(t, 'lt', dtype, signs, zero)}")
+    signs = t.op(f"xor {t.kind(dtype)} {rest}, {y}")
+    return t.op(f"and {mask} {nonzero}, {compare(t, 'lt', dtype, signs, zero)}")
 
 
 @_RULES.rule("floordiv")
@@ -151,7 +148,7 @@ def _floordiv(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
         return quotient
     kind = t.kind(dtype)
     down = t.convert("sext", _crosses(t, dtype, rest, y), "i1", HELD[dtype])
-    return t.level.op(f"add {kind} {quotient}, {down}")
+    return t.op(f"add {kind} {quotient}, {down}")
 
 
 @_RULES.rule("remainder")
@@ -159,7 +156,7 @@ def _remainder(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
     _, rest, y = _divide(t, dtype, x, y)
     if dtype not in SIGNED:
         return rest
-    moved = t.level.op(f"add {t.kind(dtype)} {rest}, {y}")
+    moved = t.op(f"add {t.kind(dtype)} {rest}, {y}")
     return t.select(_crosses(t, dtype, rest, y), HELD[dtype], moved, rest)
 
 
@@ -173,17 +170,17 @@ def _fmod(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
 def _shift(op: str, t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
     """Shifting out everything, or by less than nothing, leaves 0: to the right, the sign."""
     kind, bits = t.kind(dtype), BITS[HELD[dtype]]
-    inside = t.level.op(f"icmp ult {kind} {y}, {literal(bits, dtype, t.lanes)}")
+    inside = t.op(f"icmp ult {kind} {y}, {literal(bits, dtype, t.lanes)}")
     if op == "shr" and dtype in SIGNED:
         by = t.select(inside, HELD[dtype], y, literal(bits - 1, dtype, t.lanes))
-        return t.level.op(f"ashr {kind} {x}, {by}")
-    shifted = t.level.op(f"{'lshr' if op == 'shr' else op} {kind} {x}, {y}")
+        return t.op(f"ashr {kind} {x}, {by}")
+    shifted = t.op(f"{'lshr' if op == 'shr' else op} {kind} {x}, {y}")
     return t.select(inside, HELD[dtype], shifted, literal(0, dtype, t.lanes))
 
 
 @_RULES.rule("isnan")
 def _isnan(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
-    return t.level.op(f"fcmp uno {t.kind(dtype)} {x}, {x}")
+    return t.op(f"fcmp uno {t.kind(dtype)} {x}, {x}")
 
 
 @_RULES.rule("isinf")
@@ -196,7 +193,7 @@ def _isinf(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
 def _signbit(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     kind = "i64" if dtype is torch.float64 else "i32"
     bits = t.convert("bitcast", x, HELD[dtype], kind)
-    return t.level.op(f"icmp slt {vector(kind, t.lanes)} {bits}, {splat(kind, '0', t.lanes)}")
+    return t.op(f"icmp slt {vector(kind, t.lanes)} {bits}, {splat(kind, '0', t.lanes)}")
 
 
 _RULES.update(
@@ -232,7 +229,7 @@ def emit_cast(t: InsertPoint, source: torch.dtype, result: torch.dtype, x: str) 
         through = "i64" if kind == "i64" or result is torch.uint32 else "i32"
         x = t.convert("fptosi", x, HELD[source], through)
         # out of range LLVM promises nothing; frozen, it is what the instruction gives
-        x = t.level.op(f"freeze {vector(through, t.lanes)} {x}")
+        x = t.op(f"freeze {vector(through, t.lanes)} {x}")
         return resize(t, x, through, kind, signed=True)
     if is_float(result):
         signed = source in SIGNED
@@ -257,7 +254,7 @@ def round_to(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
         return t.convert("fpext", t.convert("fptrunc", x, "float", kind), kind, "float")
     if dtype is torch.bfloat16:
         kind = vector("i32", t.lanes)
-        op, word = t.level.op, t.word
+        op, word = t.op, t.word
         bits = t.convert("bitcast", x, "float", "i32")
         odd = op(f"and {kind} {op(f'lshr {kind} {bits}, {word(16)}')}, {word(1)}")
         up = op(f"add {kind} {odd}, {word(0x7FFF)}")
@@ -276,7 +273,7 @@ def _encode_half(t: InsertPoint, x: str) -> str:
     Adding a power of two just above the value makes the adder round at float16's last bit.
     """
     kind, real = vector("i32", t.lanes), vector("float", t.lanes)
-    op, word = t.level.op, t.word
+    op, word = t.op, t.word
 
     def scale(power: int) -> str:
         return literal(2.0**power, torch.float32, t.lanes)
@@ -301,7 +298,7 @@ def _encode_half(t: InsertPoint, x: str) -> str:
 def _decode_half(t: InsertPoint, bits: str) -> str:
     """The float32 of float16 bits in 32 bits, without conversion instructions."""
     kind, real = vector("i32", t.lanes), vector("float", t.lanes)
-    op, word = t.level.op, t.word
+    op, word = t.op, t.word
 
     word32 = op(f"shl {kind} {bits}, {word(16)}")
     sign = op(f"and {kind} {word32}, {word(-(1 << 31))}")
@@ -326,7 +323,7 @@ def to_memory(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
         return t.convert("fptrunc", x, "float", kind)
     if dtype is torch.bfloat16:
         bits = t.convert("bitcast", x, "float", "i32")
-        high = t.level.op(f"lshr {vector('i32', t.lanes)} {bits}, {splat('i32', '16', t.lanes)}")
+        high = t.op(f"lshr {vector('i32', t.lanes)} {bits}, {splat('i32', '16', t.lanes)}")
         return t.convert("trunc", high, "i32", "i16")
     if dtype is torch.float16:
         return t.convert("trunc", _encode_half(t, x), "i32", "i16")
@@ -338,12 +335,12 @@ def from_memory(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     kind = memory_type(dtype, t.machine)
     if dtype is torch.bool:
         zero = splat("i8", "0", t.lanes)
-        return t.level.op(f"icmp ne {vector('i8', t.lanes)} {x}, {zero}")
+        return t.op(f"icmp ne {vector('i8', t.lanes)} {x}, {zero}")
     if kind in ("half", "bfloat"):
         return t.convert("fpext", x, kind, "float")
     if dtype is torch.bfloat16:
         wide = t.convert("zext", x, "i16", "i32")
-        high = t.level.op(f"shl {vector('i32', t.lanes)} {wide}, {splat('i32', '16', t.lanes)}")
+        high = t.op(f"shl {vector('i32', t.lanes)} {wide}, {splat('i32', '16', t.lanes)}")
         return t.convert("bitcast", high, "i32", "float")
     if dtype is torch.float16:
         return _decode_half(t, t.convert("zext", x, "i16", "i32"))

@@ -611,7 +611,7 @@ class Exchange:
         while distance < end:
             self._put(t, how, parts, self._places(t, how, self.tid, self.block, 0))
             barrier(t.level, self.block)
-            partner = t.level.op(f"xor i32 {self.tid}, {distance}")
+            partner = t.op(f"xor i32 {self.tid}, {distance}")
             others = self._get(t, how, self._places(t, how, partner, self.block, 0))
             barrier(t.level, self.block)
             parts = how.merge(t, parts, others)
@@ -740,7 +740,7 @@ class Meeting:
                 self.record_bytes += -(-size // _ALIGN) * _ALIGN
 
     def _record(self, t: InsertPoint, team: str, part: str) -> str:
-        op = t.level.op
+        op = t.op
         number = op(f"add i64 {op(f'mul i64 {team}, {self.blocks}')}, {part}")
         place = op(f"add i64 {op(f'mul i64 {number}, {self.record_bytes}')}, {COUNTER_BYTES}")
         return t.level.at(self.ctx.shared(), place)
@@ -750,7 +750,7 @@ class Meeting:
         record = self._record(t, team, self.part)
         for acc, places in self._places.items():
             for x, (kind, memory, at) in zip(found[acc], places, strict=True):
-                x = x if kind == memory else t.level.op(f"zext {kind} {x} to {memory}")
+                x = x if kind == memory else t.op(f"zext {kind} {x} to {memory}")
                 address = t.level.at(record, at)
                 t.level.do(f"store {memory} {x}, ptr {address}, align {_align(memory)}")
 
@@ -762,8 +762,8 @@ class Meeting:
             found[acc] = []
             for kind, memory, at in places:
                 address = t.level.at(record, at)
-                x = t.level.op(f"load {memory}, ptr {address}, align {_align(memory)}")
-                x = x if kind == memory else t.level.op(f"trunc {memory} {x} to {kind}")
+                x = t.op(f"load {memory}, ptr {address}, align {_align(memory)}")
+                x = x if kind == memory else t.op(f"trunc {memory} {x} to {kind}")
                 found[acc].append(x)
         return found
 

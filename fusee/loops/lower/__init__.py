@@ -22,17 +22,17 @@ from fusee.loops.lower.pointwise import make_checks
 from fusee.loops.lower.tensor import (
     DTYPES,
     HANDLERS,
+    REASONS,
     Lowering,
     Meta,
+    NotLowered,
     OpCall,
     Strided,
     Tensor,
     bound,
     calls,
     dense,
-    refusal,
     same_strides,
-    unlowered,
 )
 from fusee.loops.lower.views import growing, narrow
 from fusee.source import Args, Kwargs, leaves
@@ -72,58 +72,6 @@ def channels_last(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     return dense(shape, CHANNELS_LAST[len(shape)])
 
 
-def extern(
-    lowering: Lowering,
-    op: OpOverload,
-    metas: tuple[Meta | None, ...],
-    args: Args,
-    kwargs: Kwargs,
-    spec: ExternSpec,
-    layout: str | None,
-    reason: str,
-    writes_inputs: bool = False,
-    apart: bool = False,
-    must_run: bool = False,
-) -> list[Tensor | None]:
-    """Append the call; its results as tensors. Tensors among its arguments are `Laid`.
-
-    writes_inputs   the graph writes to inputs, in an order that knows nothing of views of them
-    apart           as Extern's, must_run too
-    """
-    images = layout == "channels_last"
-    given = tuple(_argument(lowering, arg, images, spec.exact) for arg in args)
-    named_args = {key: _argument(lowering, arg, images, spec.exact) for key, arg in kwargs.items()}
-    out = spec.out if len(metas) == 1 and metas[0] is not None else None
-    role: Role = "extern" if out is None else "scratch"
-    buffers = [_buffer(lowering, meta, images, role) for meta in metas]
-    plain = call = out or spec.call
-    shares = any(r.alias_info is not None for r in op._schema.returns)
-    if (
-        shares
-        and writes_inputs
-        and any(isinstance(arg, View) and arg.buffer.role == "input" for arg in given)
-    ):
-        call, shares = lambda *args, **kwargs: plain(*args, **kwargs).clone(), False
-    returns = op._schema.returns
-    lowering.call(
-        str(op),
-        call,
-        given,
-        tuple(buffers),
-        reason,
-        kwargs=named_args,
-        out=out is not None,
-        many=len(returns) > 1 or any(isinstance(r.type, torch.ListType) for r in returns),
-        in_place=spec.in_place,
-        operand=spec.operand,
-        owns=spec.owns,
-        shares=shares,
-        apart=apart,
-        must_run=must_run,
-    )
-    return [None if buffer is None else lowering.whole(buffer) for buffer in buffers]
-
-
 def _buffer(lowering: Lowering, meta: Meta | None, images: bool, role: Role) -> Buffer | None:
     if meta is None:
         return None
@@ -144,43 +92,6 @@ def _is_taken_for_rows(shape: tuple[Size, ...], strides: tuple[Size, ...]) -> bo
     last = channels_last(shape)
     is_short = isinstance(last[0], int) and isinstance(strides[0], int) and strides[0] < last[0]
     return is_short and strides[1:] == last[1:]
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A tensor argument and the strides that eager has it in; None if it is opaque.
-
-    in_rows   whether it is to lie in these, of rows: ATen would convert it at each call
-    """
-
-    tensor: Tensor
-    strides: tuple[Size, ...] | None
-    in_rows: bool = False
-
-
-def _argument(lowering: Lowering, arg: Any, images: bool, exact: bool) -> Any:
-    if isinstance(arg, Laid):
-        tensor, strides = arg.tensor, arg.strides
-        # weights come as their pass packed them
-        kept = tensor.storage is not None and tensor.storage.buffer.role == "derived"
-        if images and not kept and len(tensor.shape) in CHANNELS_LAST:
-            return lowering.window(tensor, channels_last(tensor.shape))
-        if not (exact or arg.in_rows) or kept or strides is None:
-            view = lowering.window(tensor)
-            if strides is None or kept or tensor.shape[:1] != (1,):
-                return view
-            # ATen takes one image for rows or for channels-last by the stride of this axis
-            return replace(view, strides=(strides[0], *view.strides[1:]))
-        repeats = any(s == 0 and n != 1 for s, n in zip(strides, tensor.shape, strict=True))
-        if repeats:  # in memory as in eager, or each element as often as it is read
-            at = tensor.storage
-            as_eager = at is not None and same_strides(tensor.shape, at.strides, strides)
-            is_ours = tensor.dtype in DTYPES and not as_eager
-            return lowering.window(tensor, contiguous(tensor.shape) if is_ours else None)
-        return lowering.window(tensor, strides)
-    if isinstance(arg, (list, tuple)):
-        return [_argument(lowering, item, images, exact) for item in arg]
-    return arg
 
 
 # ------------------------------------------------------------------------------ reasons
@@ -551,8 +462,7 @@ class GraphLowering:
             layout_of = partial(self._layout_of, node)
             overwrites = self._overwrites(node)
             call = OpCall(self.lowering, op, known, used, layout_of, self.extern_of, overwrites)
-            reason = refusal(op, call, args, kwargs)
-            if reason is None and not _is_view(op):
+            if not _is_view(op):
                 nothing = bool(known) and all(0 in meta.shape for meta in known)
                 if nothing and not self.must_run(node):
                     return [
@@ -564,30 +474,58 @@ class GraphLowering:
                     reason = "ATen may refuse operands without elements"
                 if any(len(x.shape) > 64 for x in args if isinstance(x, Tensor)):
                     reason = "ATen refuses more than 64 axes"
-            if reason is None:
-                result = bound(HANDLERS[op], call, args, kwargs)
-                return [result] if isinstance(result, Tensor) else list(result)
+            try:
+                if reason is None:
+                    result = bound(HANDLERS[op], call, args, kwargs)
+                    return [result] if isinstance(result, Tensor) else list(result)
+            except NotLowered as error:
+                reason = str(error)
         elif reason is None:
-            reason = unlowered(op)
-        spec = self.extern_of(op) or ExternSpec(op, exact=True)
-        if spec.any_size is not None and any(isinstance(n, Expr) for n in args[0].shape):
-            spec = spec.any_size
-        if opaque is not None:
-            spec = replace(spec, call=op, out=None, in_place=None)
+            reason = REASONS.get(op, "no lowering")
         self.lowering.graph.notes.append(f"{op!s}: {reason}")
-        return extern(
-            self.lowering,
-            op,
-            tuple(metas),
-            tuple(self._laid(arg, of_images=op in _OF_IMAGES) for arg in node.args),
-            {key: self._laid(arg) for key, arg in node.kwargs.items()},
-            spec,
-            node.meta.get("layout"),
-            reason or "",
-            writes_inputs=bool(self.writes),
+        return self._extern(node, op, metas, reason or "")
+
+    def _extern(
+        self, node: fx.Node, op: OpOverload, metas: list[Meta | None], reason: str
+    ) -> list[Tensor | None]:
+        """Append the call; its results as tensors."""
+        lowering, returns = self.lowering, op._schema.returns
+        spec = self.extern_of(op) or ExternSpec(op, exact=True)
+        if spec.any_size is not None:
+            sizes = self._argument(node.args[0]).shape
+            spec = spec.any_size if any(isinstance(n, Expr) for n in sizes) else spec
+        if self._opaque(node) is not None:
+            spec = replace(spec, call=op, out=None, in_place=None)
+        images = node.meta.get("layout") == "channels_last"
+        laid = partial(self._laid, images=images, exact=spec.exact, is_of_images=op in _OF_IMAGES)
+        given = tuple(map(laid, node.args))
+        named_args = {key: laid(arg) for key, arg in node.kwargs.items()}
+        out = spec.out if len(metas) == 1 and metas[0] is not None else None
+        role: Role = "extern" if out is None else "scratch"
+        buffers = [_buffer(lowering, meta, images, role) for meta in metas]
+        plain = call = out or spec.call
+        shares = any(r.alias_info is not None for r in returns)
+        # inputs are written to in an order that knows nothing of views of them
+        takes_inputs = any(isinstance(x, View) and x.buffer.role == "input" for x in given)
+        if shares and self.writes and takes_inputs:
+            call, shares = lambda *args, **kwargs: plain(*args, **kwargs).clone(), False
+        lowering.call(
+            str(op),
+            call,
+            given,
+            tuple(buffers),
+            reason,
+            kwargs=named_args,
+            out=out is not None,
+            many=len(returns) > 1 or any(isinstance(r.type, torch.ListType) for r in returns),
+            in_place=spec.in_place,
+            operand=spec.operand,
+            owns=spec.owns,
+            shares=shares,
             apart=self._elsewhere(node) is not None,
             must_run=self.must_run(node),
         )
+        return [None if buffer is None else lowering.whole(buffer) for buffer in buffers]
 
     def _opaque(self, node: fx.Node) -> str | None:
         """Why no loop may read or write the tensors of a call: only ATen can."""
@@ -665,19 +603,35 @@ class GraphLowering:
             return self.size_of(arg)  # refuses all but integers
         return arg
 
-    def _laid(self, arg: Any, of_images: bool = False) -> Any:
-        """An argument of an Extern: tensors with eager's strides."""
+    def _laid(self, arg: Any, images: bool, exact: bool, is_of_images: bool) -> Any:
+        """An argument of an Extern, with the strides in which ATen is to see a tensor."""
         if isinstance(arg, (list, tuple)):
-            return [self._laid(item) for item in arg]
-        value = self._argument(arg)
-        if not isinstance(value, Tensor):
-            return value
+            return [self._laid(item, images, exact, is_of_images) for item in arg]
+        tensor, window = self._argument(arg), self.lowering.window
+        if not isinstance(tensor, Tensor):
+            return tensor
         meta = self._meta(arg.meta["val"])
         assert meta is not None
-        strides = meta.strides if len(meta.strides) == len(value.shape) else None
-        if of_images and strides is not None and _is_taken_for_rows(meta.shape, strides):
-            return Laid(value, contiguous(meta.shape), in_rows=True)
-        return Laid(value, strides)
+        strides = meta.strides if len(meta.strides) == len(tensor.shape) else None  # it is opaque
+        if is_of_images and strides is not None and _is_taken_for_rows(meta.shape, strides):
+            strides, exact = contiguous(meta.shape), True  # or ATen would convert it at each call
+        # weights come as their pass packed them
+        kept = tensor.storage is not None and tensor.storage.buffer.role == "derived"
+        if images and not kept and len(tensor.shape) in CHANNELS_LAST:
+            return window(tensor, channels_last(tensor.shape))
+        if not exact or kept or strides is None:
+            view = window(tensor)
+            if strides is None or kept or tensor.shape[:1] != (1,):
+                return view
+            # ATen takes one image for rows or for channels-last by the stride of this axis
+            return replace(view, strides=(strides[0], *view.strides[1:]))
+        repeats = any(s == 0 and n != 1 for s, n in zip(strides, tensor.shape, strict=True))
+        if repeats:  # in memory as in eager, or each element as often as it is read
+            at = tensor.storage
+            as_eager = at is not None and same_strides(tensor.shape, at.strides, strides)
+            is_ours = tensor.dtype in DTYPES and not as_eager
+            return window(tensor, contiguous(tensor.shape) if is_ours else None)
+        return window(tensor, strides)
 
     def _output(self, node: fx.Node) -> None:
         returned = node.args[0]

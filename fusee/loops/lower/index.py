@@ -13,6 +13,7 @@ from fusee.loops.lower.pointwise import Operand, choose, demand
 from fusee.loops.lower.tensor import (
     Index,
     Lowering,
+    NotLowered,
     OpCall,
     Pieces,
     Shape,
@@ -136,20 +137,15 @@ def _take(call: OpCall, x: Tensor, index: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------ index lists
 
-_MASKS = "boolean masks select a number of elements that only the data knows"
-
-
-def _has_mask(call: OpCall, x: Tensor, indices: Sequence[Tensor | None]) -> str | None:
-    masks = (torch.bool, torch.uint8)
-    return _MASKS if any(t is not None and t.dtype in masks for t in indices) else None
-
 
 class Indexing:
-    """How aten.index maps the result's index to the source's."""
+    """How aten.index maps the result's index to the source's. raises NotLowered for masks"""
 
     def __init__(self, x: Tensor, indices: Sequence[Tensor | None]) -> None:
         self.shape = x.shape
         self.tensors = {k: t for k, t in enumerate(indices) if t is not None}
+        if any(t.dtype in (torch.bool, torch.uint8) for t in self.tensors.values()):
+            raise NotLowered("boolean masks select a number of elements that only the data knows")
         self.common: Shape = ()
         for tensor in self.tensors.values():
             rank = max(len(self.common), len(tensor.shape))
@@ -173,7 +169,7 @@ class Indexing:
         return tuple(places)
 
 
-@lowers("index.Tensor", unless=_has_mask)
+@lowers("index.Tensor")
 def _index(call: OpCall, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if all(t is None for t in indices):
         return x
@@ -238,10 +234,7 @@ def _element(call: OpCall, x: Operand, shape: Shape) -> Element:
     return lambda ix: value
 
 
-# ------------------------------------------------------------------------------ scatter
-
-MODES: dict[str | None, Mode] = {
-    None: "set",
+MODES: dict[str, Mode] = {
     "add": "add",
     "sum": "add",
     "multiply": "mul",
@@ -252,17 +245,16 @@ MODES: dict[str | None, Mode] = {
 STARTS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}
 
 
-def _odd(call: OpCall, x: Tensor, *args: Any, **kwargs: Any) -> str | None:
+def _combined(x: Tensor, how: str = "add") -> Mode:
+    """raises  NotLowered for what ATen combines otherwise than stores do"""
     if x.dtype is torch.bool:
-        return "bool is combined as ATen does it"
-    if "mean" in (*args, *kwargs.values()):
-        return "a mean over collisions needs their number"
-    return None
+        raise NotLowered("bool is combined as ATen does it")
+    if how not in MODES:
+        raise NotLowered("a mean over collisions needs their number")
+    return MODES[how]
 
 
-@lowers("scatter.src scatter.value")
-@lowers("scatter.reduce scatter.value_reduce", unless=_odd)
-@lowers("scatter_reduce.two", unless=_odd)
+@lowers("scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_reduce.two")
 def _scatter(
     call: OpCall,
     x: Tensor,
@@ -275,11 +267,12 @@ def _scatter(
     include_self: bool = True,
 ) -> Tensor:
     reduce = by_place or reduce
+    mode: Mode = "set" if reduce is None else _combined(x, reduce)
     rows = Rows(call, x, dim, index)
     places, dtype = rows.index.shape, opmath(x.dtype)
     src = converted(_flat(src), x.dtype) if isinstance(src, Tensor) else src
     element = src.at if isinstance(src, Tensor) else _element(call, src, places)
-    stores: list[tuple[Element, Mode]] = [(element, MODES[reduce])]
+    stores: list[tuple[Element, Mode]] = [(element, mode)]
     if not include_self:
         assert reduce is not None
         fresh = call.lowering.values.const(identity(STARTS[reduce], dtype), dtype)
@@ -287,45 +280,24 @@ def _scatter(
     return rows.store(places, along(rows.dim), *stores)
 
 
-lowers("scatter_add", unless=_odd)(
-    lambda call, x, dim, index, src: _scatter(call, x, dim, index, src, "sum")
-)
+lowers("scatter_add")(lambda call, x, dim, index, src: _scatter(call, x, dim, index, src, "sum"))
 
 
-# ------------------------------------------------------------------------------ index_put
-
-
-def _is_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> bool:
-    """x[mask] = one number."""
-    mask = indices[0] if len(indices) == 1 else None
-    single = mask is not None and mask.dtype is torch.bool and not accumulate
-    return single and all(n == 1 for n in values.shape)
-
-
-@lowers(
-    "index_put _unsafe_index_put",
-    unless=lambda call, x, indices, values, accumulate: (
-        None
-        if _is_fill(indices, values, accumulate)
-        else (_odd(call, x) if accumulate else None) or _has_mask(call, x, indices)
-    ),
-)
+@lowers("index_put _unsafe_index_put")
 def _index_put(
     call: OpCall, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> Tensor:
-    if _is_fill(indices, values, accumulate):
-        mask = indices[0]
-        assert mask is not None
+    mask = indices[0] if len(indices) == 1 and not accumulate else None
+    if mask is not None and mask.dtype is torch.bool and all(n == 1 for n in values.shape):
         wide = reshape(mask, (*mask.shape, *([1] * (len(x.shape) - len(mask.shape)))))
-        return choose(call, wide, reshape(values, ()), x)
-    for tensor in indices:
-        if tensor is not None:
-            call.lowering.realise(tensor)
+        return choose(call, wide, reshape(values, ()), x)  # x[mask] = one number
+    mode: Mode = _combined(x) if accumulate else "set"
     how = Indexing(x, indices)
+    for tensor in how.tensors.values():
+        call.lowering.realise(tensor)
     scatter = Scatter(call, x, accumulate)
     source = expand(values, how.result)
     colliding = range(how.front, how.front + len(how.common))
-    mode: Mode = "add" if accumulate else "set"
     scatter.store(how.result, how.source, source.at, mode, colliding)
     return scatter.result()
 
@@ -358,10 +330,11 @@ class Rows:
         return reshape(scatter.result(), self.shape)
 
 
-@lowers("index_add", unless=_odd)
+@lowers("index_add")
 def _index_add(
     call: OpCall, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any
 ) -> Tensor:
+    mode = _combined(x)
     rows, source = Rows(call, x, dim, index), _flat(source)
 
     def element(ix: Index) -> Value:
@@ -369,7 +342,7 @@ def _index_add(
         return value if alpha == 1 else value * alpha
 
     refused = ROW if len(rows.x.shape) == 1 else along(rows.dim)
-    return rows.store(source.shape, refused, (element, "add"))
+    return rows.store(source.shape, refused, (element, mode))
 
 
 @lowers("index_copy")
@@ -389,14 +362,12 @@ def _index_fill(call: OpCall, x: Tensor, dim: int, index: Tensor, value: Operand
     return rows.store(shape, refused, (_element(call, value, shape), "set"))
 
 
-@lowers(
-    "put", unless=lambda call, x, index, source, accumulate: _odd(call, x) if accumulate else None
-)
+@lowers("put")
 def _put(call: OpCall, x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Tensor:
+    mode: Mode = _combined(x) if accumulate else "set"
     count = product(index.shape)
     flat, places = reshape(x, (product(x.shape),)), reshape(index, (count,))
     element = reshape(source, (count,)).at
-    mode: Mode = "add" if accumulate else "set"
     return reshape(Rows(call, flat, 0, places).store((count,), FLAT, (element, mode)), x.shape)
 
 
@@ -490,13 +461,12 @@ def _stack(call: OpCall, tensors: Sequence[Tensor], dim: int) -> Tensor:
     return beside([unsqueeze(converted(t, call.meta.dtype), dim) for t in tensors], dim)
 
 
-@lowers(
-    "roll",
-    unless=lambda call, x, shifts, dims: None if dims or dims == 0 else "roll of a flat tensor",
-)
+@lowers("roll")
 def _roll(call: OpCall, x: Tensor, shifts: Any, dims: Any) -> Tensor:
     shifts = [shifts] if isinstance(shifts, int) else shifts
     dims = [dims] if isinstance(dims, int) else dims
+    if not dims:
+        raise NotLowered("roll of a flat tensor")
     for shift, dim in zip(shifts, dims, strict=True):
         x = _turned(x, dim % len(x.shape), shift)
     return x
@@ -513,9 +483,6 @@ def _turned(x: Tensor, dim: int, shift: Size) -> Tensor:
     return x.lowering.view(
         x, x.shape, lambda at: resized(at, dim, mod(at[dim] + begin, size)), None
     )
-
-
-# ------------------------------------------------------------------------------ parts replaced
 
 
 @lowers("slice_scatter")
@@ -547,34 +514,24 @@ def _constant_pad(call: OpCall, x: Tensor, pad: Sequence[Size], value: Any) -> T
     return pad_constant(x, call.meta.shape, before, value)
 
 
-def _cuts_all(call: OpCall, x: Tensor, padding: Sequence[Size]) -> str | None:
-    """Padding that takes away more than there is, and adds to it at the other end."""
-    if not all(isinstance(n, int) or known_ge(n, 0) for n in padding):
-        return "padding that may take some away"
-    for k in range(len(padding) // 2):
-        cut = sum(map(_cut, padding[2 * k : 2 * k + 2]))
-        if cut and not known_ge(x.shape[-1 - k], cut + 1):
-            return "padding that takes away all there is"
-    return None
-
-
-def _cut(pad: Size) -> int:
-    return max(-pad, 0) if isinstance(pad, int) else 0
-
-
 def _register_pad(
-    names: str,
-    edge: Callable[[Tensor, int, Size, bool], Tensor],
-    unless: Callable[[OpCall, Tensor, Sequence[Size]], str | None] = _cuts_all,
+    names: str, edge: Callable[[Tensor, int, Size, bool], Tensor], cuts: bool = True
 ) -> None:
-    """Each padded dimension becomes edge, middle, edge; negative pads cut."""
+    """Each padded dimension becomes edge, middle, edge; negative pads cut, if they may."""
 
     def handler(call: OpCall, x: Tensor, padding: Sequence[Size]) -> Tensor:
+        if not all((cuts and isinstance(n, int)) or known_ge(n, 0) for n in padding):
+            raise NotLowered("padding that may take some away")
+        cut = [max(-n, 0) if isinstance(n, int) else 0 for n in padding]
+        for k in range(len(padding) // 2):
+            both = cut[2 * k] + cut[2 * k + 1]
+            if both and not known_ge(x.shape[-1 - k], both + 1):
+                raise NotLowered("padding that takes away all there is")
         for k in range(len(padding) // 2):
             dim = len(x.shape) - 1 - k
             before, after = padding[2 * k], padding[2 * k + 1]
-            first = _cut(before)
-            parts = [narrow(x, dim, first, x.shape[dim] - first - _cut(after))]
+            first = cut[2 * k]
+            parts = [narrow(x, dim, first, x.shape[dim] - first - cut[2 * k + 1])]
             if not isinstance(before, int) or before > 0:
                 parts.insert(0, edge(x, dim, before, True))
             if not isinstance(after, int) or after > 0:
@@ -582,7 +539,7 @@ def _register_pad(
             x = beside(parts, dim)
         return x
 
-    lowers(names, unless)(handler)
+    lowers(names)(handler)
 
 
 _register_pad(
@@ -600,7 +557,5 @@ _register_pad(
 _register_pad(
     "_pad_circular",
     lambda x, dim, count, front: narrow(x, dim, x.shape[dim] - count if front else 0, count),
-    lambda call, x, padding: (
-        None if all(known_ge(n, 0) for n in padding) else "padding that takes some away"
-    ),
+    cuts=False,
 )

@@ -472,9 +472,6 @@ def _averaged(x: Tensor, reduction: int, value: Value) -> Value:
     return divided_by(product(x.shape))(value) if reduction == MEAN else value
 
 
-# ---------------------------------------------------------------------------- distances
-
-
 def _distance_backward(formula: Callable[[Value, Any], Value]) -> Callable[..., Tensor]:
     """The gradient of a loss of x - target; formula(x - target, option) is that of one element."""
 

@@ -32,6 +32,7 @@ from fusee.loops import (
 from fusee.loops.lower.tensor import (
     Index,
     Lowering,
+    NotLowered,
     Number,
     OpCall,
     Pieces,
@@ -39,7 +40,7 @@ from fusee.loops.lower.tensor import (
     Tensor,
     lowers,
 )
-from fusee.loops.lower.views import converted, expand, narrow, reshape
+from fusee.loops.lower.views import converted, expand, narrow, reshape, resized
 from fusee.loops.operators import (
     ROWS,
     Formula,
@@ -59,9 +60,6 @@ from fusee.loops.operators import (
 from fusee.loops.schedule import first_write, reads, writes
 from fusee.source import HALVES
 from fusee.sym import Expr, Size, Symbol, floordiv
-
-# ---------------------------------------------------------------------------- pointwise
-
 
 Operand = Tensor | Number
 
@@ -177,7 +175,7 @@ def _in_pieces(
                 cut.append(narrow(x, place, start, length))
             else:
                 cut.append(x)
-        parts.append((cut, (*shape[:dim], length, *shape[dim + 1 :])))
+        parts.append((cut, resized(shape, dim, length)))
     return dim, model.starts, parts
 
 
@@ -208,6 +206,8 @@ def _register(row: Row, formula: Formula) -> None:
     """The lowering of pointwise ops that have a formula."""
 
     def handler(call: OpCall, *args: Any, **kwargs: Any) -> Tensor:
+        if row.unless is not None and (reason := row.unless(call, *args, **kwargs)) is not None:
+            raise NotLowered(reason)
         chosen = [args[k] for k in row.operands]
         rest = [arg for k, arg in enumerate(args) if k not in row.operands]
         common = promote(chosen) if row.to_bool else call.meta.dtype
@@ -218,7 +218,7 @@ def _register(row: Row, formula: Formula) -> None:
         applied: Formula = lambda *values: formula(*values, *rest, **kwargs)  # noqa: E731
         return result(call, applied if rest or kwargs else formula, *chosen, common=common)
 
-    lowers(row.overloads, row.unless)(handler)
+    lowers(row.overloads)(handler)
 
 
 for _row in ROWS:
@@ -435,19 +435,14 @@ def _div_mode(call: OpCall, x: Operand, y: Operand, *, rounding_mode: str | None
 # ---------------------------------------------------------------------------- powers
 
 
-def _unlike_aten(call: OpCall, x: Operand, exponent: Operand) -> str | None:
-    if call.meta.dtype.is_floating_point:
-        return None
-    if isinstance(exponent, Tensor):
-        return "integer power with exponents known only at run time"
-    if isinstance(exponent, (int, float)) and exponent < 0:
-        return "ATen refuses negative powers of integers"
-    return None
-
-
-@lowers("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar", unless=_unlike_aten)
+@lowers("pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar")
 @lowers("float_power.Tensor_Tensor float_power.Scalar float_power.Tensor_Scalar")
 def _pow(call: OpCall, x: Operand, exponent: Operand) -> Tensor:
+    if not call.meta.dtype.is_floating_point:
+        if isinstance(exponent, Tensor):
+            raise NotLowered("integer power with exponents known only at run time")
+        if isinstance(exponent, (int, float)) and exponent < 0:
+            raise NotLowered("ATen refuses negative powers of integers")
     if isinstance(exponent, (int, float)) and call.op is torch.ops.aten.pow.Tensor_Scalar:
         return result(call, lambda v: power(v, exponent), x)
     return result(call, binary("pow"), x, exponent)
@@ -481,9 +476,9 @@ def choose(call: OpCall, condition: Tensor, x: Operand, y: Operand) -> Tensor:
     return result(call, fn, flags, x, y)
 
 
-@lowers("masked_fill.Scalar masked_fill.Tensor")
-def _masked_fill(call: OpCall, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    return choose(call, mask, value, x)
+lowers("masked_fill.Scalar masked_fill.Tensor")(
+    lambda call, x, mask, value: choose(call, mask, value, x)
+)
 
 
 @lowers("nan_to_num")
@@ -531,9 +526,9 @@ def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return narrow(x, dim, 0, half), narrow(x, dim, half, half)
 
 
-@lowers("glu")
-def _glu(call: OpCall, x: Tensor, dim: int) -> Tensor:
-    return result(call, lambda a, b: a * sigmoid(b), *_halves(x, dim % len(x.shape)))
+lowers("glu")(
+    lambda call, x, dim: result(call, lambda a, b: a * sigmoid(b), *_halves(x, dim % len(x.shape)))
+)
 
 
 @lowers("glu_backward")
@@ -573,9 +568,7 @@ def _zeros(call: OpCall) -> Tensor:
     return filled(call, 0)
 
 
-@lowers("ones_like")
-def _ones(call: OpCall) -> Tensor:
-    return filled(call, 1)
+lowers("ones_like")(lambda call: filled(call, 1))
 
 
 # ---------------------------------------------------------------------------- ranges
@@ -671,22 +664,17 @@ lowers("triu")(_triangle("ge"))
 # Random numbers: drawn into memory by a call, in program order; the rest is loops.
 
 
-def _other_stream(
-    call: OpCall, x: Tensor, p: Number, *, generator: torch.Generator | None
-) -> str | None:
-    if generator is not None:
-        return "a generator of its own"
-    if not isinstance(p, (int, float)):
-        return "a probability that is no number"
-    return None if call.call_of(call.op) is not None else "drawn by ATen"
-
-
-@lowers("bernoulli.p", unless=_other_stream)
-def _bernoulli(call: OpCall, x: Tensor, p: float) -> Tensor:
+@lowers("bernoulli.p")
+def _bernoulli(call: OpCall, x: Tensor, p: Number, *, generator: torch.Generator | None) -> Tensor:
     """A mask of booleans, whatever the dtype of `x`, whose elements nobody reads."""
-    meta, lowering = call.meta, call.lowering
-    draw = call.call_of(call.op).out
+    meta, lowering, spec = call.meta, call.lowering, call.call_of(call.op)
+    if generator is not None:
+        raise NotLowered("a generator of its own")
+    if not isinstance(p, (int, float)):
+        raise NotLowered("a probability that is no number")
+    if spec is None:
+        raise NotLowered("drawn by ATen")
     buffer = lowering.buffer(meta.shape, torch.bool, meta.strides)
     reason = "random numbers of ATen's generator, in eager's order"
-    lowering.call(str(call.op), draw, (p,), (buffer,), reason, out=True)
+    lowering.call(str(call.op), spec.out, (p,), (buffer,), reason, out=True)
     return converted(lowering.whole(buffer), meta.dtype)

@@ -31,6 +31,7 @@ from fusee.loops.lower.tensor import (
     Index,
     Lowering,
     Meta,
+    NotLowered,
     OpCall,
     Shape,
     Tensor,
@@ -38,7 +39,6 @@ from fusee.loops.lower.tensor import (
     bound,
     dense,
     lowers,
-    refusal,
 )
 from fusee.loops.lower.views import converted, squeeze
 from fusee.loops.operators import abs_, exp, is_true, itself_times, log, opmath, power, unary
@@ -579,10 +579,6 @@ lowers("cummin")(_extreme_so_far("min"))
 # comes to is found first, then scanned, and each piece begins anew with what came before it.
 
 
-class _Refused(Exception):
-    """A function that is no expression of one element."""
-
-
 def _folds(
     call: OpCall, xs: Sequence[Tensor], text: str, before: Sequence[Tensor] = ()
 ) -> list[tuple[Acc, Value]]:
@@ -610,9 +606,8 @@ def _folds(
     def apply(one: CombineCall, args: Any, kwargs: Any) -> Tensor:
         meta = Meta(shape, one.dtype, contiguous(shape))
         inner = replace(call, op=one.op, metas=(meta,), used=(True,), overwrites=False)
-        reason = refusal(one.op, inner, args, kwargs) if one.op in HANDLERS else "no lowering"
-        if reason is not None:
-            raise _Refused(f"{one.name}: {reason}")
+        if one.op not in HANDLERS:
+            raise NotLowered(f"{one.name} has no lowering")
         found: Tensor = bound(HANDLERS[one.op], inner, args, kwargs)
         return found
 
@@ -624,22 +619,19 @@ def _folds(
     return [*zip(accs, rows, strict=True)]
 
 
-def _is_no_loop(call: OpCall, xs: Sequence[Tensor], text: str) -> str | None:
-    if any(x.shape != xs[0].shape or x.dtype not in DTYPES for x in xs):
-        return "operands of several sizes, or of numbers that loops do not have"
-    trial = replace(call, lowering=Lowering(call.lowering.values.profile))
-    like = [trial.lowering.filled(x.shape, 0, x.dtype) for x in xs]
-    try:
-        found = _folds(trial, like, text)
-    except _Refused as error:
-        return str(error)
-    if trial.lowering.graph.steps or any(v.op == "check" for v in walk([x for _, x in found])):
-        return "its function takes more than a step of a loop"
-    return None
-
-
-@lowers([SCAN], unless=_is_no_loop)
+@lowers([SCAN])
 def _associative_scan(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Tensor]:
+    """raises  NotLowered for a function that is no expression of one element"""
+    if any(x.shape != xs[0].shape or x.dtype not in DTYPES for x in xs):
+        raise NotLowered("operands of several sizes, or of numbers that loops do not have")
+    trial = replace(call, lowering=Lowering(call.lowering.values.profile))
+    found = _folds(trial, [trial.lowering.filled(x.shape, 0, x.dtype) for x in xs], text)
+    if trial.lowering.graph.steps or any(v.op == "check" for v in walk([x for _, x in found])):
+        raise NotLowered("its function takes more than a step of a loop")
+    return _scanned(call, xs, text)
+
+
+def _scanned(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Tensor]:
     lowering, shape = call.lowering, xs[0].shape
     if shape[0] == 1:
         return [lowering.computed(shape, x.dtype, x.at, (x,)) for x in xs]
@@ -657,7 +649,7 @@ def _associative_scan(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Ten
     pieces, every = [*map(apart, xs)], replace(call, used=(True,) * len(xs))
     totals = [lowering.buffer((count, *shape[1:]), opmath(x.dtype)) for x in xs]
     _emit_folds(every, pieces, totals, lambda ix: ix[1:], _folds(call, pieces, text), scan=False)
-    before = _associative_scan(every, [*map(lowering.whole, totals)], text)
+    before = _scanned(every, [*map(lowering.whole, totals)], text)
     folds = _folds(call, pieces, text, before)
     _emit_folds(call, pieces, results, lambda ix: (ix[1] * length + ix[0], *ix[2:]), folds)
     return [*map(lowering.whole, results)]

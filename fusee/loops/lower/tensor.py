@@ -601,24 +601,22 @@ class OpCall:
         return self.lowering.computed(meta.shape, meta.dtype, at, operands, meta.strides)
 
 
+class NotLowered(Exception):
+    """Why a call is ATen's though its op has a lowering, which raises this before all else."""
+
+
 Handler = Callable[..., Any]
 H = TypeVar("H", bound=Handler)
-# Says why these arguments can't be lowered, or None. Sees the arguments that the handler would.
-Refusal = Callable[..., "str | None"]
 
 HANDLERS: dict[OpOverload, Handler] = {}
-REFUSALS: dict[OpOverload, Refusal] = {}
 REASONS: dict[OpOverload, str] = {}
 
 
-def lowers(names: str | Iterable[OpOverload], unless: Refusal | None = None) -> Callable[[H], H]:
+def lowers(names: str | Iterable[OpOverload]) -> Callable[[H], H]:
     """Register `handler(call, *args, **kwargs)` for overloads."""
 
     def register(handler: H) -> H:
-        for overload in named(names) if isinstance(names, str) else names:
-            HANDLERS[overload] = handler
-            if unless is not None:
-                REFUSALS[overload] = unless
+        HANDLERS.update(dict.fromkeys(named(names) if isinstance(names, str) else names, handler))
         return handler
 
     return register
@@ -665,15 +663,3 @@ def bound(function: Handler, call: OpCall, args: Sequence[Any], kwargs: Kwargs) 
         for name, place, default in by_name
     }
     return function(call, *given, **named)
-
-
-def refusal(op: OpOverload, call: OpCall, args: Sequence[Any], kwargs: Kwargs) -> str | None:
-    """Why this call of an op that has a lowering is not lowered; None if it is."""
-    unless = REFUSALS.get(op)
-    reason: str | None = None if unless is None else bound(unless, call, args, kwargs)
-    return reason
-
-
-def unlowered(op: OpOverload) -> str:
-    """Why an op has no lowering."""
-    return REASONS.get(op, "no lowering")

@@ -13,6 +13,7 @@ from fusee.loops import Value, cast, const, contiguous, rewrite, where
 from fusee.loops.lower.tensor import (
     Index,
     Lowering,
+    NotLowered,
     Number,
     OpCall,
     Pieces,
@@ -390,15 +391,11 @@ def _repeat(call: OpCall, x: Tensor, repeats: Sequence[Size]) -> Tensor:
     return reshape(expand(reshape(x, paired), spread), call.meta.shape)
 
 
-@lowers(
-    "view.dtype",
-    unless=lambda call, x, dtype: (
-        "a view of another element size"
-        if x.dtype.itemsize != dtype.itemsize or torch.bool in (x.dtype, dtype)
-        else None
-    ),
-)
+@lowers("view.dtype")
 def _view_dtype(call: OpCall, x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype.itemsize != dtype.itemsize or torch.bool in (x.dtype, dtype):
+        raise NotLowered("a view of another element size")
+
     def at(ix: Index) -> Value:
         value = x.at(ix)
         return value.table.make("bitcast", (value,), dtype) if x.dtype is not dtype else value

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ import torch
 
 from fusee.loops import REDUCTIONS, Loop, Value, cast, const, contiguous, identity, op, where
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
-from fusee.loops.lower.tensor import Index, Lowering, OpCall, Shape, Tensor, lowers
-from fusee.loops.lower.views import only_inside, reshape
+from fusee.loops.lower.tensor import Index, Lowering, NotLowered, OpCall, Shape, Tensor, lowers
+from fusee.loops.lower.views import only_inside, reshape, resized
 from fusee.loops.operators import named, opmath
 from fusee.sym import Size, Symbol, floordiv, maximum, minimum, mod
 
@@ -118,7 +118,7 @@ class Windows:
                 [n if j == k - self.first else usual for j, n in enumerate(numbers)]
                 for numbers, usual in zip(given, (1, 1, 0, 1), strict=True)
             )
-            shape = (*total.shape[:k], call.meta.shape[k], *total.shape[k + 1 :])
+            shape = resized(total.shape, k, call.meta.shape[k])
             if shape != total.shape or self.kernel[k - self.first] != 1:
                 part = Windows(call, total, kernel, stride, padding, dilation, shape)
                 total = part.combined(kind, dtype, outside)
@@ -209,10 +209,7 @@ def _max_pool(
 # ---------------------------------------------------------------------------- average
 
 
-@lowers(
-    "avg_pool1d avg_pool2d avg_pool3d",
-    unless=lambda call, x, *given: "ATen refuses a divisor of zero" if given[5:] == (0,) else None,
-)
+@lowers("avg_pool1d avg_pool2d avg_pool3d")
 def _avg_pool(
     call: OpCall,
     x: Tensor,
@@ -223,6 +220,8 @@ def _avg_pool(
     include_pad: bool,
     divisor: int | None = None,
 ) -> Tensor:
+    if divisor == 0:
+        raise NotLowered("ATen refuses a divisor of zero")
     windows = Windows(call, x, kernel, stride, padding)
     dtype = call.meta.dtype
     compute = opmath(dtype)
@@ -248,18 +247,9 @@ def _avg_pool(
     return call.computed(at, total)
 
 
-def _uneven(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> str | None:
-    """Windows of unequal length are looped over to the longest, which only ints can tell."""
-    sizes = x.shape[len(x.shape) - len(output_size) :]
-    if all(isinstance(n, int) for n in (*sizes, *output_size)):
-        return None
-    return None if all(n == 1 for n in output_size) else "adaptive windows of unknown sizes"
-
-
 @lowers(
     "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d"
-    " adaptive_avg_pool3d",
-    unless=_uneven,
+    " adaptive_avg_pool3d"
 )
 def _adaptive_avg_pool(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> Tensor:
     first = len(x.shape) - len(output_size)
@@ -269,6 +259,8 @@ def _adaptive_avg_pool(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> 
     steps = steps_of(x.shape[first:], output_size)
     if steps is not None:
         return _avg_pool(call, x, steps, steps, 0, False, True)
+    if not all(isinstance(n, int) for n in (*x.shape[first:], *output_size)):
+        raise NotLowered("adaptive windows of unknown sizes")  # who tells the longest?
     return _uneven_average(call, x, first)
 
 
@@ -295,7 +287,7 @@ def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
         if n == m:
             continue
         lowering.realise(total)
-        shape = (*total.shape[:k], m, *total.shape[k + 1 :])
+        shape = resized(total.shape, k, m)
         index = [*lowering.axes(shape)]
         start, end = _window(index[k], n, m)
         axis = lowering.axis("r0", max(-((-(i + 1) * n) // m) - i * n // m for i in range(m)))
@@ -350,36 +342,33 @@ def _im2col(
     return reshape(call.lowering.computed(shape, x.dtype, at, (x,)), call.meta.shape)
 
 
-def _fold_of(kernel: Any, dilation: Any, padding: Any, stride: Any) -> str:
-    """Whether blocks are "apart", or "dense": each pixel begins one; "" if neither, or large."""
-    kernel, dilation, padding, stride = (_each(n, 2) for n in (kernel, dilation, padding, stride))
-    if kernel == stride and dilation == [1, 1] and padding == [0, 0]:
-        return "apart"
-    return "dense" if stride == [1, 1] and math.prod(kernel) <= UNROLLED else ""
+def _summed(call: OpCall, terms: Iterable[tuple[Value, Sequence[Size], Sequence[Size]]]) -> Value:
+    """What the windows that an element is in give it: (value, its places, how many there are)."""
+    dtype = call.meta.dtype
+    parts = [cast(only_inside(call.lowering, *term), opmath(dtype)) for term in terms]
+    return cast(functools.reduce(operator.add, parts), dtype)
 
 
-@lowers(
-    "col2im",
-    unless=lambda call, x, size, *given: None if _fold_of(*given) else "a fold adds large blocks",
-)
+@lowers("col2im")
 def _col2im(call: OpCall, x: Tensor, size: Any, *given: Any) -> Tensor:
-    """Each pixel is the sum over its places within the blocks that it is in."""
+    """Each pixel is the sum over its places within the blocks that it is in: blocks that lie side
+    by side, or one that begins at each pixel."""
+    kernel, apart, before, stride = (_each(n, 2) for n in given)
+    is_apart = kernel == stride and apart == [1, 1] and before == [0, 0]
+    if not is_apart and (stride != [1, 1] or math.prod(kernel) > UNROLLED):
+        raise NotLowered("a fold adds large blocks")
     shape = _blocks_of(call.meta.shape, *given)
     blocks, counts = reshape(x, shape), shape[-2:]
     call.lowering.realise(blocks)
-    kernel, apart, before, _ = (_each(n, 2) for n in given)
     every = list(itertools.product(*map(range, kernel)))
-    is_apart = _fold_of(*given) == "apart"
-
-    def element(ix: Index, offsets: Sequence[Size]) -> Value:
-        rows = zip(ix[-2:], offsets, apart, before, kernel, strict=True)
-        places = [floordiv(i, n) if is_apart else i + p - k * d for i, k, d, p, n in rows]
-        value = blocks.at((*ix[:-2], *offsets, *places))
-        return cast(only_inside(call.lowering, value, places, counts), opmath(x.dtype))
 
     def at(ix: Index) -> Value:
-        own = [tuple(map(mod, ix[-2:], kernel))] if is_apart else every
-        return cast(functools.reduce(operator.add, (element(ix, k) for k in own)), x.dtype)
+        def term(offsets: Sequence[Size]) -> tuple[Value, list[Size], Shape]:
+            rows = zip(ix[-2:], offsets, apart, before, kernel, strict=True)
+            places = [floordiv(i, n) if is_apart else i + p - k * d for i, k, d, p, n in rows]
+            return blocks.at((*ix[:-2], *offsets, *places)), places, counts
+
+        return _summed(call, map(term, [tuple(map(mod, ix[-2:], kernel))] if is_apart else every))
 
     return call.computed(at, blocks)
 
@@ -393,10 +382,26 @@ def _col2im(call: OpCall, x: Tensor, size: Any, *given: Any) -> Tensor:
 OVERLAP = "windows that overlap or differ in size: their sums are ATen's"
 
 
-def _spread(call: OpCall, grad: Tensor, steps: Sequence[int], divisor: int) -> Tensor:
-    """Each element of `grad` divided and repeated over a block of `steps`."""
-    meta = call.meta
-    first = len(meta.shape) - len(steps)
+@lowers("avg_pool2d_backward avg_pool3d_backward")
+@lowers("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward")
+def _avg_pool_backward(
+    call: OpCall,
+    grad: Tensor,
+    x: Tensor,
+    *,
+    kernel_size: Any = None,
+    stride: Any = None,
+    padding: Sequence[int] = (),
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Each element of `grad` divided and repeated over a block."""
+    meta, rank = call.meta, _rank(call)
+    first = len(meta.shape) - rank
+    steps = steps_of(x.shape[first:], grad.shape[first:])
+    given = [_each(n, rank) for n in (kernel_size, stride) if n]
+    if steps is None or any(padding) or any(n != steps for n in given):
+        raise NotLowered(OVERLAP)
+    divisor = divisor_override or math.prod(steps)
 
     def at(ix: Index) -> Value:
         places = [floordiv(i, n) for i, n in zip(ix[first:], steps, strict=True)]
@@ -406,89 +411,37 @@ def _spread(call: OpCall, grad: Tensor, steps: Sequence[int], divisor: int) -> T
     return call.computed(at, grad)
 
 
-def _blocks(call: OpCall, grad: Tensor, x: Tensor) -> list[int] | None:
-    first = len(x.shape) - _rank(call)
-    return steps_of(x.shape[first:], grad.shape[first:])
-
-
-def _avg_overlap(
-    call: OpCall, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Sequence[int]
-) -> str | None:
-    kernel = _each(kernel, _rank(call))
-    stride = _each(stride, _rank(call)) if stride else kernel
-    is_apart = kernel == stride == _blocks(call, grad, x) and not any(padding)
-    return None if is_apart else OVERLAP
-
-
-@lowers("avg_pool2d_backward avg_pool3d_backward", unless=_avg_overlap)
-def _avg_pool_backward(
-    call: OpCall, grad: Tensor, x: Tensor, kernel: Any, *, divisor_override: int | None
-) -> Tensor:
-    steps = _each(kernel, _rank(call))
-    return _spread(call, grad, steps, divisor_override or math.prod(steps))
-
-
-@lowers(
-    "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward",
-    unless=lambda call, grad, x: OVERLAP if _blocks(call, grad, x) is None else None,
-)
-def _adaptive_avg_pool_backward(call: OpCall, grad: Tensor, x: Tensor) -> Tensor:
-    steps = _blocks(call, grad, x)
-    assert steps is not None
-    return _spread(call, grad, steps, math.prod(steps))
-
-
 # Windows that an element may be in along one axis, and in all.
 _MOST_WINDOWS = 8
 
 
-def _many_windows(
-    call: OpCall, grad: Tensor, sizes: object, dim: int, size: Size, step: Size
-) -> str | None:
-    if not call.meta.shape or not isinstance(size, int) or not isinstance(step, int):
-        return "windows whose size varies"
-    return OVERLAP if size > _MOST_WINDOWS * step else None
-
-
-@lowers("unfold_backward", unless=_many_windows)
+@lowers("unfold_backward")
 def _unfold_backward(
-    call: OpCall, grad: Tensor, sizes: object, dim: int, size: int, step: int
+    call: OpCall, grad: Tensor, sizes: object, dim: int, size: Size, step: Size
 ) -> Tensor:
     """Each element is the sum over the windows that it is in: those that begin last before it."""
     meta, lowering = call.meta, call.lowering
+    if not meta.shape or not isinstance(size, int) or not isinstance(step, int):
+        raise NotLowered("windows whose size varies")
+    if size > _MOST_WINDOWS * step:
+        raise NotLowered(OVERLAP)
     dim %= len(meta.shape)
     if size == 0:
         return lowering.filled(meta.shape, 0, meta.dtype)
 
     def at(ix: Index) -> Value:
-        total: Value | None = None
-        for back in range(-(-size // step)):
+        def term(back: int) -> tuple[Value, Shape, Shape]:
             window = floordiv(ix[dim], step) - back
-            place = ix[dim] - window * step
-            value = grad.at((*ix[:dim], window, *ix[dim + 1 :], place))
-            value = only_inside(lowering, value, (window, place), (grad.shape[dim], size))
-            value = cast(value, opmath(meta.dtype))
-            total = value if total is None else total + value
-        assert total is not None
-        return cast(total, meta.dtype)
+            places = window, ix[dim] - window * step
+            value = grad.at((*resized(ix, dim, window), places[1]))
+            return value, places, (grad.shape[dim], size)
+
+        return _summed(call, map(term, range(-(-size // step))))
 
     return call.computed(at, grad)
 
 
-def _many_maxima(
-    call: OpCall, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
-) -> str | None:
-    each = [_each(n, _rank(call)) for n in (kernel, stride or kernel, dilation)]
-    known = all(isinstance(n, int) for numbers in each for n in numbers)
-    return None if known and math.prod(map(_beside, *each)) <= _MOST_WINDOWS else OVERLAP
-
-
-def _beside(kernel: int, stride: int, dilation: int) -> int:
-    """How many windows an element may be in along one axis."""
-    return -(-((kernel - 1) * dilation + 1) // stride)
-
-
-@lowers("max_pool2d_with_indices_backward max_pool3d_with_indices_backward", unless=_many_maxima)
+@lowers("max_pool2d_with_indices_backward max_pool3d_with_indices_backward")
 def _max_pool_backward(
     call: OpCall,
     grad: Tensor,
@@ -502,12 +455,16 @@ def _max_pool_backward(
 ) -> Tensor:
     """Each element is the sum over the windows that it is in, and is the maximum of."""
     meta, lowering, rank = call.meta, call.lowering, _rank(call)
+    rows = [_each(n, rank) for n in (kernel, stride or kernel, dilation)]
+    if not all(isinstance(n, int) for numbers in rows for n in numbers):
+        raise NotLowered(OVERLAP)
+    counts = [-(-((n - 1) * d + 1) // step) for n, step, d in zip(*rows)]  # of windows, at most
+    if math.prod(counts) > _MOST_WINDOWS:
+        raise NotLowered(OVERLAP)
     for tensor in (grad, places):  # each element is read by several elements of the image
         if lowering.is_heavy(tensor):
             lowering.realise(tensor)
-    first, shape = len(meta.shape) - rank, grad.shape
-    rows = [_each(n, rank) for n in (kernel, stride or kernel, dilation)]
-    counts, compute = [*map(_beside, *rows)], opmath(meta.dtype)
+    first, shape, compute = len(meta.shape) - rank, grad.shape, opmath(meta.dtype)
 
     def at(ix: Index) -> Value:
         flat: Size = 0
@@ -516,34 +473,25 @@ def _max_pool_backward(
         own, last = lowering.values.index(flat), list[Size]()
         for i, step, pad in zip(ix[first:], rows[1], _each(padding, rank), strict=True):
             last.append(floordiv(i + pad, step))
-        terms = []
-        for back in itertools.product(*map(range, counts)):
+
+        def term(back: Sequence[int]) -> tuple[Value, list[Size], Shape]:
             windows = [i - n for i, n in zip(last, back, strict=True)]
             index = *ix[:first], *windows
             value, place = grad.at(index), cast(places.at(index), torch.int64)
-            value = where(op("eq", place, own), cast(value, compute), 0)
-            terms.append(only_inside(lowering, value, windows, shape[first:]))
-        return cast(functools.reduce(operator.add, terms), meta.dtype)
+            return where(op("eq", place, own), cast(value, compute), 0), windows, shape[first:]
+
+        return _summed(call, map(term, itertools.product(*map(range, counts))))
 
     return call.computed(at, grad, places)
 
 
-def _uneven_scale(
+@lowers("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward")
+def _upsample_nearest_backward(
     call: OpCall, grad: Tensor, output: Any, size: Sequence[Size], *scales: float | None
-) -> str | None:
+) -> Tensor:
     steps = steps_of(grad.shape[2:], size[2:])
     if steps is None or any(s not in (None, n) for s, n in zip(scales, steps, strict=True)):
-        return OVERLAP
-    return None
-
-
-@lowers(
-    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward",
-    unless=_uneven_scale,
-)
-def _upsample_nearest_backward(
-    call: OpCall, grad: Tensor, output: Any, size: Sequence[Size]
-) -> Tensor:
+        raise NotLowered(OVERLAP)
     shape: list[Size] = list(grad.shape[:2])
     for n, m in zip(grad.shape[2:], size[2:], strict=True):
         shape += [m, floordiv(n, m)]
@@ -674,6 +622,8 @@ _register_nearest("_upsample_nearest_exact", True)
 
 def _register_interpolation(names: str, cubic: bool) -> None:
     def handler(call: OpCall, x: Tensor, output_size: Any, align: bool, *scales: Any) -> Tensor:
+        if not x.dtype.is_floating_point:
+            raise NotLowered("images of bytes are ATen's, in fixed point")
         call.lowering.realise(x)
         axes = _axes(call, x, scales)
         first = len(x.shape) - len(axes)
@@ -700,11 +650,7 @@ def _register_interpolation(names: str, cubic: bool) -> None:
 
         return call.computed(at, x)
 
-    fixed_point = "images of bytes are ATen's, in fixed point"
-    lowers(
-        named(names, "default", "vec"),
-        unless=lambda call, x: None if x.dtype.is_floating_point else fixed_point,
-    )(handler)
+    lowers(named(names, "default", "vec"))(handler)
 
 
 _register_interpolation("upsample_linear1d upsample_bilinear2d upsample_trilinear3d", False)

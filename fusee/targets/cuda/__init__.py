@@ -420,7 +420,7 @@ class Device:
 
     def host_names(self) -> Mapping[str, Any]:
         """What the host function calls of torch."""
-        bring = partial(torch.Tensor.to, device=self.device, non_blocking=True)
+        bring = partial(Tensor.to, device=self.device, non_blocking=True)
         return {"threads": self._stream, "empty_strided": self._empty_strided, "bring": bring}
 
     @functools.cached_property

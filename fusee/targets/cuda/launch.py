@@ -117,7 +117,7 @@ def known(capability: int) -> int:
     return max((sm for sm in CAPABILITIES if sm <= capability), default=min(CAPABILITIES))
 
 
-def with_functions(ptx: bytes, capability: int, cache: ObjectCache | None = None) -> list[bytes]:
+def with_functions(ptx: bytes, capability: int, cache: ObjectCache | None) -> list[bytes]:
     """PTX for a GPU of a capability, such as 90, with that of what it calls of CUDA's library."""
     return [ptx, *(_function(name, capability, cache) for name in called(ptx))]
 
@@ -380,7 +380,7 @@ def linking(device: Gpu) -> tuple[str, Link]:
         return device.linker(), device.link
 
 
-def to_code(text: str, capability: int, link: Link, cache: ObjectCache | None = None) -> bytes:
+def to_code(text: str, capability: int, link: Link, cache: ObjectCache | None) -> bytes:
     """Machine code of a unit. Called in a compiling thread."""
     ptx = emitter(target(capability)).emit(text)
     return link(with_functions(ptx, capability, cache), capability)[0]

@@ -51,7 +51,7 @@ def patches_as_products(edit: Editor) -> None:
 
     In 16 bits alone: of wider numbers torch allows TF32 in convolutions, not in products.
     """
-    for node in list(edit.calls(aten.convolution.default)):
+    for node in edit.calls(aten.convolution.default):
         named = arguments(node)
         x, weight = named["input"], named["weight"]
         kernel, sizes = list(val(weight).shape[2:]), list(val(x).shape)
@@ -110,7 +110,7 @@ def biases_apart(edit: Editor) -> None:
 
     source: aten/src/ATen/native/Convolution.cpp, _convolution
     """
-    for node in list(edit.calls(aten.convolution.default)):
+    for node in edit.calls(aten.convolution.default):
         named = arguments(node)
         weight, bias = named["weight"], named["bias"]
         is_single = named["groups"] > 1 and val(weight).shape[1] == 1
@@ -118,7 +118,7 @@ def biases_apart(edit: Editor) -> None:
             continue
         named["bias"] = None
         with edit.before(node):
-            op, of = aten.convolution.default, node.meta["val"]
+            op, of = aten.convolution.default, val(node)
             plain = edit.call(op, *named.values(), val=of)
             shape = [-1, *[1] * (val(weight).dim() - 2)]
             added = edit.call(aten.reshape.default, bias, shape)
@@ -178,11 +178,11 @@ def joint_channels_last(edit: Editor) -> None:
     found: dict[fx.Node, Any] = {}
 
     def now(node: fx.Node) -> Any:
-        return found.get(node, node.meta["val"])
+        return found.get(node, val(node))
 
     for node in edit.graph.nodes:
         if node in layouts:
-            of = node.meta["val"]
+            of = val(node)
             found[node] = _as_images(of) if isinstance(of, Tensor) else (_as_images(of[0]), *of[1:])
         elif node.op == "call_function" and any(x in found for x in node.all_input_nodes):
             args, kwargs = fx.map_arg(node.args, now), fx.map_arg(node.kwargs, now)
@@ -190,13 +190,13 @@ def joint_channels_last(edit: Editor) -> None:
                 found[node] = args[0].reshape(args[1])
             else:
                 found[node] = on_metas(node.target, *args, **kwargs)
-    moved = [x for x in edit.aten.results if x.meta["val"].stride() != now(x).stride()]
-    if not all(x.meta["val"].is_contiguous() for x in moved):
+    moved = [x for x in edit.aten.results if val(x).stride() != now(x).stride()]
+    if not all(val(x).is_contiguous() for x in moved):
         return
     as_eager: dict[fx.Node, fx.Node] = {}
     for node in moved:
         with edit.graph.inserting_after(node):
-            given = {"val": node.meta["val"], "memory_format": torch.contiguous_format}
+            given = {"val": val(node), "memory_format": torch.contiguous_format}
             as_eager[node] = edit.call(aten.clone.default, node, like=node, **given)
     (output,) = edit.graph.find_nodes(op="output")
     output.args = (tuple(as_eager.get(x, x) for x in edit.aten.results),)
@@ -218,7 +218,7 @@ def heads_of_groups(edit: Editor) -> None:
     """
     if not torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]
         return
-    for node in list(edit.calls(aten.scaled_dot_product_attention.default)):
+    for node in edit.calls(aten.scaled_dot_product_attention.default):
         named = arguments(node)
         q, k, v = (named[name] for name in ("query", "key", "value"))
         head = val(q).shape[-1]
@@ -341,7 +341,7 @@ def _as_read(edit: Editor, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 def one_key(edit: Editor) -> None:
     """Attention to one key alone is its value, in the kernels around it (6.7 to 2.2 us)."""
-    for node in list(edit.calls(aten.scaled_dot_product_attention.default)):
+    for node in edit.calls(aten.scaled_dot_product_attention.default):
         named = arguments(node)
         q, k, v = (named[name] for name in ("query", "key", "value"))
         if named["attn_mask"] is not None or named["dropout_p"] or val(q).dtype not in FLOATS:
@@ -433,7 +433,7 @@ def rows_as_sums(edit: Editor) -> None:
 
     cuBLAS takes such rows for a tile.
     """
-    for node in list(edit.calls(aten.linear.default)):
+    for node in edit.calls(aten.linear.default):
         named = arguments(node)
         x, weight, bias = named["input"], named["weight"], named["bias"]
         *rows, count = val(x).shape
@@ -471,7 +471,7 @@ def layers_of_rows(edit: Editor) -> None:
     Attention over pixels takes them so. A matrix may lie by columns: cuBLAS reads it.
     """
     copies: dict[fx.Node, fx.Node] = {}
-    for node in list(edit.calls(aten.linear.default)):
+    for node in edit.calls(aten.linear.default):
         x: Any = node.args[0]
         if val(x).dim() < 3 or _is_matrix(val(x)):
             continue
