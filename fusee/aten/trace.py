@@ -163,9 +163,9 @@ def _run(
         call = call if args[0].dtype is torch.bool else t.number
     elif call is torch.ops.aten._assert_scalar.default and isinstance(args[0], torch.SymBool):
         holds = args[0].node
-        if holds.is_pending():
+        if getattr(holds, "is_pending", bool)():  # torch's own symbols have no such thing
             return holds.env.data.require(holds.a, holds.op, holds.b)
-        args = (holds.guarded(), *args[1:])
+        args = (bool(args[0]), *args[1:])
     elif any(isinstance(x, torch.SymInt) for x in args) and not holds_scalar(args):
         if not any(isinstance(x, torch.Tensor) for x in args):
             call = of_sizes(call) or call

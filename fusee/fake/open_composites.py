@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusee.fake.layouts import broadcast, is_empty, is_row_major, let_be_equal
+from fusee.fake.layouts import broadcast, is_empty, is_row_major, is_transforming, let_be_equal
 from fusee.fake.open_sizes import POOLS
 from fusee.fake.torch_python import FORMS
 from fusee.source import Rules
@@ -623,7 +623,7 @@ def prod(input: Tensor, *given: Any, **named: Any) -> Any:
     places = {**dict(zip(("dim", "keepdim"), given)), **named}
     dim, dtype = places.get("dim"), places.get("dtype") or input.dtype
     is_plain = input.is_floating_point() and dtype.is_floating_point and input.dim() > 0
-    learns = input.requires_grad and torch.is_grad_enabled()
+    learns = input.requires_grad and torch.is_grad_enabled() and not is_transforming()
     is_axis = dim is None or (type(dim) is int and _fits(input, (dim,)))
     if not (is_plain and learns and is_axis) or len(given) > 2 or {*named} - _OF_PROD:
         return torch.prod(input, *given, **named)
@@ -669,7 +669,8 @@ class _Cumprod(torch.autograd.Function):
 @IN_OTHERS.rule(torch.cumprod, Tensor.cumprod)
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     is_plain = input.is_floating_point() and dtype in (None, input.dtype) and input.dim() > 0
-    if not is_plain or not (input.requires_grad and torch.is_grad_enabled()):
+    learns = input.requires_grad and torch.is_grad_enabled() and not is_transforming()
+    if not (is_plain and learns):
         return torch.cumprod(input, dim, dtype=dtype)
     return _Cumprod.apply(input, dim)  # type: ignore[no-untyped-call]
 

@@ -301,6 +301,10 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
         lambda a, b: (torch.randint(0, a, (3, b)), r(a, 3)),
     ),
     "running products": (running, rows),
+    "thinned": (
+        lambda x: F.interpolate(x, scale_factor=0.6, mode="bicubic", antialias=True),
+        images,
+    ),
     "filled up": (filled_up, lambda a, b: (r(2, a, b),)),
     "grid": (grid, lambda a, b: (r(2, 3, a, b), r(2, 3, 4))),
     "quantiles": (quantiles, rows),
