@@ -587,6 +587,21 @@ def _embedding_bag(
     return rows(weight, indices.contiguous(), offsets.contiguous(), **given, padding_idx=place)
 
 
+@IN_OTHERS.rule(torch.istft, Tensor.istft)
+def _istft(input: Tensor, *args: Any, **named: Any) -> Tensor:
+    """torch's kernel in Python does not ask whether windows are nowhere zero together."""
+    given = {**dict(zip("n_fft hop_length _ window center".split(), args)), **named}
+    made, window, n = torch.istft(input, *args, **named), given.get("window"), given["n_fft"]
+    if window is not None:
+        frames, hop, more = input.shape[-1], given.get("hop_length") or n // 4, n - window.shape[0]
+        squares = F.pad(window.detach().square(), (more // 2, more - more // 2))
+        size, start = [1, n + hop * (frames - 1)], n // 2 if given.get("center", True) else 0
+        whole = torch.ops.aten.unfold_backward(squares.expand(1, frames, n), size, 1, n, hop)
+        least = whole[:, start : start + made.shape[-1]].abs().min()
+        torch._assert_async(least > 1e-11, "window overlap add min: 1")
+    return made
+
+
 # ---------------------------------------------------------------------------- running products
 
 
