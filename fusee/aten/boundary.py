@@ -318,10 +318,8 @@ class Results:
         return self.to_size(leaf) if isinstance(leaf, Expr) else leaf
 
     def _output(self, i: int, x: Any) -> OutputSpec:
-        if isinstance(x, (torch.SymInt, torch.SymFloat)):
+        if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return Sym(self.to_size(x))
-        if isinstance(x, torch.SymBool):  # TorchDynamo guards what is asked of its symbols
-            x = bool(x)
         if not isinstance(x, torch.Tensor):
             return Constant(x)
         if id(x) in self.returned:

@@ -77,7 +77,7 @@ from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
 from fusee.source import Args, Kwargs, Rules
-from fusee.sym.shape_env import ShapeEnv, SizeNode
+from fusee.sym.shape_env import Node, ShapeEnv, SizeNode
 
 # ---------------------------------------------------------------------------- nodes
 # Runs the fx graph of torch calls, node by node, on meta tensors.
@@ -127,8 +127,18 @@ def run_nodes(
             t.b.saves = None
         if type(env[node]) is Scalar:
             env[node].known = node.meta.get("example_value", env[node].known)
+        if type(env[node]) is torch.SymBool and not isinstance(env[node].node, Node):
+            env[node] = _decided(env[node])
         t.b.stack_trace = outer
     raise TraceError("the captured graph has no output node")
+
+
+def _decided(x: torch.SymBool) -> bool:
+    """What a comparison of torch's own symbols says now: TorchDynamo guards it."""
+    try:
+        return bool(x)
+    except RuntimeError as error:
+        raise TraceError(f"{x} is not known") from error
 
 
 def _run(
@@ -160,9 +170,9 @@ def _run(
         call = call if args[0].dtype is torch.bool else t.number
     elif call is torch.ops.aten._assert_scalar.default and isinstance(args[0], torch.SymBool):
         holds = args[0].node
-        if getattr(holds, "is_pending", bool)():  # torch's own symbols have no such thing
+        if holds.is_pending():
             return holds.env.data.require(holds.a, holds.op, holds.b)
-        args = (bool(args[0]), *args[1:])
+        args = (holds.guarded(), *args[1:])
     elif any(isinstance(x, torch.SymInt) for x in args) and not holds_scalar(args):
         if not any(isinstance(x, torch.Tensor) for x in args):
             call = of_sizes(call) or call

@@ -381,7 +381,8 @@ def test_a_number_kept_in_a_tensor_has_one_version() -> None:
 def test_comparisons_of_numbers_are_pythons() -> None:
     def fn(x: torch.Tensor, n: int, t: float) -> Any:
         torch._check(n != 3)
-        return x * t, t > 1, t == t, n > 5, n != 7, x.shape[0] >= 4
+        scaled = x * t * float(t > 1) + float(n > 5)
+        return scaled, t > 1, t == t, n > 5, n != 7, x.shape[0] >= 4
 
     torch._dynamo.reset()
     fast = torch.compile(fn, backend="fusee")
