@@ -235,8 +235,20 @@ def _spaced(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any
     return _cast(spaced(first, last, steps, dtype=wide, **named), dtype)
 
 
-def _compared(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, y: call(_number(x, y), _number(y, x))
+def _compared(call: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Two numbers are compared by torch.compile's symbols, which guard what is asked of them."""
+
+    def compare(x: Any, y: Any) -> Any:
+        if isinstance(x, Tensor) or isinstance(y, Tensor):
+            return call(_number(x, y), _number(y, x))
+        return getattr(operator, call.__name__)(_symbol(x), _symbol(y))
+
+    return compare
+
+
+def _symbol(x: Any) -> Any:
+    """What torch.compile has for a number."""
+    return x.known if type(x) is Scalar and isinstance(x.known, torch.SymFloat) else returned(x)
 
 
 def _rounded(call: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -158,8 +158,8 @@ class _Handed:
         given = [self.value(node.meta["example_value"]) for node in inputs]
         for node, x in zip(inputs, given, strict=True):
             if type(x) is torch.SymInt:
-                node.type, node.target = torch.SymInt, str(x)
-                node._rename(str(x))
+                node._rename(str(x))  # another one than that, if two have become equal
+                node.type, node.target = torch.SymInt, node.name
             elif type(x) is int:  # it has become one
                 _put(x, node)
         for node in graph.find_nodes(op="call_function", target=operator.getitem):

@@ -42,6 +42,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _pus
 from fusee.errors import TraceError
 from fusee.fake import fake_mode
 from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
+from fusee.fake.layouts import is_transforming as is_transforming
 from fusee.fake.torch_python import overloads_of, python_kernels
 from fusee.source import Args, Kwargs, leaves, mapped, tensors_in
 from fusee.sym import Expr, Size, Symbol, floordiv, maximum, minimum, mod, product, symbols
@@ -364,11 +365,6 @@ def holds_opaque(args: Any) -> bool:
 
 _flash: Any = torch.nn.attention.SDPBackend.FLASH_ATTENTION
 _choose: Any = torch._fused_sdp_choice
-
-
-def is_transforming() -> bool:
-    """Whether a transform of torch.func is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def next_node_number() -> int:

@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import operator
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from fusee.aten import AtenGraph
 from fusee.aten.boundary import Inputs, Prepare, Results
@@ -41,6 +40,8 @@ from fusee.aten.canonicalize import (
     in_torchs_words,
     keep_core,
 )
+from fusee.aten.control_flow import RUNS, as_tensor, is_float
+from fusee.aten.control_flow import operator as control_flow
 from fusee.aten.mutation import write_rule
 from fusee.aten.scalars import (
     Scalar,
@@ -62,16 +63,12 @@ from fusee.aten.torch_api import (
     is_composite,
     is_explicit,
     is_skipped,
-    laid_out,
-    library,
     lists_are_tuples,
     op_name,
     open_numbers,
-    storage_id,
     symbolic_mode,
     takes_gradients,
     unwrapped,
-    with_autograd,
 )
 from fusee.aten.tracer import Builder, Rule, Tracer
 from fusee.errors import TraceError
@@ -80,7 +77,7 @@ from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
 from fusee.source import Args, Kwargs, Rules
-from fusee.sym.shape_env import ShapeEnv, SizeNode
+from fusee.sym.shape_env import Node, ShapeEnv, SizeNode
 
 # ---------------------------------------------------------------------------- nodes
 # Runs the fx graph of torch calls, node by node, on meta tensors.
@@ -130,8 +127,18 @@ def run_nodes(
             t.b.saves = None
         if type(env[node]) is Scalar:
             env[node].known = node.meta.get("example_value", env[node].known)
+        if type(env[node]) is torch.SymBool and not isinstance(env[node].node, Node):
+            env[node] = _decided(env[node])
         t.b.stack_trace = outer
     raise TraceError("the captured graph has no output node")
+
+
+def _decided(x: torch.SymBool) -> bool:
+    """What a comparison of torch's own symbols says now: TorchDynamo guards it."""
+    try:
+        return bool(x)
+    except RuntimeError as error:
+        raise TraceError(f"{x} is not known") from error
 
 
 def _run(
@@ -159,7 +166,7 @@ def _run(
         call = _module(t, gm, target, attribute)
     if is_read(call, args):
         call = read
-    elif call is Tensor.item and t.b.twins.env is not None and not _is_float(args[0]):
+    elif call is Tensor.item and t.b.twins.env is not None and not is_float(args[0]):
         call = call if args[0].dtype is torch.bool else t.number
     elif call is torch.ops.aten._assert_scalar.default and isinstance(args[0], torch.SymBool):
         holds = args[0].node
@@ -174,6 +181,11 @@ def _run(
         if form is None:
             args, kwargs = fx.node.map_aggregate((args, kwargs), passed)
         call = form or call
+    return _called(t, target, call, args, kwargs)
+
+
+def _called(t: Tracer, target: Any, call: Any, args: Any, kwargs: Any) -> Any:
+    """What a call of torch's gives; `target` is what the graph has for it."""
     try:
         args = t.brought(call, args)
         t.look_at_autocast()
@@ -385,19 +397,46 @@ def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
         return run_inner(t, args[0], list(args[1]), attribute)
     if name == "associative_scan":
         return _associative_scan(t, *args)
-    if name in _RUNS:
-        if t.b.to_size is not None:
-            raise t.b.unsupported(f"{op.name()} with sizes that are not known")
-        functions = [_Function(x) for x in args if isinstance(x, fx.GraphModule)]
-        tensors, spec = pytree.tree_flatten([x for x in args if not isinstance(x, fx.GraphModule)])
-        made = _operator(op.name(), functions, tensors, spec, t.device)
+    if name in RUNS:
+        if t.b.twins.env is not None:
+            raise t.b.unsupported(f"{name} with sizes that only data knows")
+        made, given = control_flow(t, op, args, _shapes)
         with active(t):
-            return tuple(made(tensors))
+            return tuple(made([*map(as_tensor, given)]))
+    if name == "flex_attention":
+        call = _flex_attention(t, sys.modules[type(op).__module__].sdpa_dense)
+        return _called(t, call, call, args, kwargs)
     if name not in _INLINE:
         raise t.b.unsupported(f"the higher-order operator {name} has no form in ATen operators")
     at, first = _INLINE[name]
     out = run_inner(t, args[at], list(args[first:]), attribute)
     return out[0] if name == "autograd_function_apply" else out
+
+
+def _flex_attention(t: Tracer, run: Callable[..., Any]) -> Callable[..., Any]:
+    """What eager runs: autocast has operands cast, and nothing within."""
+    kind = t.device.type
+    lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    def flex_attention(*given: Any) -> Any:
+        if lower is not None:
+            given = (
+                *(x if x.dtype == torch.float64 else x.to(lower) for x in given[:3]),
+                *given[3:],
+            )
+        with torch.autocast(kind, enabled=False):
+            t.look_at_autocast()
+            return run(*given)
+
+    return flex_attention
+
+
+def _shapes(gm: fx.GraphModule, *given: Any) -> list[Tensor]:
+    """What a graph gives for operands like these, which are fakes: tensors without data."""
+    tracer, inputs = start(gm, given, keep_core, None, kind=Tracer)
+    with_grad = takes_gradients(gm.graph)
+    with below_autograd(), autocast_restored(), torch.set_grad_enabled(with_grad):
+        return [*run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)]
 
 
 def run_inner(t: Tracer, inner: Any, inputs: list[Any], attribute: Any) -> Any:
@@ -415,182 +454,6 @@ def _associative_scan(t: Tracer, function: Any, xs: Sequence[Tensor], more: Sequ
     if combine is None:
         raise t.b.unsupported("an associative_scan that is differentiated, or not of elements")
     return t.call(SCAN, list(xs), combine.text)
-
-
-# ------------------------------------------------------------------------------ control flow
-# cond, while_loop, map and scan: how often their functions run is known only when the graph runs.
-#
-# Such a call is one operator of its own in the functional graph, `fusee::cond_3` say: it takes the
-# call's tensors and runs the functions' graphs, compiled when they first run. Its derivative is
-# another one, which runs them again under autograd.
-
-# What compiles the graph of a function, `(graph, example inputs) -> callable`: the backend's, which
-# lies above; graphs run by torch where there is none.
-COMPILERS: list[Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]] = []
-
-_numbers = itertools.count()
-
-
-class _Function:
-    """The graph of a function, compiled once for each kind of operands."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        (output,) = graph.graph.find_nodes(op="output")
-        if isinstance(output.args[0], fx.Node):  # of a loop's test, which is in no tuple
-            made = fx.Graph()
-            made.output((made.graph_copy(graph.graph, {}),))
-            graph = fx.GraphModule(graph, made)
-        self.graph = graph
-        self.compiled: dict[Any, Callable[..., Any]] = {}
-
-    def shapes(self, *given: Tensor) -> list[Tensor]:
-        """What it gives for operands like these, which are fakes: tensors without data."""
-        tracer, inputs = start(self.graph, given, keep_core, None, kind=Tracer)
-        with_grad = takes_gradients(self.graph.graph)
-        with below_autograd(), autocast_restored(), torch.set_grad_enabled(with_grad):
-            found = run_nodes(tracer, self.graph, self.graph.graph, inputs.given, inputs.attribute)
-        return [*found]
-
-    def __call__(self, *given: Tensor) -> Any:
-        if not COMPILERS:
-            return self.graph.forward(*given)
-        kinds = [(x.dtype, x.shape, x.stride(), x.requires_grad) for x in given]
-        key = *kinds, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        if key not in self.compiled:
-            self.compiled[key] = COMPILERS[-1](self.graph, list(given))
-        return self.compiled[key](*given)
-
-
-_RUNS: Rules[str, Callable[..., Any]] = Rules()
-
-
-@_RUNS.rule("cond")
-def _cond(functions: Sequence[_Function], pred: Any, operands: Any) -> Any:
-    return functions[0 if pred else 1](*operands)
-
-
-@_RUNS.rule("while_loop")
-def _while_loop(functions: Sequence[_Function], carried: Any, more: Any) -> Any:
-    test, body = functions
-    while test(*carried, *more)[0]:
-        carried = body(*carried, *more)
-    return carried
-
-
-@_RUNS.rule("map_impl")
-def _map(functions: Sequence[_Function], xs: Any, more: Any) -> Any:
-    (body,) = functions
-    rows = [body(*row, *more) for row in zip(*(x.unbind() for x in xs))]
-    return [torch.stack(column) for column in zip(*rows)]
-
-
-@_RUNS.rule("scan")
-def _scan(functions: Sequence[_Function], carried: Any, xs: Any, more: Any) -> Any:
-    (body,), rows, count = functions, [], len(carried)
-    for row in zip(*(x.unbind() for x in xs)):
-        found = body(*carried, *row, *more)
-        carried = found[:count]
-        rows.append(found[count:])
-    return [*carried, *(torch.stack(column) for column in zip(*rows))]
-
-
-def _shaped(name: str, body: _Function, *operands: Any) -> list[Tensor]:
-    """What a call gives for fakes, as tensors without data."""
-    if name == "cond":
-        return body.shapes(*operands[1])
-    if name == "while_loop":
-        return body.shapes(*operands[0], *operands[1])
-    carried, xs, more = operands if name == "scan" else ((), *operands)
-    with xs[0].fake_mode:
-        rows = [x[0] for x in xs]
-    found, count = body.shapes(*carried, *rows, *more), len(carried)
-    return [*found[:count], *(x.new_empty((len(xs[0]), *x.shape)) for x in found[count:])]
-
-
-def _operator(
-    name: str, functions: list[_Function], given: list[Tensor], spec: Any, device: torch.device
-) -> Any:
-    own = f"{name}_{next(_numbers)}"
-    library.define(f"{own}(Tensor[] given) -> Tensor[]")
-    library.define(f"{own}_backward(Tensor[] given, Tensor[] grads) -> Tensor[]")
-    forward: Any = getattr(torch.ops.fusee, own).default
-    backward: Any = getattr(torch.ops.fusee, f"{own}_backward").default
-
-    with fake_mode():
-        fakes = [torch.empty_strided(*_layout(x), dtype=x.dtype, device=device) for x in given]
-    # sizes are those of the graph, always
-    told = _shaped(name, functions[-1], *pytree.tree_unflatten(fakes, spec))
-
-    def shaped(given: list[Tensor]) -> list[Tensor]:
-        return [torch.empty_strided(*_layout(x), dtype=x.dtype, device="meta") for x in told]
-
-    def computed(given: list[Tensor]) -> list[Tensor]:
-        return list(_RUNS[name](functions, *pytree.tree_unflatten(given, spec)))
-
-    def run(given: list[Tensor]) -> list[Tensor]:
-        pairs = zip(computed(given), told, strict=True)
-        taken = {*map(storage_id, given)}
-        return [  # in memory of their own, with the strides that were told of them
-            x
-            if x.stride() == like.stride() and storage_id(x) not in taken
-            else laid_out(x, like.stride())
-            for x, like in pairs
-        ]
-
-    def gradients(given: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        leaves = [x.detach().requires_grad_(_is_float(x)) for x in given]
-        with with_autograd():
-            found = [x for x in computed(leaves) if _is_float(x)]
-        pairs = [(x, grad) for x, grad in zip(found, grads, strict=True) if x.requires_grad]
-        wanted = [x for x in leaves if x.requires_grad]
-        sources, outer = [x for x, _ in pairs], [grad for _, grad in pairs]
-        with with_autograd():
-            results = torch.autograd.grad(sources, wanted, outer, materialize_grads=True)
-        return [torch.empty_like(x).copy_(g) for x, g in zip(wanted, results)]
-
-    def differentiated(given: list[Tensor]) -> Any:
-        if torch.is_grad_enabled() and any(x.requires_grad for x in given):
-            return list(_Differentiated.apply(forward, backward, *given))  # type: ignore[no-untyped-call]
-        with below_autograd():
-            return forward(given)
-
-    library.impl(own, run, "CompositeExplicitAutograd")
-    library.impl(own, shaped, "Meta")
-    library.impl(own, differentiated, "Autograd")
-    library.impl(f"{own}_backward", gradients, "CompositeExplicitAutograd")
-    library.impl(
-        f"{own}_backward",
-        lambda given, grads: [torch.empty_like(x) for x in given if _is_float(x)],
-        "Meta",
-    )
-    return forward
-
-
-class _Differentiated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, forward: Any, backward: Any, *given: Tensor) -> Any:
-        ctx.backward, ctx.takes = backward, [_is_float(x) for x in given]
-        ctx.save_for_backward(*given)
-        with below_autograd():
-            found = tuple(forward(list(given)))
-        ctx.mark_non_differentiable(*(x for x in found if not _is_float(x)))
-        ctx.gives = [_is_float(x) for x in found]
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        kept = [grad for grad, is_float in zip(grads, ctx.gives) if is_float]
-        with below_autograd():
-            found = iter(ctx.backward(list(ctx.saved_tensors), kept))
-        return None, None, *(next(found) if is_float else None for is_float in ctx.takes)
-
-
-def _layout(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    return x.shape, x.stride()
-
-
-def _is_float(x: Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
 
 
 # ---------------------------------------------------------------------------- trace

@@ -30,9 +30,10 @@ from fusee import log
 from fusee.aten import WHOLE, AtenGraph, InputSpec, inverse, must_run, returning
 from fusee.aten.attention import lacks_heads
 from fusee.aten.canonicalize import Table
+from fusee.aten.control_flow import COMPILERS
 from fusee.aten.rewriter import edited
 from fusee.aten.torch_api import OpOverload
-from fusee.aten.trace import COMPILERS, trace
+from fusee.aten.trace import trace
 from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff import Split
 from fusee.autodiff.autograd_function import Run

@@ -109,6 +109,7 @@ RULES.rule(
     "max_pool2d_with_indices_backward reflection_pad2d_backward reflection_pad3d_backward"
     " replication_pad2d_backward replication_pad3d_backward"
 )(lambda grad, x, *_: in_layout_of(x))
+RULES.rule("_upsample_bicubic2d_aa_backward")(lambda grad, out, size, *_: rows(size, grad.dtype))
 RULES.rule("binary_cross_entropy_backward")(lambda grad, x, *_: like(x, x.dtype))
 RULES.rule("log_sigmoid_forward")(lambda x: (rows(x.shape, x.dtype),) * 2)
 

@@ -18,6 +18,11 @@ from fusee.sym.shape_env import BoolNode, SizeNode
 Sizes = Sequence[Any]
 
 
+def is_transforming() -> bool:
+    """Whether a transform of torch.func is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 class Spec(NamedTuple):
     """A result."""
 

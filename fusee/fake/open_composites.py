@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusee.fake.layouts import broadcast, is_empty, is_row_major, let_be_equal
+from fusee.fake.layouts import broadcast, is_empty, is_row_major, is_transforming, let_be_equal
 from fusee.fake.open_sizes import POOLS
 from fusee.fake.torch_python import FORMS
 from fusee.source import Rules
@@ -595,6 +595,21 @@ def _embedding_bag(
     return rows(weight, indices.contiguous(), offsets.contiguous(), **given, padding_idx=place)
 
 
+@_FORMS.rule(torch.istft, Tensor.istft)
+def _istft(input: Tensor, *args: Any, **named: Any) -> Tensor:
+    """torch's kernel in Python does not ask whether windows are nowhere zero together."""
+    given = {**dict(zip("n_fft hop_length _ window center".split(), args)), **named}
+    made, window, n = torch.istft(input, *args, **named), given.get("window"), given["n_fft"]
+    if window is not None:
+        frames, hop, more = input.shape[-1], given.get("hop_length") or n // 4, n - window.shape[0]
+        squares = F.pad(window.detach().square(), (more // 2, more - more // 2))
+        size, start = [1, n + hop * (frames - 1)], n // 2 if given.get("center", True) else 0
+        whole = torch.ops.aten.unfold_backward(squares.expand(1, frames, n), size, 1, n, hop)
+        least = whole[:, start : start + made.shape[-1]].abs().min()
+        torch._assert_async(least > 1e-11, "window overlap add min: 1")
+    return made
+
+
 # ---------------------------------------------------------------------------- running products
 
 
@@ -631,7 +646,7 @@ def _prod(input: Tensor, *given: Any, **named: Any) -> Any:
     places = {**dict(zip(("dim", "keepdim"), given)), **named}
     dim, dtype = places.get("dim"), places.get("dtype") or input.dtype
     is_plain = input.is_floating_point() and dtype.is_floating_point and input.dim() > 0
-    learns = input.requires_grad and torch.is_grad_enabled()
+    learns = input.requires_grad and torch.is_grad_enabled() and not is_transforming()
     is_axis = dim is None or (type(dim) is int and _fits(input, (dim,)))
     if not (is_plain and learns and is_axis) or len(given) > 2 or {*named} - _OF_PROD:
         return None
@@ -677,7 +692,8 @@ class _Cumprod(torch.autograd.Function):
 @_FORMS.rule(torch.cumprod, Tensor.cumprod)
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     is_plain = input.is_floating_point() and dtype in (None, input.dtype) and input.dim() > 0
-    if not is_plain or not (input.requires_grad and torch.is_grad_enabled()):
+    learns = input.requires_grad and torch.is_grad_enabled() and not is_transforming()
+    if not (is_plain and learns):
         return None
     return _Cumprod.apply(input, dim)  # type: ignore[no-untyped-call]
 

@@ -27,6 +27,7 @@ from fusee.fake.layouts import (
     indexed,
     is_empty,
     is_row_major,
+    is_transforming,
     known,
     let_be_as_many,
     let_be_equal,
@@ -444,7 +445,7 @@ def _pool(of_known: Callable[..., Any], op: Any, which: Any = slice(None)) -> Ca
 
     def pool(input: Tensor, *args: Any, **named: Any) -> Any:
         given = {**dict(zip((a.name for a in arguments), args)), **named}
-        if not any(isinstance(y, torch.SymInt) for y in leaves(given)):
+        if is_transforming() or not any(isinstance(y, torch.SymInt) for y in leaves(given)):
             return of_known(input, *args, **named)
         rows = {a.name: filled(a, given.get(a.name)) for a in arguments}
         found = _Pool.apply(op, input, rows)  # type: ignore[no-untyped-call]

@@ -22,6 +22,7 @@ import contextlib
 import functools
 import math
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -514,15 +515,16 @@ def _recomputed(m: Capturing, policy: Any, function: Any, /, *args: Any, **kwarg
 
 def _checkpoint_reentrant(m: Capturing, function: Any, _: Any, *given: Any) -> Any:
     """The same, where it is sure that the outputs are differentiated as eager's are."""
-    if not torch.is_grad_enabled():
-        return m.call(function, *given)
-    if not any(isinstance(x, FakeTensor) and x.requires_grad for x in given):
-        raise GraphBreak("a reentrant checkpoint() of what requires no grad warns")
-    result = _recomputed(m, None, function, *given)
-    results = result if isinstance(result, tuple) else (result,)
-    for x in results:
-        is_float = isinstance(x, FakeTensor) and (x.is_floating_point() or x.is_complex())
-        if any(x is y for y in given) or (is_float and not x.requires_grad):
+    learns = any(isinstance(x, FakeTensor) and x.requires_grad for x in given)
+    if not learns:
+        m.call(warnings.warn, "None of the inputs have requires_grad=True. Gradients will be None")
+    learns = learns and torch.is_grad_enabled()
+    alone = torch.no_grad()(getattr(function, "_call_impl", function))  # else attributes are copied
+    result = _recomputed(m, None, function, *given) if learns else m.call(alone, *given)
+    results = result if isinstance(result, tuple) else [result]
+    for x in (y for y in results if isinstance(y, FakeTensor)):
+        is_float = x.is_floating_point() or x.is_complex()
+        if any(x is y for y in given) or (learns and is_float and not x.requires_grad):
             raise GraphBreak("a reentrant checkpoint() makes all that it gives require grad")
     return result
 
@@ -545,7 +547,6 @@ if hasattr(higher_order, "wrap"):  # it is the call, for tracers that want it as
 
 # ---------------------------------------------------------------------------- control flow
 # torch.cond, while_loop, map and scan: their functions are graphs, and the call is one node.
-#
 # As in TorchDynamo's graphs, a function takes the call's operands and then the tensors that it uses
 # from outside, which the call gets as operands too. How often a function runs is known only when
 # the graph runs, so it must do nothing but compute tensors, new ones: anything else ends the graph.
@@ -717,7 +718,6 @@ for _name in (name for name in _FORMS if hasattr(higher_order, name)):
 
 # ---------------------------------------------------------------------------- flex attention
 # flex_attention: the functions that change scores and mask them are graphs, in one node.
-#
 # The node calls what eager runs: all scores at once, the functions mapped over batch, head, query
 # and key by vmap, softmax, and the sum of values. A backend that traces it sees these calls, and
 # autograd differentiates them; where blocks are masked as a whole, they are computed and masked.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import warnings
 from collections.abc import Callable
@@ -375,3 +376,17 @@ def test_a_number_kept_in_a_tensor_has_one_version() -> None:
     for k in range(5):
         torch.testing.assert_close(fast(x, 2.3 + k)[1], (2.3 + k) * 1.1, rtol=0, atol=0)
     assert len(counted) == 2  # the second takes any number
+
+
+def test_comparisons_of_numbers_are_pythons() -> None:
+    def fn(x: torch.Tensor, n: int, t: float) -> Any:
+        torch._check(n != 3)
+        scaled = x * t * float(t > 1) + float(n > 5)
+        return scaled, t > 1, t == t, n > 5, n != 7, x.shape[0] >= 4
+
+    torch._dynamo.reset()
+    fast = torch.compile(fn, backend="fusee")
+    for n, t in ((1, 1.0), (4, 2.5), (5, 0.5), (6, math.inf), (7, math.nan), (8, 3.0)):
+        want, got = (run(torch.ones(n), n, t) for run in (fn, fast))
+        assert [*map(type, got)] == [*map(type, want)] and got[1:] == want[1:]
+        torch.testing.assert_close(got[0], want[0], equal_nan=True)

@@ -237,6 +237,20 @@ def test_torchs_tracers(backend: Any, program: Any) -> None:
     assert len(seen) <= 5
 
 
+def test_two_symbols_that_have_become_equal() -> None:
+    """An integer, and the size that it turned out to be: two inputs of one name."""
+
+    def program(x: Tensor, n: int) -> Tensor:
+        return x + torch.ones(n, 1) * n
+
+    seen = Seeing()
+    compiled = fusee.compile(program, backend=seen)
+    for n in SIZES:
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x, n), program(x, n))
+    assert len(seen.graphs) == 3
+
+
 @pytest.mark.parametrize("program", [mlp, cut, padded, attended])
 @pytest.mark.parametrize("grads", [False, True])
 def test_our_tracer_for_a_users_compilers(program: Any, grads: bool) -> None:

@@ -303,6 +303,38 @@ def test_functions_that_do_more_are_an_error_with_their_line(fn: Any, words: str
     assert words in str(error.value) and f"in {fn.__name__}" in str(error.value)
 
 
+def by_length(x: T) -> Any:
+    """The length is an operand of a function, and of one within it."""
+
+    def long(y: T) -> T:
+        return torch.cond(y.max() > 1, lambda z: z * z.shape[0], lambda z: z.cos(), (y,))
+
+    return torch.cond(x.sum() > 0, long, lambda y: y + torch.ones(x.shape[0], 1), (x,)) + 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("way", ["own", "stock"])
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(
+    "fn", [by_length, chosen_twice, structured, mapped, looped, scanned, scanned_back]
+)
+def test_sizes_that_vary(fn: Callable[..., Any], learns: bool, way: str) -> None:
+    """A graph that ran eagerly would warn."""
+    if learns and (fn is looped or (fn in (scanned, scanned_back) and way == "stock")):
+        pytest.skip("no gradients in eager; torch's scan differentiates by itself there")
+    torch._dynamo.reset()
+    compiled = fusee.compile(fn) if way == "own" else torch.compile(fn, backend="fusee")
+    for n in (3, 5, 4, 2, 7):
+        told = []
+        for run in (fn, compiled):
+            x = torch.linspace(-2, 2.5 if n % 2 else 1, 4 * n).reshape(n, 4).requires_grad_(learns)
+            leaves = torch.utils._pytree.tree_leaves(run(x))
+            if learns:
+                sum(y.square().sum() for y in leaves).backward()
+            told.append((*(y.detach() for y in leaves), x.grad))
+        _close(told[1], told[0])
+
+
 # ------------------------------------------------------------------------------ flex_attention
 
 BIAS = torch.linspace(-1, 1, 32).reshape(2, 16)
@@ -326,7 +358,7 @@ def _attention(q: T, k: T, v: T, score: Any, mask: Any) -> T:
     return scores.softmax(-1) @ v.repeat_interleave(2 // v.size(1), 1)
 
 
-@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("backend", ["eager", "fusee", "stock"])
 @pytest.mark.parametrize("score", [None, _score])
 @pytest.mark.parametrize("mask", [None, _causal])
 def test_flex_attention(score: Any, mask: Any, backend: str) -> None:
@@ -338,13 +370,30 @@ def test_flex_attention(score: Any, mask: Any, backend: str) -> None:
         gqa = q.size(1) != k.size(1)
         return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=gqa) * 2
 
-    compiled = fusee.compile(attend, backend=backend, fullgraph=True)
+    if backend == "stock":
+        torch._dynamo.reset()
+        compiled = torch.compile(attend, backend="fusee", fullgraph=True)
+    else:
+        compiled = fusee.compile(attend, backend=backend, fullgraph=True)
     q, k, v = torch.randn(3, 1, 2, 16, 8)
     _close(compiled(q, k, v), _attention(q, k, v, score, mask) * 2)
     turned = q.transpose(1, 2).contiguous().transpose(1, 2)
     got = compiled(turned, k[:, :1], v[:, :1])
     _close(got, _attention(q, k[:, :1], v[:, :1], score, mask) * 2)
     assert got.stride() == turned.stride()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_under_autocast_and_stock() -> None:
+    def attend(q: T) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return flex_attention(q, q, q, score_mod=_score)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend="fusee")
+    for n in (8, 8, 12, 16):
+        q = torch.randn(1, 2, n, 8)
+        assert torch.equal(compiled(q), attend(q))
 
 
 def test_out_dtype() -> None:

@@ -301,6 +301,10 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
         lambda a, b: (torch.randint(0, a, (3, b)), r(a, 3)),
     ),
     "running products": (running, rows),
+    "thinned": (
+        lambda x: F.interpolate(x, scale_factor=0.6, mode="bicubic", antialias=True),
+        images,
+    ),
     "filled up": (filled_up, lambda a, b: (r(2, a, b),)),
     "grid": (grid, lambda a, b: (r(2, 3, a, b), r(2, 3, 4))),
     "quantiles": (quantiles, rows),
@@ -472,3 +476,20 @@ def test_convolutions_of_no_channels(batch: int) -> None:
         return [torch.ones(n, requires_grad=True) for n in ((batch, 0, 6, 7), (4, 0, 2, 2))]
 
     assert str(fusee.compile(fn)(*given())) == str(fn(*given()))
+
+
+@pytest.mark.parametrize(("width", "center"), [(16, True), (12, True), (16, False)])
+def test_a_window_that_covers_nothing_is_refused(width: int, center: bool) -> None:
+    """Once with sizes that are known, then with open ones."""
+
+    def fn(x: Tensor, window: Tensor) -> Tensor:
+        return torch.istft(x, 16, 4, width, window, center=center) * 2
+
+    compiled = fusee.compile(fn, options={"prices": False})
+    window = torch.hann_window(width) + 0.1
+    for n, samples in ((2, 64), (3, 64), (4, 80), (5, 96)):
+        y = torch.stft(torch.randn(n, samples), 16, 4, width, window, True, return_complex=True)
+        torch.testing.assert_close(compiled(y, window), fn(y, window))
+        for run in (fn, compiled):
+            with pytest.raises(RuntimeError, match="window overlap add min"):
+                run(y, torch.zeros(width))

@@ -360,3 +360,25 @@ def test_gradients_that_are_asked_for_in_batches() -> None:
         y.register_hook(hook)
         told.append(torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)[0])
     assert torch.equal(*told)
+
+
+@pytest.mark.parametrize(
+    "of_row",
+    [
+        torch.prod,
+        lambda row: row.cumprod(0).sum(),
+        lambda row: torch.nn.functional.avg_pool1d(row[None], row.shape[0] // 2 + 1).square().sum(),
+    ],
+)
+def test_forms_for_open_sizes_are_transformed(of_row: Any) -> None:
+    """Autograd functions of ours stand for these outside."""
+
+    def program(x: Any) -> Any:
+        one, other = x.sum(0), x.mean(0)  # no views, whose places forward mode asks for
+        tilted = torch.func.jvp(grad(of_row), (one,), (other,))[1]
+        return torch.vmap(grad(of_row))(x), tilted, hessian(of_row)(one)
+
+    compiled = fusee.compile(program, fullgraph=True)
+    for n in (3, 4, 5, 7):
+        given = torch.randn(2, n)
+        torch.testing.assert_close(compiled(given), program(given))

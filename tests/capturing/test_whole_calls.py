@@ -229,6 +229,22 @@ def test_checkpoint() -> None:
     same(checkpointed_otherwise, x)
 
 
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_reentrant_checkpoint_that_nothing_goes_back_through(grad: bool, learns: bool) -> None:
+    """It is in the graph, and eager's warning is given at each call."""
+    layer = nn.Linear(3, 3)
+    traced = Traced(lambda x: checkpoint(layer, x, use_reentrant=True) * 2)
+    for n in (2, 2, 4):
+        x = torch.randn(n, 3, requires_grad=learns)
+        with torch.set_grad_enabled(grad), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            got = traced(x)
+        assert len(told) == (not learns) and got.requires_grad == (learns and grad)
+        torch.testing.assert_close(got, layer(x) * 2)
+    assert not traced.stops
+
+
 # ------------------------------------------------------------------------------ re, copy
 
 WORD = re.compile(r"(\w+)-(\d+)")
