@@ -8,6 +8,7 @@ axis that is short is in the tile as a whole, and the other one longer.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile
         if 2 * sizes[axis] <= edge:
             whole = edge * edge // sizes[axis]
             sizes[other] = _side(other, 1 << whole.bit_length() - 1)
+    if math.prod(sizes.values()) < THREADS:
+        return None  # both axes are short: most threads would wait for the others
     return SharedTile(along, lane, sizes, tuple(crossed))
 
 

@@ -501,6 +501,15 @@ def test_tiles(gpu: Simulated, program: str, many: int, monkeypatch: pytest.Monk
     assert any("@shared" in code.module for code in gpu.codes)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_axes_that_are_short_make_no_tile(gpu: Simulated, layout: torch.memory_format) -> None:
+    """Pixels that lie between each other: a block would have 32 or 112 points for 256 threads."""
+    x = numbers(2, 16, 30, 80, dtype=torch.bfloat16).to(memory_format=layout)
+    agree(lambda x: F.pixel_shuffle(x, 2), x)
+    (code,) = gpu.codes
+    assert "@shared" not in code.module
+
+
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int16, torch.int64], ids=str)
 def test_tiles_of_other_dtypes(
     gpu: Simulated, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
