@@ -93,8 +93,13 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
         for phase in kernel.phases:
             phase.body = rewrite_body(phase.body, back)
         phases = [accesses(phase.body) for phase in kernel.phases]
-    kernel.lanes = _choose_lanes(kernel, phases, profile.wide)
     every = phases[0] if len(phases) == 1 else accesses([*kernel.statements()])
+    kernel.outer = _by_stride(kernel.outer, every, None)
+    if len(_merge_axes(kernel.outer, every)[0]) < len(kernel.outer):  # lanes go along all of these
+        kernel = _merge(kernel, phases, every)
+        phases = [accesses(phase.body) for phase in kernel.phases]
+        every = phases[0] if len(phases) == 1 else accesses([*kernel.statements()])
+    kernel.lanes = _choose_lanes(kernel, phases, profile.wide)
     kernel.outer = _by_stride(kernel.outer, every, kernel.lanes)
     for phase, own_accesses in zip(kernel.phases, phases, strict=True):
         if len(phase.inner) > 1 and not keeps_order(phase):

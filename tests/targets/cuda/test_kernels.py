@@ -565,6 +565,13 @@ def test_elements_that_lie_between_each_other(gpu: Simulated, dtype: torch.dtype
     agree(lambda x, y, _: torch.cat([x[0, :3], torch.stack([x, y], -1).flatten()]), *given)
 
 
+def test_axes_that_are_one_are_so_before_lanes_are_chosen(gpu: Simulated) -> None:
+    """Short rows behind each other: lanes along rows would leave their elements apart."""
+    agree(lambda x: torch.stack([x, x * 2], -1), numbers(700, 8, dtype=torch.bfloat16))
+    (code,) = gpu.codes
+    assert re.findall("(?:load|store) (<8 x bfloat>|bfloat)", code.module) == 3 * ["<8 x bfloat>"]
+
+
 def test_elements_between_each_other_of_open_sizes(gpu: Simulated) -> None:
     compiled = fusee.compile(
         lambda x, y: torch.stack([x, y.exp()], -1), dynamic=True, options={"cache": False}
