@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from fusee.aten.rewriter import copied
 from fusee.aten.torch_api import below_autograd, laid_out, library, storage_id, with_autograd
 from fusee.aten.tracer import Tracer
 from fusee.errors import TraceError
@@ -62,14 +63,9 @@ class _Function:
 
 def _fixed(gm: fx.GraphModule) -> fx.GraphModule:
     """A graph for operands of known sizes, whatever was open when it was captured."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    for node in graph.nodes:
+    made = copied(gm, _fixed)
+    for node in made.graph.nodes:
         node.meta.pop("example_value", None)
-    made = fx.GraphModule(gm, graph)
-    for name, inner in made.named_children():
-        if isinstance(inner, fx.GraphModule):
-            setattr(made, name, _fixed(inner))
     return made
 
 

@@ -292,6 +292,18 @@ def only_user(node: fx.Node) -> fx.Node | None:
 # ---------------------------------------------------------------------------- copies
 
 
+def copied(gm: fx.GraphModule, inner: Callable[[fx.GraphModule], fx.GraphModule]) -> fx.GraphModule:
+    """A copy of a graph, and of those that it calls, by `inner`."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    made = fx.GraphModule(gm, graph)
+    for name in dict.fromkeys(node.target for node in graph.find_nodes(op="get_attr")):
+        called = getattr(made, name, None)
+        if isinstance(called, fx.GraphModule):
+            setattr(made, name, inner(called))
+    return made
+
+
 class Copier:
     """A new graph of copies of another's nodes, and of calls on these.
 

@@ -26,6 +26,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental import symbolic_shapes
 from torch.utils._sympy.printers import PythonPrinter
 
+from fusee.aten.rewriter import copied
 from fusee.aten.torch_api import TorchSymbols, autocast_restored, open_numbers, storage_id
 from fusee.errors import TraceError
 from fusee.fake import fake_of
@@ -147,13 +148,8 @@ class _Handed:
 
     def module(self, gm: fx.GraphModule) -> fx.GraphModule:
         """A copy of a graph, and of those that it calls, with torch's values beside its nodes."""
-        graph = fx.Graph()
-        graph.output(graph.graph_copy(gm.graph, {}))
-        made = fx.GraphModule(gm, graph)
-        for node in graph.find_nodes(op="get_attr"):
-            inner = made.get_submodule(node.target) if "." not in node.target else None
-            if isinstance(inner, fx.GraphModule):
-                setattr(made, node.target, self.module(inner))
+        made = copied(gm, self.module)
+        graph = made.graph
         inputs = graph.find_nodes(op="placeholder")
         given = [self.value(node.meta["example_value"]) for node in inputs]
         for node, x in zip(inputs, given, strict=True):

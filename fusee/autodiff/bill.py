@@ -58,22 +58,17 @@ class Bill(NamedTuple):
     """In the unit of Prices.
 
     calls     the operators that eager calls, and the views that it takes besides results
+    captured  of all of them
     kernels   of all loops, with what a compiled call costs by itself
     singles   what stays a call among them, see `_cheaper_calls`
     unit      Prices'
-    beside    Prices'
     """
 
     calls: list[Charge]
+    captured: float
     kernels: float
     singles: dict[fx.Node, tuple[float, float]]
     unit: float
-    beside: bool
-
-    @property
-    def captured(self) -> float:
-        total, host = (sum(x) for x in ([c.own for c in self.calls], [c.host for c in self.calls]))
-        return max(host, total - host) if self.beside else total
 
     @property
     def is_captured(self) -> bool:
@@ -128,9 +123,8 @@ def bill(
         usual = prices.own.get(f"{name} once", (prices.call, prices.run))
         call, alone = prices.own.get(once, usual)
         charges.append(Charge(kind, once, passed, call + own * passed, loop * passed, call))
-        kernels += (
-            max(0, alone - prices.run) + max(0, loop - prices.near) * passed
-        )  # fusion saves none of it
+        # fusion saves none of it
+        kernels += max(0, alone - prices.run) + max(0, loop - prices.near) * passed
     views = [x for x in aten.graph.nodes if is_view(x.target) and x not in results]
     price = prices.view * len(views)
     charges += [Charge(f"{len(views)} views", "", 0, price, 0, price)] if views else []
@@ -144,8 +138,9 @@ def bill(
             kernels += prices.cold * min(1 / len(halves), share)
         singles |= {} if half.symbols else _cheaper_calls(part, inner, layouts)
     kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
-    kernels = max(host, kernels) if prices.beside else host + kernels
-    return Bill(charges, kernels, singles, prices.unit, prices.beside)
+    kernels = prices.both(host, kernels)
+    captured = prices.both(sum(c.host for c in charges), sum(c.own - c.host for c in charges))
+    return Bill(charges, captured, kernels, singles, prices.unit)
 
 
 def _of_autograd(calls: Iterable[Sequence[fx.Node]], prices: Prices) -> list[Charge]:

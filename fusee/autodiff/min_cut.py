@@ -87,6 +87,10 @@ class Prices(NamedTuple):
     unit: float = 1e5
     beside: bool = False
 
+    def both(self, host: float, others: float) -> float:
+        """What the host's part and that of others take together."""
+        return max(host, others) if self.beside else host + others
+
 
 class Kind(enum.Enum):
     """What computing a node once more means."""

@@ -356,8 +356,8 @@ class Replayer:
         with torch.inference_mode(False), torch.no_grad():  # others write to them, in any mode
             for k in self.brought:
                 given[k] = self.gpu.like(inputs[k])()
-        for k in set(one.moved).difference(self.brought):
-            own[k] = self.gpu.like(inputs[k])
+        moved = [k for k in one.moved if k not in self.brought]
+        own.update({k: self.gpu.like(inputs[k]) for k in moved})
         if lent is not None and values and self.together.spent < _PLACES:
             own.update({k: partial(lent.owners.pop, n) for k, n in values.items()})
         else:
@@ -374,7 +374,6 @@ class Replayer:
             if lent is not None:
                 lent.is_spent = True
             return None
-        moved = [k for k in one.moved if k not in self.brought]
         bring = self.gpu.copies([found.inputs[k] for k in moved], into=True)
         brought = [(k, given[k]) for k in self.brought]
         left = [*map(borrowed, left)]  # what is copied out at once is the pool's again
@@ -382,8 +381,7 @@ class Replayer:
         fresh = [*map(self.gpu.like, left)]
         number = next(self.together.numbers)
         lends = _Lent(saved, self.gpu, number) if saved else None
-        values_left = [] if lends is None else lends.values
-        gather = _gathered(made, values_left, len(mine) + len(saved) + len(left))
+        gather = _gathered(made, lends.values if lends else (), len(mine) + len(saved) + len(left))
         about = lends, lent, gather, one.frames.arena
         return _CudaGraph(found.replay, moved, bring, brought, fresh, take, *about, number)
 
