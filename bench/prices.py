@@ -287,20 +287,13 @@ def measured_on_gpu(case: Case, seconds: float) -> dict[str, Any] | None:
     function, given = case.function(), [x.cuda() for x in case.tensors()]
     kernels = fusee.compile(function, options={"prices": False, "graphs": False})
     kernels(*given)
-    own, loop = (_alone(partial(f, *given), seconds) for f in (function, kernels))
-    return _on_gpu(case, own, loop)
-
-
-def _on_gpu(case: Case, own: float, loop: float) -> dict[str, Any] | None:
-    """
-    own, loop   microseconds
-    """
     prices = cuda.CUDA.prices
-    found = charges(case, prices)
-    if len(found) != 1:
+    if len(found := charges(case, prices)) != 1:
         return None
-    factors = (round(us * prices.unit / found[0].passed, 3) for us in (own, loop))
-    return {"kind": found[0].kind, **dict(zip(("own", "loop"), factors)), "us": round(own, 1)}
+    (call,) = found
+    us, loop_us = (_alone(partial(f, *given), seconds) for f in (function, kernels))
+    own, loop = (round(x * prices.unit / call.passed, 3) for x in (us, loop_us))
+    return {"kind": call.kind, "own": own, "loop": loop, "us": round(us, 1)}
 
 
 def _alone(call: Callable[[], object], seconds: float) -> float:
@@ -328,11 +321,11 @@ def _is_small(case: Case) -> bool:
     return case.inputs in SMALL.values()
 
 
-def renamed(rows: dict[str, Any]) -> None:
+def renamed(rows: dict[str, Any], families: Sequence[Family], prices: Prices) -> None:
     """Let rows that were measured say what their operands are like in the words of now."""
-    for case in cases():
+    for case in cases(families):
         row = rows.get(case.name)
-        if row and "kind" in row and len(found := charges(case)) == 1:
+        if row and "kind" in row and len(found := charges(case, prices)) == 1:
             row["kind"] = found[0].once if _is_small(case) else found[0].kind
 
 
@@ -410,11 +403,13 @@ def main() -> None:
     results = RESULTS / f"prices_{given.vendor}.json"
     rows = json.loads(results.read_text()) if results.exists() else {}
     measure = measured_on_gpu if is_gpu else measured
+    families, target = (GPU_FAMILIES, cuda) if is_gpu else (FAMILIES, cpu)
+    prices = cuda.CUDA.prices if is_gpu else cpu.CPU.prices
     with torch.no_grad():
         if given.words:
-            renamed(rows)
+            renamed(rows, families, prices)
             results.write_text(_lines(rows))
-        for case in cases(GPU_FAMILIES if is_gpu else FAMILIES):
+        for case in cases(families):
             if case.name in rows or given.only not in case.name or not is_here:
                 continue
             try:
@@ -427,8 +422,8 @@ def main() -> None:
     for kind, (own, loop) in made.items():
         print(f"{kind or 'plain':40s} {own:7.2f} {loop:7.2f}", file=sys.stdout)
     if given.write:
-        path = cuda.PRICES if is_gpu else cpu.PRICES
-        tables = (json.loads(path.read_text()) if path.exists() else {}) | {given.vendor: made}
+        path = target.PRICES
+        tables = json.loads(path.read_text()) | {given.vendor: made}
         texts = (_lines(rows, lambda kind: kind.partition(" ")[0]) for rows in tables.values())
         inner = (f'"{vendor}": {text.rstrip()}' for vendor, text in zip(tables, texts))
         path.write_text("{\n" + ",\n".join(inner) + "\n}\n")

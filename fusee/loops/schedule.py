@@ -93,22 +93,33 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
         for phase in kernel.phases:
             phase.body = rewrite_body(phase.body, back)
         phases = [accesses(phase.body) for phase in kernel.phases]
-    every = phases[0] if len(phases) == 1 else accesses([*kernel.statements()])
-    kernel.outer = _by_stride(kernel.outer, every, None)
-    if len(_merge_axes(kernel.outer, every)[0]) < len(kernel.outer):  # lanes go along all of these
-        kernel = _merge(kernel, phases, every)
-        phases = [accesses(phase.body) for phase in kernel.phases]
-        every = phases[0] if len(phases) == 1 else accesses([*kernel.statements()])
+    phases = _order_outer(kernel, phases)  # lanes go along all of what is one
     kernel.lanes = _choose_lanes(kernel, phases, profile.wide)
-    kernel.outer = _by_stride(kernel.outer, every, kernel.lanes)
+    phases = _order_outer(kernel, phases)
     for phase, own_accesses in zip(kernel.phases, phases, strict=True):
         if len(phase.inner) > 1 and not keeps_order(phase):
             last = None
             if kernel.lanes is None:
                 scores = {axis: _suits(own_accesses, axis, profile.wide) for axis in phase.inner}
                 last = max(scores, key=scores.__getitem__)
-            phase.inner = _by_stride(phase.inner, own_accesses, last)
-    return _merge(kernel, phases, every)
+            inner = _by_stride(phase.inner, own_accesses, last)
+            phase.inner, one = _merge_axes(inner, own_accesses)
+            phase.body = rewrite_body(phase.body, one) if one else phase.body
+    return kernel
+
+
+def _order_outer(kernel: Kernel, phases: list[Accesses]) -> list[Accesses]:
+    """Sort the outer axes, lanes last, and make one of those that lie behind each other; the
+    accesses then."""
+    every = phases[0] if len(phases) == 1 else accesses([*kernel.statements()])
+    axes = _by_stride(kernel.outer, every, kernel.lanes)
+    kernel.outer, one = _merge_axes(axes, every)
+    if not one:
+        return phases
+    kernel.lanes = None if kernel.lanes is None else kernel.outer[-1]
+    for phase in kernel.phases:
+        phase.body = rewrite_body(phase.body, one)
+    return [accesses(phase.body) for phase in kernel.phases]
 
 
 def _backwards(kernel: Kernel, phases: Sequence[Accesses]) -> Iterator[Symbol]:
@@ -486,19 +497,6 @@ def _by_stride(
 
 
 # ------------------------------------------------------------------------------ merge
-
-
-def _merge(kernel: Kernel, phases: Sequence[Accesses], every: Accesses) -> Kernel:
-    outer, values = _merge_axes(kernel.outer, every)
-    lanes = outer[-1] if kernel.lanes is not None else None
-    merged = []
-    for phase, found in zip(kernel.phases, phases, strict=True):
-        inner, more = phase.inner, dict[Symbol, Size]()
-        if len(inner) > 1 and not keeps_order(phase):
-            inner, more = _merge_axes(inner, found)
-        both = {**values, **more}
-        merged.append(Phase(inner, rewrite_body(phase.body, both) if both else phase.body))
-    return Kernel(outer, merged, lanes, kernel.ordered, kernel.origin)
 
 
 def _merge_axes(
