@@ -63,14 +63,14 @@ from fusee.sym import (
 SIMT = Machine(frozenset(), 128, is_simt=True)
 
 # Threads of a block that need not be a team; of one that shares columns; of the largest.
-BLOCK, COLUMNS, LARGEST = 128, 256, 1024
+BLOCK, COLUMNS, LARGEST = 256, 256, 1024
 # Threads that give a GPU enough to do: with as many points, reductions are not shared.
 ENOUGH = 1 << 16
 # Points of an axis that a thread takes for what it loads but once.
 ROWS = 4
-# Elements of a row that a thread takes one by one, and a block of them.
-PIECES = 8
-STRIP = PIECES * BLOCK
+# Elements of a row that a thread takes one by one, threads of such a block, and its elements.
+PIECES, STRIPS = 8, 128
+STRIP = PIECES * STRIPS
 # Elements that one of so many threads reduces by itself.
 ALONE = 64
 # Blocks that are few enough for several to share what each of them does, how many there are then,
@@ -338,6 +338,8 @@ class _Mapping:
         size = 0
         if self.tile is not None:
             threads, total, size = THREADS, self._by_tiles(self.tile), self.tile.starts()[-1]
+        elif self.team is None and self._takes_strips():
+            threads, total = STRIPS, self._by_strips()
         elif self.team is None:
             threads, total = BLOCK, self._by_points()
         else:
@@ -471,8 +473,6 @@ class _Mapping:
     def _by_points(self) -> Size:
         """A thread for each point, or each `vec` of them; blocks that it takes."""
         ctx, level = self.ctx, self.level
-        if self._takes_strips():
-            return self._by_strips()
         number = self._number(self._special("ctaid"), BLOCK, self._special("tid"))
         sizes, total = self._chunks(), self._space()
         digits = self._digits(number, sizes, _is_wide(total))
@@ -516,7 +516,7 @@ class _Mapping:
         own = level.op(f"zext i32 {own} to i64")
         if store is None:
             low = level.op(f"add nsw i64 {first}, {own}")
-            self._along(lane, low, self._end(lane, first, STRIP), BLOCK, 1)
+            self._along(lane, low, self._end(lane, first, STRIP), STRIPS, 1)
         else:
             low = level.op(f"add nsw i64 {first}, {level.op(f'mul nsw i64 {own}, {PIECES}')}")
             self._neighbours(store, lane, low)

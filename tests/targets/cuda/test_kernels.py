@@ -312,8 +312,8 @@ def test_many_long_rows_run_beside_each_other(
     ]:  # fmt: skip
         x = torch.empty(rows, width, dtype=dtype)
         fusee.compile(lambda x: torch.softmax(x, -1), options={"cache": False})(x)
-    few_rows = 256, 128  # which blocks share, and then points
-    assert [code.units for code in gpu.codes] == [512, *few_rows, 1024, 128]
+    few_rows = 256, 256  # which blocks share, and then points
+    assert [code.units for code in gpu.codes] == [512, *few_rows, 1024, 256]
     divides = ["div.full" in code.text for code in gpu.codes]
     assert divides == [True, False, True, True, False]
 
