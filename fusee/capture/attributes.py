@@ -172,12 +172,13 @@ class Capturing(Semantics):
             if not (issubclass(kind, float | complex) or hasattr(kind, "__index__")):
                 raise GraphBreak(f"a {kind.__name__} put into a tensor")
 
-        def shown(x: Any) -> Any:
+        def shown(x: Any, is_place: bool) -> Any:
             if type(x) is tuple:  # a key of several
-                return tuple(map(shown, x))
-            return x.number() if isinstance(x, Computed) else self.plain(x)
+                return tuple(shown(part, is_place) for part in x)
+            return x.number(is_place) if isinstance(x, Computed) else self.plain(x)
 
-        operands = tuple(map(shown, operands))
+        is_item = function in (operator.getitem, operator.setitem)
+        operands = tuple(shown(x, is_item and k == 1) for k, x in enumerate(operands))
         for x in operands:
             if function is operator.mod and isinstance(x, (str, bytes, bytearray)):
                 raise GraphBreak("printing a tensor needs its values")
