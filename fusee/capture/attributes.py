@@ -29,18 +29,21 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
-from fusee.capture.inputs import DELETED, World, has
+from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import SHOW_ARGS, dict_class, empty_like, got, pairs_of, shown_in
 from fusee.capture.policy import Policy
 from fusee.capture.sources import (
+    C_DESCRIPTORS,
     IN_C,
     Held,
     ResultOf,
     is_data_descriptor,
     is_trusted,
+    keeps_in_c,
     names_operators,
     own_dict,
     python_getattribute,
+    tells_dict,
 )
 from fusee.capture.torch_api import FakeTensor, own_classes, run_for_real
 from fusee.fake.open_composites import is_place_open
@@ -275,7 +278,7 @@ class Capturing(Semantics):
                 symbols.value(self.deep(held))  # which makes facts of it
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
-            is_state = any(base.__flags__ & IN_C for base in cls.__mro__[:-1]) and not is_known
+            is_state = keeps_in_c(cls) and not is_known
             # what has a comparison of object's own is compared by identity
             is_state &= methods is not COMPARED or any(
                 getattr(cls, m, None) is not getattr(object, m, None) for m in methods
@@ -341,7 +344,6 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
 
 
-_C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -370,7 +372,7 @@ def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | Non
     if kind is _FUNCTION or found is ABSENT:
         return None if found is ABSENT else found
     is_asked = name not in _REFUSING if found is None else issubclass(kind, _GIVING)
-    is_asked |= not kind.__flags__ & IN_C
+    is_asked |= not kind.__flags__ & IN_C or kind.__name__ == "cython_function_or_method"
     return functools.partial(through, found, name) if is_asked else None
 
 
@@ -576,7 +578,7 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
             continue
         if of_class and isinstance(found, (types.FunctionType, property)):
             return found
-        if isinstance(found, _C_DESCRIPTORS):
+        if isinstance(found, C_DESCRIPTORS):
             raise GraphBreak(f"{name} of a class in C is read through super()")
         return bound(m, found, owner, kind, name)
     raise AttributeError(f"'super' object has no attribute {name!r}")
@@ -609,7 +611,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
     cls = type(obj)
     if name == "__class__" and not any(name in vars(base) for base in cls.__mro__[:-1]):
         return cls
-    if name == "__dict__":
+    if name == "__dict__" and not tells_dict(cls):
         mirror = m.world.attributes(obj)
         if mirror is None:
             return own_dict(obj)
@@ -634,7 +636,7 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
     mirror = m.world.attributes(obj)
     if mirror is not None:
         return m.world.get(mirror, name)
-    return own_dict(obj).get(name, ABSENT) if has("__dict__", obj) else ABSENT
+    return own_dict(obj).get(name, ABSENT) if type(obj).__dictoffset__ else ABSENT
 
 
 def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
@@ -689,7 +691,7 @@ def bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         if found.fget is None:
             raise AttributeError(f"property {name!r} of {cls.__qualname__!r} object has no getter")
         return m.call(m.world.hold(found.fget, words), obj)
-    if isinstance(found, _C_DESCRIPTORS):
+    if isinstance(found, C_DESCRIPTORS):
         if isinstance(obj, torch.autograd.graph.Node) and "saved" in name:
             raise GraphBreak(
                 f"{name} of a node of autograd may be what a hook of the program gives"

@@ -111,7 +111,7 @@ def has(name: str, obj: Any) -> bool:
     return True
 
 
-_LIKE_OTHERS = (int, bool, float, complex)  # 1 is not True
+_LIKE_OTHERS = (int, bool, float, complex, tuple)  # 1 is not True
 
 
 class Itself:
@@ -489,7 +489,7 @@ class World:
 
     def _load_frozen(self, obj: frozenset[Any], origin: Origin) -> bool:
         """Make a fact of a set, if all that it holds is known by value or by name."""
-        if all(type(item) in EXACT for item in obj):
+        if all(type(item) in EXACT or is_exact(item) for item in obj):
             self._exactly(obj, origin)
         elif all(map(is_named, obj)):
             self.fact(guards.EqualsMatch, origin, obj)
@@ -502,7 +502,7 @@ class World:
     def _hold_items(self, obj: Any, origin: Origin) -> None:
         """Know the functions and classes in a set that is a fact."""
         for item in obj:
-            if not is_scalar(item):
+            if not is_scalar(item) and type(item) is not tuple:
                 self.hold(item, f"an element of {origin}")
 
     def _load_slice(self, obj: Any, origin: Origin) -> Any:
@@ -620,6 +620,8 @@ class World:
         part = self._parts.setdefault((id(cls), name), Item(place, name))
         if is_scalar(value) or isinstance(value, (torch.Tensor, tuple, *CONTAINERS)):
             return self.load(value, part)
+        if value.__class__ is not type(value):
+            raise GraphBreak(f"{cls.__qualname__}.{name} says that it is of another class")
         self.fact(guards.IdMatch, part, value)
         return self.hold(value, f"{cls.__qualname__}.{name}")
 
@@ -648,7 +650,7 @@ class World:
         else:
             if not isinstance(obj, set):
                 raise GraphBreak(f"a {type(obj).__name__} from outside is written to")
-            if not all(is_scalar(item) or is_named(item) for item in obj):
+            if not all(is_scalar(item) or is_named(item) or is_exact(item) for item in obj):
                 raise GraphBreak("a set from outside holds more than numbers, texts and functions")
             self.fact(guards.EqualsMatch, mirror.origin, set(obj))
             if any(type(item) in _LIKE_OTHERS for item in obj):

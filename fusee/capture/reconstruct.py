@@ -54,7 +54,7 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.sources import IN_C, ResultOf, Source, given_by, own_dict, python_getattribute
+from fusee.capture.sources import IN_C, ResultOf, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass
 
@@ -431,8 +431,8 @@ class Rebuild:
 
     def _attributes(self, x: Any, name: str) -> Making:
         """Those in its `__dict__`, whatever its class makes of them."""
-        place = self.call(own_dict, name) if python_getattribute(type(x)) else f"{name}.__dict__"
-        for key, item in (own_dict(x) if has("__dict__", x) else {}).items():
+        place = dict_code(type(x), name, self.source)
+        for key, item in (own_dict(x) if type(x).__dictoffset__ else {}).items():
             self.lines.append(f"{place}[{key!r}] = {yield item}")
         return name
 
@@ -456,12 +456,10 @@ class Rebuild:
         for opened in dict.fromkeys(self.world.iterators.values()):
             self._advance(opened)
         self._replay_all(list(self.world.mirrors.values()))
-        for (_, name), (_, origin, value) in list(self.world.slots.items()):
+        for (_, name), (x, origin, value) in list(self.world.slots.items()):
             target, is_gone = self.source.variable(origin), value is DELETED
-            given = f"{target}, {name!r}" + ("" if is_gone else f", {self.value(value)}")
-            self.lines.append(
-                f"{self.source.python('object')}.__{'del' if is_gone else 'set'}attr__({given})"
-            )
+            given = [target, repr(name)] + ([] if is_gone else [self.value(value)])
+            self.lines.append(self.call(writer(type(x), is_gone), *given))
         for x, name, args, kwargs in self.world.recorder.turned:
             if not torch.is_inference_mode_enabled():
                 require_normal(self.world, x)

@@ -505,13 +505,13 @@ _RESIZING = """
 _OF_SHAPES |= dict.fromkeys(_RESIZING.split(), slice(1, 2))
 _OF_ALL_SIZES = frozenset(
     """
-    mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss linalg_cross
+    mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss
     log_sigmoid_forward cumsum cumprod trace _softmax _log_softmax softmax log_softmax var std
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
     _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
     hann_window hamming_window bartlett_window blackman_window kaiser_window
-    fill masked_fill complex polar _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+    linalg_cross fill masked_fill complex polar _upsample_bilinear2d_aa _upsample_bicubic2d_aa
     """.split()
 ).union(_BY_PLACES, _OF_SHAPES)
 # These refuse floats; all others that go element by element take tensors of one of their dtypes.
