@@ -636,7 +636,8 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
     mirror = m.world.attributes(obj)
     if mirror is not None:
         return m.world.get(mirror, name)
-    return own_dict(obj).get(name, ABSENT) if type(obj).__dictoffset__ else ABSENT
+    has_own = type(obj).__dictoffset__ and m.world.origin(obj) is None
+    return own_dict(obj).get(name, ABSENT) if has_own else ABSENT
 
 
 def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:

@@ -53,6 +53,7 @@ from fusee.capture.mirrors import (
     pairs_of,
     put_back,
     reduced,
+    snapshot,
 )
 from fusee.capture.sources import IN_C, ResultOf, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
@@ -342,7 +343,7 @@ class Rebuild:
         return self._named(self.call(joined_text, *texts))
 
     def _tuple(self, x: tuple[Any, ...]) -> Making:
-        items = f"({''.join(f'{part}, ' for part in (yield from _each(x)))})"
+        items = f"({''.join(f'{part}, ' for part in (yield from _each(tuple.__iter__(x))))})"
         if type(x) in (tuple, torch.Size):
             return self._named(items if type(x) is tuple else self.call(torch.Size, items))
         beyond = [self.source.constant(rest) for rest in [beyond_items(x)] if rest]
@@ -411,11 +412,14 @@ class Rebuild:
         name = self._named(f"{home}.__new__({', '.join([kind, *args])})")
         self._memo[id(x)] = name  # its attributes may point back to it
         if issubclass(type(x), dict):
-            pairs = _braces(*(yield from _each(_pairs(x))))
-            self.lines.append(f"{self.source.constant(dict_class(x).update)}({name}, {pairs})")
+            parts = yield from _each(_pairs(x))
+            for pair in zip(
+                parts[::2], parts[1::2]
+            ):  # OrderedDict.update asks the class for its own
+                self.lines.append(self.call(dict_class(x).__setitem__, name, *pair))
         elif issubclass(type(x), (list, set)):
             fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
-            self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(x)))})")
+            self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(snapshot(x))))})")
         elif issubclass(type(x), BaseException):
             self.lines.append(f"{home}.__init__({', '.join([name, *args])})")
             yield from self._exception(x, name, in_c[0])
@@ -511,11 +515,12 @@ class Rebuild:
             self._replay_dict(mirror, target)
             return
         if isinstance(mirror.obj, collections.deque) and not mirror.has_moved():
-            for k, (x, was) in enumerate(zip(mirror.copy, mirror.before)):
+            write = collections.deque.__setitem__
+            for k, (x, was) in enumerate(zip(mirror.now, mirror.before)):
                 if x is not was:
-                    self.lines.append(f"{target}[{k}] = {self.value(x)}")
+                    self.lines.append(self.call(write, target, str(k), self.value(x)))
             return
-        items = ", ".join(map(self.value, mirror.tail if mirror.copy is None else mirror.copy))
+        items = ", ".join(map(self.value, mirror.tail if mirror.copy is None else mirror.now))
         if mirror.copy is None:
             self.lines.append(self.call(list.extend, target, f"[{items}]"))
         elif isinstance(mirror.obj, set):
@@ -525,7 +530,8 @@ class Rebuild:
             every = self.call(slice, "None")
             self.lines.append(self.call(list.__setitem__, target, every, f"[{items}]"))
         else:
-            self.lines += [f"{target}.clear()", f"{target}.extend([{items}])"]
+            self.lines.append(self.call(collections.deque.clear, target))
+            self.lines.append(self.call(collections.deque.extend, target, f"[{items}]"))
 
     def _replay_dict(self, mirror: Mirror, target: str) -> None:
         kind = self.source.constant(dict_class(mirror.obj))
@@ -533,7 +539,7 @@ class Rebuild:
         if mirror.copy is None:
             changes = mirror.writes
         else:
-            before, after = mirror.before, mirror.copy
+            before, after = mirror.before, mirror.now
             changes = {key: DELETED for key in before if key not in after}
             kept = [key for key in before if key in after]
             if [*map(id, after)][: len(kept)] != [*map(id, kept)]:

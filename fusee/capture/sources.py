@@ -234,7 +234,7 @@ def _by_c(cls: Any) -> bool:
 def tells_dict(cls: Any) -> bool:
     """Whether a class has a `__dict__` of its own, which is not where its instances' lie."""
     found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
-    return found is not None and not isinstance(found, C_DESCRIPTORS)
+    return not (isinstance(found, C_DESCRIPTORS) or (found is None and not cls.__dictoffset__))
 
 
 def writer(cls: Any, deletes: bool) -> Any:

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fusee
 from fusee.capture.sources import writer
-from tests.capturing.same import Traced, same
+from tests.capturing.same import Traced, same, shape_of
 from tests.capturing.test_language import signature
 
 T = Any
@@ -667,3 +667,103 @@ def test_what_writes_an_attribute_is_the_class_in_c() -> None:
 
     assert writer(Meta, deletes=False) is type.__setattr__  # object's refuses
     assert writer(Doubling, deletes=True) is object.__delattr__
+
+
+def own(base: type) -> type:
+    """A class that shows other elements than it holds, and writes others than it is given."""
+
+    class Own(base):
+        def __iter__(self) -> Any:
+            return iter([7])
+
+        def __len__(self) -> int:
+            return 5
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value * 2)
+
+        def __getitem__(self, key: Any) -> Any:
+            return super().__getitem__(key) * 10
+
+        def refused(self, *args: Any) -> Any:
+            raise ValueError
+
+        update = extend = append = copy = keys = values = items = refused
+
+    return Own
+
+
+def held(x: Any) -> Any:
+    if isinstance(x, dict):
+        return list(dict.items(x))
+    kind = type(x).__mro__[1]
+    return sorted(kind.__iter__(x)), kind.__len__(x)
+
+
+@pytest.mark.parametrize(
+    "base, given, write",
+    [
+        (list, [1, 2], list.append),
+        (collections.deque, [1, 2], collections.deque.append),
+        (set, [1, 2], set.add),
+        (dict, {3: 4}, lambda x, one: x.setdefault(one, one)),
+        (collections.OrderedDict, {}, lambda x, one: x.__setitem__(one, one)),
+    ],
+)
+def test_containers_are_read_as_they_lie(base: Any, given: Any, write: Any) -> None:
+    kind = own(base)
+
+    def fn(x: torch.Tensor, outside: Any, is_whole: bool) -> Any:
+        made = base.__new__(kind)
+        write(made, 3)
+        write(outside, 3)
+        y = x.sin() * len(outside)
+        if not is_whole:
+            print(end="")
+        write(made, 4)
+        write(outside, 5)
+        return y.cos(), list(made), list(outside), held(made), held(outside), 7 in made, 3 in made
+
+    for is_whole in True, False:
+        found = []
+        for function in fn, fusee.compile(fn):
+            outside = base.__new__(kind)
+            base.__init__(outside, given)
+            found.append([shape_of(function(X, outside, is_whole)) for _ in range(3)])
+            found[-1].append(held(outside))
+        assert found[0] == found[1]
+
+
+class Pair(tuple):
+    def __iter__(self) -> Any:
+        return iter([7])
+
+    def __len__(self) -> int:
+        return 5
+
+
+class Whole(int):
+    def __rmul__(self, other: Any) -> Any:
+        return "asked"
+
+    def __index__(self) -> int:
+        return 1
+
+
+class Part(float):
+    def __radd__(self, other: Any) -> Any:
+        return "asked"
+
+
+def test_what_derives_from_tuple_int_and_float() -> None:
+    def fn(x: torch.Tensor, is_whole: bool) -> Any:
+        pair, n, part = Pair((1, 2)), Whole(3), Part(0.5)
+        y = x * n + part
+        if not is_whole:
+            print(end="")
+        read = [*tuple.__iter__(pair)], [*pair], len(pair), tuple.__len__(pair)
+        return y.sin() * n, [1, 2, 3, 4][n], range(9)[n], "ab"[:n], 2 * n, 2 + part, read
+
+    for is_whole in True, False:
+        want, got = fn(X, is_whole), fusee.compile(fn)(X, is_whole)
+        assert shape_of(got) == shape_of(want)
