@@ -53,7 +53,6 @@ from fusee.capture.mirrors import (
     pairs_of,
     put_back,
     reduced,
-    snapshot,
 )
 from fusee.capture.sources import IN_C, ResultOf, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
@@ -418,8 +417,9 @@ class Rebuild:
             ):  # OrderedDict.update asks the class for its own
                 self.lines.append(self.call(dict_class(x).__setitem__, name, *pair))
         elif issubclass(type(x), (list, set)):
-            fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
-            self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(snapshot(x))))})")
+            kind_in_c, fill = (list, list.extend) if isinstance(x, list) else (set, set.update)
+            items = _listed(*(yield from _each(kind_in_c.__iter__(x))))
+            self.lines.append(self.call(fill, name, items))
         elif issubclass(type(x), BaseException):
             self.lines.append(f"{home}.__init__({', '.join([name, *args])})")
             yield from self._exception(x, name, in_c[0])
