@@ -278,7 +278,7 @@ class Capturing(Semantics):
                 symbols.value(self.deep(held))  # which makes facts of it
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
-            is_state = keeps_in_c(cls) and not is_known
+            is_state = not is_known and keeps_in_c(cls)
             # what has a comparison of object's own is compared by identity
             is_state &= methods is not COMPARED or any(
                 getattr(cls, m, None) is not getattr(object, m, None) for m in methods

@@ -19,7 +19,6 @@ import re
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -213,14 +212,9 @@ def python_getattribute(cls: Any) -> bool:
     return type(getattr(cls, "__getattribute__", None)) is types.FunctionType
 
 
-_KEEPING: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-
 def keeps_in_c(cls: Any) -> bool:
     """Whether instances hold in C what no attribute shows."""
-    if (found := _KEEPING.get(cls)) is None:
-        found = _KEEPING[cls] = any(map(_by_c, cls.__mro__[:-1]))
-    return found
+    return any(map(_by_c, cls.__mro__[:-1]))
 
 
 def _by_c(cls: Any) -> bool:
