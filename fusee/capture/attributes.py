@@ -626,9 +626,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
         return bound(m, found, obj, cls, name)
     if not python_getattribute(cls) and _is_found_by_c(obj, name):
         raise GraphBreak(f"C code knows the attributes of a {cls.__qualname__}")
-    error = _missing(cls, name)
-    error.name, error.obj = name, obj
-    raise error
+    raise _missing(obj, cls, name)  # a name for it would be a cycle: the error knows this frame
 
 
 def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
@@ -649,7 +647,7 @@ def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
             found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
             if found is not ABSENT:
                 return found
-    raise _missing(type(obj), name)
+    raise _missing(obj, type(obj), name)
 
 
 def _is_found_by_c(obj: Any, name: str) -> bool:
@@ -664,10 +662,10 @@ def _is_found_by_c(obj: Any, name: str) -> bool:
     return True
 
 
-def _missing(cls: type, name: str) -> AttributeError:
+def _missing(obj: Any, cls: type, name: str) -> AttributeError:
     is_named_whole = cls.__flags__ & IN_C and cls.__module__ != "builtins"
     kind = f"{cls.__module__}.{cls.__qualname__}" if is_named_whole else cls.__name__
-    return AttributeError(f"{kind!r} object has no attribute {name!r}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=obj)
 
 
 # ------------------------------------------------------------------------------ descriptors
@@ -738,7 +736,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
             if value is DELETED and m.world.get(grads.put_on(m, obj), name) is ABSENT:
-                raise _missing(m.kind_of(obj), name)
+                raise _missing(obj, m.kind_of(obj), name)
             m.world.set(grads.put_on(m, obj), name, value)
         return
     if issubclass(type(obj), Computed):
@@ -793,5 +791,5 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
         m.world.set_slot(obj, name, value)
         return
     if value is DELETED and _in_dict(m, obj, name) is ABSENT:
-        raise _missing(type(obj), name)
+        raise _missing(obj, type(obj), name)
     m.set_in_dict(obj, name, value)

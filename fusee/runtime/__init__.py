@@ -90,11 +90,17 @@ _finder = _Finder()
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """No cyclic collection meanwhile: one pass over a program's objects takes as long as a step."""
+    """No cyclic collection meanwhile, nor at once after it for what was made: one pass over a
+    program's objects takes as long as a step."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            if gc.get_count()[0] > gc.get_threshold()[0] and not gc.get_freeze_count():
+                # a collection is due: all that there is becomes old, without being looked at; what
+                # a program has frozen would be thawed
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
+import pytest
 import torch
 from torch import Tensor, fx
 
@@ -47,3 +49,54 @@ def test_it_rests_while_a_function_is_made_and_not_while_it_runs() -> None:
         ("run", True),
     ]
     assert gc.isenabled()
+
+
+def many(x: Tensor) -> Tensor:
+    for _ in range(300):
+        x = torch.relu(x * 2) + 1
+    return x
+
+
+def old() -> int:
+    return len(gc.get_objects(generation=2))
+
+
+@pytest.mark.parametrize("has_frozen", [False, True])
+def test_what_compiling_makes_is_old(has_frozen: bool) -> None:
+    """So that no collection goes through it; what the program has frozen stays so."""
+    gc.unfreeze()
+    gc.collect()
+    if has_frozen:
+        gc.freeze()
+    before, frozen = old(), gc.get_freeze_count()
+    passes: list[int] = []
+    gc.callbacks.append(lambda phase, info: passes.append(info["generation"]))
+    try:
+        compiled = fusee.compile(many)
+        compiled(torch.ones(4))
+        assert bool(gc.get_freeze_count()) == bool(frozen) == has_frozen
+        assert (old() - before > 5_000) == (not has_frozen)
+        assert has_frozen or 2 not in passes
+    finally:
+        gc.callbacks.pop()
+        gc.freeze()  # as it is in all tests
+
+
+def test_a_capture_leaves_no_cycle_that_keeps_a_result() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.inner(x).relu()
+            return found
+
+    compiled = fusee.compile(Net())
+    gc.collect()
+    gc.disable()
+    try:
+        ended = weakref.ref(compiled(torch.ones(2, 4)).grad_fn)
+        assert ended() is None
+    finally:
+        gc.enable()

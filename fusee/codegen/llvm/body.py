@@ -189,6 +189,10 @@ class Body:
     def is_scan(self, phase: Phase) -> bool:
         return is_scan(phase, self.order(phase))
 
+    def scans_together(self) -> bool:
+        """Whether what is computed at once are elements that a scan takes one after the other."""
+        return self.masks_sums and self.ctx.lanes > 1
+
     def set_stage(self, lane: Symbol | None, stage: Stage, mask: str | None) -> None:
         ctx = self.ctx
         ctx.lane = lane if stage.lanes > 1 else None
@@ -240,7 +244,7 @@ class Body:
                 if ctx.copy_axis is not None:
                     parts[acc] = self._running(statement, parts[acc], how, rank)
                     continue
-                if scans and self.masks_sums and ctx.lanes > 1:
+                if scans and self.scans_together():
                     parts[acc] = self._scan(statement, parts[acc], how, rank)
                     continue
                 parts[acc] = self._accumulate(statement, parts[acc], how, rank)
@@ -260,19 +264,26 @@ class Body:
     def _scan(
         self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int
     ) -> list[list[str]]:
-        """What the lanes have accumulated one after the other; the last one's, in all lanes.
+        """What the lanes have accumulated one after the other; the last one's, in all lanes."""
+        t, lanes = self.ctx.target(rank, self.ctx.lanes), self.ctx.lanes
+        found = how.merge(t, old[0], self._so_far(statement, how, t))
+        self.publish(how, [found])
+        rows = zip(how.kinds(lanes), found, strict=True)
+        return [[t.level.shuffle(kind, x, "poison", [lanes - 1] * lanes) for kind, x in rows]]
+
+    def _so_far(self, statement: Accumulate, how: Carried, t: InsertPoint) -> list[str]:
+        """Of each lane, its element and those of the lanes before it as one.
 
         In each step every lane takes in the one so far before it, which has taken in as many.
 
         source   Hillis and Steele, Data parallel algorithms, 1986
         """
-        ctx = self.ctx
-        t, lanes, starts = ctx.target(rank, ctx.lanes), ctx.lanes, how.start(ctx.lanes)
+        ctx, lanes, starts = self.ctx, self.ctx.lanes, how.start(self.ctx.lanes)
         given = [v for v in (statement.value, statement.which) if v is not None]
-        found = [ctx.vectors(value)[0] for value in given]
-        if ctx.mask is not None:
+        found = [ctx.vectors(v)[0] if lanes > 1 else ctx.scalar(v) for v in given]
+        if (mask := self.sum_mask()) is not None:
             places = zip(how.dtypes, found, starts, strict=True)
-            found = [t.select(ctx.mask, HELD[dtype], x, first) for dtype, x, first in places]
+            found = [t.select(mask, HELD[dtype], x, first) for dtype, x, first in places]
         kinds, step = how.kinds(lanes), 1
         while step < lanes:
             picks = [*[lanes] * step, *range(lanes - step)]
@@ -280,10 +291,7 @@ class Body:
             moved = [t.level.shuffle(kind, x, first, picks) for kind, x, first in rows]
             found = how.merge(t, moved, found)
             step *= 2
-        found = how.merge(t, old[0], found)
-        self.publish(how, [found])
-        last = [lanes - 1] * lanes
-        return [[t.level.shuffle(k, x, "poison", last) for k, x in zip(kinds, found, strict=True)]]
+        return found
 
     def _running(
         self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int

@@ -8,7 +8,8 @@ sizes that the text leaves open. Threads are mapped to points in one of four way
     points   a thread for `vec` neighbours along the last axis: reductions, if any, are its own
     rows     a team of threads for one point of the outer axes: it walks the reduced axes in steps
              of the whole team, `vec` neighbours each. Rows that fit stay in registers from the
-             first phase to the last; longer ones are read again
+             first phase to the last; longer ones are read again. In scans a thread also takes in
+             what those before it have, and all of them what came before the step
     columns  a team for `vec` neighbours along the last outer axis: each thread reduces some rows
     tiles    a block for a tile of two axes: what lies along the one and is stored along the other
              (see tile.py)
@@ -21,30 +22,27 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.llvm.body import Across, Carried, Parts, across, merge_all, result
 from fusee.codegen.llvm.lanes import Stage, is_short
 from fusee.codegen.llvm.memory import groups, pointer
 from fusee.codegen.llvm.ops import STATIC_SIZE
+from fusee.codegen.simt.teams import COUNTER_BYTES, WARP, Exchange, Meeting, Sharing, Team, barrier
 from fusee.codegen.simt.thread import (
-    COUNTER_BYTES,
-    WARP,
-    Exchange,
-    Meeting,
+    ACCESS_BYTES,
+    MOST_LANES,
     OnlineCarried,
     Stretch,
     ThreadBody,
     ThreadContext,
     accumulators,
-    barrier,
+    lanes_along,
     rough_values,
-    woven_stores,
 )
 from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
 from fusee.loops import Acc, Kernel, Phase, Store, walk
-from fusee.loops.schedule import in_one_pass, is_scan, reads_back, takes_one_pass
+from fusee.loops.schedule import in_one_pass, is_scan, reads_back, scans_along, takes_one_pass
 from fusee.runtime.llvm_text import BITS, InsertPoint, Machine, memory_type
 from fusee.sym import (
     Size,
@@ -63,14 +61,14 @@ from fusee.sym import (
 SIMT = Machine(frozenset(), 128, is_simt=True)
 
 # Threads of a block that need not be a team; of one that shares columns; of the largest.
-BLOCK, COLUMNS, LARGEST = 128, 256, 1024
+BLOCK, COLUMNS, LARGEST = 256, 256, 1024
 # Threads that give a GPU enough to do: with as many points, reductions are not shared.
 ENOUGH = 1 << 16
 # Points of an axis that a thread takes for what it loads but once.
 ROWS = 4
-# Elements of a row that a thread takes one by one, and a block of them.
-PIECES = 8
-STRIP = PIECES * BLOCK
+# Elements of a row that a thread takes one by one, threads of such a block, and its elements.
+PIECES, STRIPS = 8, 128
+STRIP = PIECES * STRIPS
 # Elements that one of so many threads reduces by itself.
 ALONE = 64
 # Blocks that are few enough for several to share what each of them does, how many there are then,
@@ -81,9 +79,9 @@ FEW_GROUPS, MOST_SHARING, LEAST = 264, 264, 4
 CACHED = 1 << 13
 # Bytes that are read together.
 LINE = 128
-# Elements of a row that a thread keeps in registers; values in a body up to which it has several.
-KEPT, MANY_VALUES = 32, 96
-ACCESS_BYTES, MOST_LANES, SECTOR_BYTES = 16, 8, 32
+# Elements of a row that a thread keeps in registers.
+KEPT = 32
+SECTOR_BYTES = 32
 
 
 _WIDE = re.compile(r"(<\d+ x (\w+)>.*, ptr .*), align \d+")
@@ -105,69 +103,6 @@ def emit_kernel(kernel: Kernel, machine: Machine = SIMT, first: int = 1) -> Kern
     return mapping.emit()
 
 
-@dataclass(frozen=True)
-class Team:
-    """Who works on one point.
-
-    threads   of a team, a power of two; teams: of a block
-    along     the axes that are shared are the inner ones, and so are vectors: rows
-    woven     threads that follow each other are of different teams, as for columns: pieces of rows
-              that lie beside each other are read together
-    """
-
-    threads: int
-    teams: int
-    along: bool
-    woven: bool = False
-
-    @property
-    def block(self) -> int:
-        return self.threads * self.teams
-
-    @property
-    def apart(self) -> int:
-        """How far apart in their block the threads of a team are."""
-        return 1 if self.along and not self.woven else self.teams
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """How many blocks share what a team would do, and the steps that each of them takes.
-
-    Each leaves what it found in memory; the one that comes last merges that of all, and goes on.
-    """
-
-    blocks: Size
-    steps: Size
-
-
-def lanes_along(kernel: Kernel, phases: Sequence[Phase], axis: Symbol, machine: Machine) -> int:
-    """Neighbours along an axis that a thread takes: all accesses in one piece are aligned."""
-    places = []
-    order = walk(v for phase in phases for v in phase.operands)
-    for value in order:
-        if value.op == "load":
-            places.append((value.attr[0].dtype, value.attr[1]))
-    narrow, rests = ACCESS_BYTES, list[Size]()
-    for phase in phases:
-        stores = phase.stores
-        places += [(s.buffer.dtype, s.index) for s in stores]
-        for first, *_ in woven_stores(stores, axis).values():
-            narrow = min(narrow, first.buffer.dtype.itemsize)
-            rests += [parts[1] for parts in [coefficient(first.index, axis)] if parts is not None]
-    for dtype, index in places:
-        parts = coefficient(index, axis)
-        if parts is not None and parts[0] in (1, -1):
-            narrow = min(narrow, dtype.itemsize)
-            rests.append(parts[1] if parts[0] == 1 else parts[1] + 1)
-    lanes = min(ACCESS_BYTES // narrow, MOST_LANES)
-    if len(order) > MANY_VALUES:
-        lanes = min(lanes, 2)
-    while lanes > 1 and not all(divides(lanes, rest) for rest in rests):
-        lanes //= 2
-    return lanes
-
-
 def _power(n: int) -> int:
     """The least power of two that is no smaller."""
     return 1 << max(n - 1, 0).bit_length()
@@ -182,23 +117,25 @@ class _Mapping:
         self.phases = kernel.phases
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
         self.inner = [phase for phase in kernel.phases if phase.inner]
-        scans = any(is_scan(p, self.orders[id(p)]) for p in kernel.phases)
-        rows = bool(kernel.outer) and not scans and self._reads_rows()
+        self.scans = [p for p in kernel.phases if is_scan(p, self.orders[id(p)])]
+        self.reloads = reads_back(kernel.phases, list(self.orders.values()))
+        together = bool(self.scans) and self._scans_rows()
+        rows = together or (bool(kernel.outer) and not self.scans and self._reads_rows())
+        alone = bool(self.scans) and not together
         short = not rows and self._is_short()
         self.lane = None if rows else kernel.lanes
-        if self.lane is None and kernel.outer and (short or scans):
+        if self.lane is None and kernel.outer and (short or alone):
             self.lane = kernel.outer[-1]
         self.parallel = [axis for axis in kernel.outer if axis != self.lane]
         self.team: Team | None = None
         self.vec = 1
         if self.lane is not None:
-            self.vec = lanes_along(kernel, kernel.phases, self.lane, machine)
-        self.reloads = reads_back(kernel.phases, list(self.orders.values()))
+            self.vec = lanes_along(kernel.phases, self.lane)
         self.split: Sharing | None = None
         self.row: Symbol | None = None
-        while scans and self.vec > 1 and hint(self._space()) < ENOUGH:
+        while alone and self.vec > 1 and hint(self._space()) < ENOUGH:
             self.vec //= 2  # each waits for what it carries: the more there are, the better
-        if not short and not scans:
+        if not short and not alone:
             self.team = self._team()
         self.tile: SharedTile | None = None
         if self.team is None and not self.reloads:
@@ -206,7 +143,7 @@ class _Mapping:
             self.vec = 1 if self.tile is not None else self.vec
         if self.team is None and self.tile is None:
             self.row = self._row()
-        if self.team is not None and not self._is_kept(self.team):
+        if self.team is not None and not self.scans and not self._is_kept(self.team):
             self.phases = in_one_pass(kernel.phases)
             self.orders = {id(phase): walk(phase.operands) for phase in self.phases}
             self._divide(self.team)
@@ -244,6 +181,20 @@ class _Mapping:
                 rows += 1
         return rows > 0
 
+    def _scans_rows(self) -> bool:
+        """Whether teams go through the elements that scans take one after the other: these lie
+        behind each other."""
+        kernel = self.kernel
+        if kernel.lanes is not None or kernel.ordered or not all(map(scans_along, self.scans)):
+            return False
+        for phase in self.scans:
+            stored = {store.buffer for store in phase.stores}
+            loads = [v.attr for v in self.orders[id(phase)] if v.op == "load"]
+            steps = [(coefficient(index, phase.inner[-1]) or (0,))[0] for _, index in loads]
+            if not {1, -1} & {*steps} or any(buffer in stored for buffer, _ in loads):
+                return False
+        return True
+
     def _fills_rows(self, phase: Phase) -> bool:
         """Whether a phase stores rows in pieces of a sector and more: threads with a row each would
         write into many sectors at once, which leave the cache before they are full."""
@@ -253,11 +204,11 @@ class _Mapping:
         return self.kernel.lanes is None and max(sizes, default=0) >= SECTOR_BYTES
 
     def _team(self) -> Team | None:
-        machine, points = self.ctx.machine, self._points()
+        points = self._points()
         counts = [hint(count_points(phase.inner)) for phase in self.inner]
         if self.lane is None:
             last = {phase.inner[-1] for phase in self.inner}
-            lanes = [lanes_along(self.kernel, self.inner, axis, machine) for axis in last]
+            lanes = [lanes_along(self.inner, axis) for axis in last]
             self.vec = min(lanes)
             while any(not divides(self.vec, axis.hi) for axis in last if axis.hi is not None):
                 self.vec //= 2
@@ -270,7 +221,9 @@ class _Mapping:
             is_read_again = chunks * self.vec > threads * max(KEPT, self.vec)
             if is_read_again and points > FEW_GROUPS and chunks < CACHED:
                 threads = LARGEST // 2
-            return Team(threads, BLOCK // threads if threads <= WARP else 1, True)
+            # those of a scan that have no row go through another's, which somebody may be storing
+            alone = threads > WARP or (self.reloads and self.scans)
+            return Team(threads, 1 if alone else BLOCK // threads, True)
         assert self.lane.hi is not None
         while not divides(self.vec, self.lane.hi):
             self.vec //= 2
@@ -338,6 +291,8 @@ class _Mapping:
         size = 0
         if self.tile is not None:
             threads, total, size = THREADS, self._by_tiles(self.tile), self.tile.starts()[-1]
+        elif self.team is None and self._takes_strips():
+            threads, total = STRIPS, self._by_strips()
         elif self.team is None:
             threads, total = BLOCK, self._by_points()
         else:
@@ -471,8 +426,6 @@ class _Mapping:
     def _by_points(self) -> Size:
         """A thread for each point, or each `vec` of them; blocks that it takes."""
         ctx, level = self.ctx, self.level
-        if self._takes_strips():
-            return self._by_strips()
         number = self._number(self._special("ctaid"), BLOCK, self._special("tid"))
         sizes, total = self._chunks(), self._space()
         digits = self._digits(number, sizes, _is_wide(total))
@@ -516,7 +469,7 @@ class _Mapping:
         own = level.op(f"zext i32 {own} to i64")
         if store is None:
             low = level.op(f"add nsw i64 {first}, {own}")
-            self._along(lane, low, self._end(lane, first, STRIP), BLOCK, 1)
+            self._along(lane, low, self._end(lane, first, STRIP), STRIPS, 1)
         else:
             low = level.op(f"add nsw i64 {first}, {level.op(f'mul nsw i64 {own}, {PIECES}')}")
             self._neighbours(store, lane, low)
@@ -635,7 +588,10 @@ class _Mapping:
             leads = level.op(f"or i1 {leads}, {outside}")
         exchange = Exchange(self.ctx, team.block, team.threads, team.apart, tid)
         for phase in self.phases:
-            if phase.inner:
+            if phase in self.scans:
+                self.body.skips = outside
+                self._scanned(phase, team, member, exchange)
+            elif phase.inner:
                 self.body.skips = outside
                 self._shared(phase, team, member, exchange, leads)
             else:
@@ -662,6 +618,28 @@ class _Mapping:
         with self.level.unless(others if is_last else None):
             body.statements(phase, {}, {}, 1)
 
+    def _scanned(self, phase: Phase, team: Team, member: str, exchange: Exchange) -> None:
+        """A scan of which the threads of a team take elements that lie behind each other, then as
+        many behind these: all of them come as often, also those that have none any more."""
+        ctx, body, (axis,) = self.ctx, self.body, phase.inner
+        body.set_stage(axis, Stage(1, self.vec), None)
+        hows = accumulators(phase, False)
+        parts: Parts = {acc: [how.start(1)] for acc, how in hows.items()}
+        kinds, count = {acc: how.kinds(1) for acc, how in hows.items()}, ctx.size_of(axis)
+        if self.vec > 1:
+            count = self.level.op(f"lshr i64 {count}, {self.vec.bit_length() - 1}")
+        body.shares = exchange.scanned
+        with body.carry("0", count, team.threads, parts, kinds) as (first, now, found):
+            level = Stretch(ctx.writer.top)
+            ctx.ranked[2:] = [level]
+            flat = level.op(f"add nsw i64 {first}, {member}")
+            body.idle = level.op(f"icmp sge i64 {flat}, {count}")
+            flat = level.op(f"select i1 {body.idle}, i64 0, i64 {flat}")
+            self._open(phase, flat, True, False)
+            found |= body.statements(phase, now, hows, 2)
+        body.idle = body.shares = None
+        ctx.ranked[2:] = []
+
     def _shared(
         self, phase: Phase, team: Team, member: str, exchange: Exchange, leads: str
     ) -> None:
@@ -670,7 +648,7 @@ class _Mapping:
         if team.along:
             body.set_stage(phase.inner[-1], Stage(1, vec), None)
         lanes, hows = ctx.lanes, accumulators(phase, team.along)
-        if self.split is None and self._is_kept(team):
+        if self.split is None and not self.scans and self._is_kept(team):
             parts = self._kept(phase, team, member, hows)
         else:
             parts = self._looped(phase, team, member, hows)

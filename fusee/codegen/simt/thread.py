@@ -2,9 +2,6 @@
 
 The value code is that of vectors (codegen/llvm): the lanes of a vector are elements of one thread.
 Two reductions run in one pass where the second needs the first's result (loops/schedule.py).
-Where threads or blocks share one, each has its part, then parts are exchanged and merged: threads
-of one warp exchange by shuffles, others through memory that a block shares. All threads of a team
-come to the same result: the one part of a pair is merged with the other in both of them.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from fusee.runtime.llvm_text import (
     vector,
 )
 from fusee.source import HALVES
-from fusee.sym import Size, Symbol, coefficient
+from fusee.sym import Size, Symbol, coefficient, divides
 
 
 def accumulators(phase: Phase, along: bool) -> dict[Acc, Carried]:
@@ -198,6 +195,8 @@ class Squares(OnlineCarried):
         return [apply("add", a[0], b[0]), squares, n]
 
 
+# What a thread reads or writes at once at most; values up to which it has more than two points.
+ACCESS_BYTES, MOST_LANES, MANY_VALUES = 16, 8, 96
 # Points of a reduction that a thread loads in one go.
 TOGETHER = 4
 # Where a kernel's threads find memory that all may read, past the address of the status.
@@ -344,16 +343,21 @@ class Stretch(Level):
         self.whole.label = label
 
 
+Shares = Callable[[InsertPoint, Carried, list[str]], tuple[list[str], list[str]]]
+
+
 class ThreadBody(Body):
     """Statements of one thread.
 
     skips    an i1: the thread has nothing to store, for others store the same or it is out of range
     idle     an i1: what it computes now is no part of a reduction
     waiting  elements of reductions in one pass, to be taken in together
+    shares   of what this one has of a scan: what those before it have, and what all of its team
     """
 
     skips: str | None = None
     idle: str | None = None
+    shares: Shares | None = None
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -365,6 +369,29 @@ class ThreadBody(Body):
         level, lanes = self.writer.top, self.ctx.lanes
         busy = level.op(f"xor i1 {self.idle}, true")
         return busy if lanes == 1 else level.splat("i1", busy, lanes)
+
+    def scans_together(self) -> bool:
+        return self.shares is not None
+
+    def _scan(
+        self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int
+    ) -> list[list[str]]:
+        """Of a team: each thread has some elements behind each other. `old`, and what is returned,
+        are all threads' alike."""
+        assert self.shares is not None
+        lanes = self.ctx.lanes
+        t, one = (self.ctx.target(rank, n) for n in (lanes, 1))
+        found = own = self._so_far(statement, how, t)
+        if lanes > 1:
+            rows = zip(how.kinds(lanes), found, strict=True)
+            own = [t.op(f"extractelement {kind} {x}, i64 {lanes - 1}") for kind, x in rows]
+        before, whole = self.shares(one, how, own)
+        before = how.merge(one, old[0], before)
+        if lanes > 1:
+            rows = zip(how.kinds(1), before, strict=True)
+            before = [t.level.splat(kind, x, lanes) for kind, x in rows]
+        self.publish(how, [how.merge(t, before, found)])
+        return [how.merge(one, old[0], whole)]
 
     def _accumulate(
         self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int
@@ -462,6 +489,33 @@ class ThreadBody(Body):
                 write()
 
 
+def lanes_along(phases: Sequence[Phase], axis: Symbol) -> int:
+    """Neighbours along an axis that a thread takes: all accesses in one piece are aligned."""
+    places = []
+    order = walk(v for phase in phases for v in phase.operands)
+    for value in order:
+        if value.op == "load":
+            places.append((value.attr[0].dtype, value.attr[1]))
+    narrow, rests = ACCESS_BYTES, list[Size]()
+    for phase in phases:
+        stores = phase.stores
+        places += [(s.buffer.dtype, s.index) for s in stores]
+        for first, *_ in woven_stores(stores, axis).values():
+            narrow = min(narrow, first.buffer.dtype.itemsize)
+            rests += [parts[1] for parts in [coefficient(first.index, axis)] if parts is not None]
+    for dtype, index in places:
+        parts = coefficient(index, axis)
+        if parts is not None and parts[0] in (1, -1):
+            narrow = min(narrow, dtype.itemsize)
+            rests.append(parts[1] if parts[0] == 1 else parts[1] + 1)
+    lanes = min(ACCESS_BYTES // narrow, MOST_LANES)
+    if len(order) > MANY_VALUES:
+        lanes = min(lanes, 2)
+    while lanes > 1 and not all(divides(lanes, rest) for rest in rests):
+        lanes //= 2
+    return lanes
+
+
 def woven_stores(stores: Iterable[Store], lane: Symbol) -> dict[int, list[Store]]:
     """Stores that fill a piece of memory together, each every n-th element of it; by the id of the
     first."""
@@ -544,255 +598,3 @@ def _exchange(t: InsertPoint, store: Store, kind: str, x: str, address: str) -> 
     done = level.op(f"extractvalue {{ {bits}, i1 }} {both}, 1")
     level.do(f"br i1 {done}, label %fine{number}, label %again{number}")
     level._open(f"fine{number}")
-
-
-WARP = 32
-Places = list[list[tuple[str, str]]]  # per part and lane: its type in memory, and the address
-
-
-def barrier(level: Level, threads: int) -> None:
-    """All threads of a team, or of the block if teams have more than a warp, have come here."""
-    if threads <= WARP:
-        level.call("void", "llvm.nvvm.bar.warp.sync", ("i32", "-1"))
-    else:
-        level.call("void", "llvm.nvvm.barrier0")
-
-
-def shuffled(level: Level, kind: str, x: str, distance: int) -> str:
-    """What the thread whose number differs in the bit `distance` has."""
-    bits = BITS[kind]
-
-    def moved(word: str) -> str:
-        given = (("i32", "-1"), ("i32", word), ("i32", str(distance)), ("i32", "31"))
-        return level.call("i32", "llvm.nvvm.shfl.sync.bfly.i32", *given)
-
-    if bits < 32:
-        word = moved(level.op(f"zext {kind} {x} to i32"))
-        return level.op(f"trunc i32 {word} to {kind}")
-    if bits == 32:
-        word = x if kind == "i32" else level.op(f"bitcast {kind} {x} to i32")
-        word = moved(word)
-        return word if kind == "i32" else level.op(f"bitcast i32 {word} to {kind}")
-    whole = x if kind == "i64" else level.op(f"bitcast {kind} {x} to i64")
-    low = moved(level.op(f"trunc i64 {whole} to i32"))
-    high = moved(level.op(f"trunc i64 {level.op(f'lshr i64 {whole}, 32')} to i32"))
-    high = level.op(f"shl i64 {level.op(f'zext i32 {high} to i64')}, 32")
-    whole = level.op(f"or i64 {high}, {level.op(f'zext i32 {low} to i64')}")
-    return whole if kind == "i64" else level.op(f"bitcast i64 {whole} to {kind}")
-
-
-class Exchange:
-    """Merges what the threads of a team have.
-
-    threads  of a team, a power of two
-    apart    how far apart in the block the threads of a team are: 1, or the number of teams
-    tid      the number of the thread in its block
-    """
-
-    def __init__(self, ctx: Context, block: int, threads: int, apart: int, tid: str) -> None:
-        self.ctx, self.block, self.threads, self.apart, self.tid = ctx, block, threads, apart, tid
-        self.shared_bytes = 0
-
-    def word(self) -> str:
-        """The address of four bytes that are nobody else's."""
-        start = -(-self.shared_bytes // 4) * 4
-        self.shared_bytes = start + 4
-        return f"getelementptr (i8, ptr addrspace(3) @shared, i64 {start})"
-
-    def merged(self, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
-        """`parts` of all threads of the team as one, in all of them."""
-        end = self.apart * self.threads
-        parts = self._by_shuffles(t, how, parts, self.apart, min(end, WARP))
-        if end <= WARP:
-            return parts
-        if self.apart == 1:
-            return self._by_warps(t, how, parts)
-        distance = max(self.apart, WARP)
-        while distance < end:
-            self._put(t, how, parts, self._places(t, how, self.tid, self.block, 0))
-            barrier(t.level, self.block)
-            partner = t.op(f"xor i32 {self.tid}, {distance}")
-            others = self._get(t, how, self._places(t, how, partner, self.block, 0))
-            barrier(t.level, self.block)
-            parts = how.merge(t, parts, others)
-            distance *= 2
-        return parts
-
-    def _by_shuffles(
-        self, t: InsertPoint, how: Carried, parts: list[str], first: int, end: int
-    ) -> list[str]:
-        distance = first
-        while distance < end:
-            rows = zip(how.kinds(1), how.widths(t.lanes), parts, strict=True)
-            others = [_per_lane(t.level, *row, distance) for row in rows]
-            parts = how.merge(t, parts, others)
-            distance *= 2
-        return parts
-
-    def _by_warps(self, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
-        """One place per warp, which all warps read; each reduction has places of its own."""
-        level, warps, start = t.level, self.threads // WARP, -(-self.shared_bytes // 16) * 16
-        warp = level.op(f"lshr i32 {self.tid}, {WARP.bit_length() - 1}")
-        own = self._places(t, how, warp, warps, start)
-        follows = level.op(f"icmp ne i32 {level.op(f'and i32 {self.tid}, {WARP - 1}')}, 0")
-        with level.unless(follows):
-            self._put(t, how, parts, own)
-        barrier(level, self.block)
-        lane = level.op(f"and i32 {self.tid}, {warps - 1}")
-        parts = self._get(t, how, self._places(t, how, lane, warps, start))
-        return self._by_shuffles(t, how, parts, 1, warps)
-
-    # Elements of one lane lie side by side, so that the threads of a warp use all banks.
-
-    def _places(self, t: InsertPoint, how: Carried, number: str, count: int, start: int) -> Places:
-        """Of one of `count` threads or warps that have places from the byte `start` on."""
-        found, level = [], t.level
-        for kind, width in zip(how.kinds(1), how.widths(t.lanes), strict=True):
-            held = "i8" if kind == "i1" else kind
-            lanes = []
-            for _ in range(width):
-                address = f"getelementptr (i8, ptr addrspace(3) @shared, i64 {start})"
-                at = level.op(f"getelementptr {held}, ptr addrspace(3) {address}, i32 {number}")
-                lanes.append((held, at))
-                start += count * (BITS[held] // 8)
-            found.append(lanes)
-        self.shared_bytes = max(self.shared_bytes, start)
-        return found
-
-    def _put(self, t: InsertPoint, how: Carried, parts: list[str], places: Places) -> None:
-        level = t.level
-        for kind, x, lanes in zip(how.kinds(1), parts, places, strict=True):
-            for k, (held, address) in enumerate(lanes):
-                one = x
-                if len(lanes) > 1:
-                    one = level.op(f"extractelement {vector(kind, len(lanes))} {x}, i64 {k}")
-                if held != kind:
-                    one = level.op(f"zext {kind} {one} to {held}")
-                align = BITS[held] // 8
-                level.do(f"store {held} {one}, ptr addrspace(3) {address}, align {align}")
-
-    def _get(self, t: InsertPoint, how: Carried, places: Places) -> list[str]:
-        level, found = t.level, []
-        for kind, lanes in zip(how.kinds(1), places, strict=True):
-            whole = "poison"
-            for k, (held, address) in enumerate(lanes):
-                align = BITS[held] // 8
-                one = level.op(f"load {held}, ptr addrspace(3) {address}, align {align}")
-                if held != kind:
-                    one = level.op(f"trunc {held} {one} to {kind}")
-                full = vector(kind, len(lanes))
-                if len(lanes) > 1:
-                    one = level.op(f"insertelement {full} {whole}, {kind} {one}, i64 {k}")
-                whole = one
-            found.append(whole)
-        return found
-
-
-def _per_lane(level: Level, kind: str, width: int, x: str, distance: int) -> str:
-    if width == 1:
-        return shuffled(level, kind, x, distance)
-    full, whole = vector(kind, width), "poison"
-    for k in range(width):
-        one = level.op(f"extractelement {full} {x}, i64 {k}")
-        one = shuffled(level, kind, one, distance)
-        whole = level.op(f"insertelement {full} {whole}, {kind} {one}, i64 {k}")
-    return whole
-
-
-# ---------------------------------------------------------------------------- blocks
-# Blocks that share what a team reduces: the one that comes last merges what all have found.
-#
-# Memory that they share begins with a counter for each group of blocks; the last block of a group
-# sets its counter back. Behind the counters lies a record for each team of each block.
-
-# Blocks that share points are at most so many, and so are groups of them.
-MOST_BLOCKS = 1024
-COUNTER_BYTES = 4 * MOST_BLOCKS
-_ALIGN = 16  # of records and their parts, in bytes
-
-
-class Meeting:
-    """One group of blocks.
-
-    blocks  how many they are; part: which of them this one is; group: their number, an i32
-    """
-
-    def __init__(self, ctx: ThreadContext, blocks: Size, block: str) -> None:
-        self.ctx, self.level = ctx, ctx.ranked[1]
-        op = self.level.op
-        self.blocks = ctx.param("blocks", blocks)
-        number = op(f"zext i32 {block} to i64")
-        self.part = op(f"urem i64 {number}, {self.blocks}")
-        self._group = op(f"udiv i64 {number}, {self.blocks}")
-        self.group = op(f"trunc i64 {self._group} to i32")
-        self.record_bytes = 0
-        self._places: dict[Acc, list[tuple[str, str, int]]] = {}  # types, held and in memory; where
-
-    def lay_out(self, hows: Mapping[Acc, Carried], lanes: int) -> None:
-        """What a record is made of."""
-        for acc, how in hows.items():
-            places = self._places[acc] = []
-            rows = zip(how.kinds(lanes), how.kinds(1), how.widths(lanes), strict=True)
-            for kind, one, width in rows:
-                memory = "i8" if one == "i1" else one
-                places.append((kind, vector(memory, width), self.record_bytes))
-                size = width * BITS[memory] // 8
-                self.record_bytes += -(-size // _ALIGN) * _ALIGN
-
-    def _record(self, t: InsertPoint, team: str, part: str) -> str:
-        op = t.op
-        number = op(f"add i64 {op(f'mul i64 {team}, {self.blocks}')}, {part}")
-        place = op(f"add i64 {op(f'mul i64 {number}, {self.record_bytes}')}, {COUNTER_BYTES}")
-        return t.level.at(self.ctx.shared(), place)
-
-    def leave(self, t: InsertPoint, team: str, found: Mapping[Acc, list[str]]) -> None:
-        """What a team of this block has found."""
-        record = self._record(t, team, self.part)
-        for acc, places in self._places.items():
-            for x, (kind, memory, at) in zip(found[acc], places, strict=True):
-                x = x if kind == memory else t.op(f"zext {kind} {x} to {memory}")
-                address = t.level.at(record, at)
-                t.level.do(f"store {memory} {x}, ptr {address}, align {_align(memory)}")
-
-    def of(self, t: InsertPoint, team: str, part: str) -> dict[Acc, list[str]]:
-        """What a team of another block has found."""
-        found: dict[Acc, list[str]] = {}
-        record = self._record(t, team, part)
-        for acc, places in self._places.items():
-            found[acc] = []
-            for kind, memory, at in places:
-                address = t.level.at(record, at)
-                x = t.op(f"load {memory}, ptr {address}, align {_align(memory)}")
-                x = x if kind == memory else t.op(f"trunc {memory} {x} to {kind}")
-                found[acc].append(x)
-        return found
-
-    def stay_if_last(self, exchange: Exchange) -> None:
-        """All blocks but the one that comes last end here; it sees what they have left."""
-        level, op = self.level, self.level.op
-        word = exchange.word()
-        level.call("void", "llvm.nvvm.membar.gl")
-        barrier(level, exchange.block)
-
-        def meet() -> str:
-            with level.unless(op(f"icmp ne i32 {exchange.tid}, 0")):
-                counter = level.at(self.ctx.shared(), self._group, "i32")
-                before = op(f"atomicrmw add ptr {counter}, i32 1 monotonic")
-                missing = op(f"sub i64 {self.blocks}, {op(f'zext i32 {before} to i64')}")
-                early = op(f"icmp ne i64 {missing}, 1")
-                with level.unless(early):
-                    level.do(f"store i32 0, ptr {counter}, align 4")
-                early = op(f"zext i1 {early} to i32")
-                level.do(f"store i32 {early}, ptr addrspace(3) {word}, align 4")
-            barrier(level, exchange.block)
-            early = op(f"load i32, ptr addrspace(3) {word}, align 4")
-            return op(f"icmp ne i32 {early}, 0")
-
-        alone = op(f"icmp eq i64 {self.blocks}, 1")
-        level.leave(level.chosen(alone, "false", meet, "i1"), lambda: "void")
-        level.call("void", "llvm.nvvm.membar.gl")
-
-
-def _align(memory: str) -> int:
-    count, _, kind = memory.strip("<>").rpartition(" x ")
-    return min(int(count or 1) * BITS[kind] // 8, _ALIGN)

@@ -17,7 +17,8 @@ from functools import partial
 from fusee.codegen.llvm.body import emit_value
 from fusee.codegen.llvm.lanes import Stage
 from fusee.codegen.llvm.ops import from_memory, to_memory
-from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext, barrier
+from fusee.codegen.simt.teams import barrier
+from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
 from fusee.loops import Kernel, Phase, Value, walk
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Level
 from fusee.sym import Size, Symbol, coefficient, count_points, divides, hint, symbols

@@ -532,8 +532,10 @@ def scan(
 def _cumulates(kind: str) -> Callable[..., Tensor]:
     def handler(call: OpCall, x: Tensor, dim: int) -> Tensor:
         dtype = call.meta.dtype
-        # ATen's CPU scans accumulate float in double, and halves in float
-        acc_dtype = torch.float64 if dtype is torch.float32 else opmath(dtype)
+        acc_dtype = opmath(dtype)
+        # ATen's scans accumulate float in double on CPUs
+        if dtype is torch.float32 and not prepared(x).lowering.values.profile.shares:
+            acc_dtype = torch.float64
         return scan(x, dim % max(len(x.shape), 1), kind, acc_dtype, dtype, lambda v: cast(v, dtype))
 
     return handler

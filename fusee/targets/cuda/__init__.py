@@ -515,8 +515,10 @@ class Device:
 
     def arena(self, size: int) -> Tensor:
         """So many bytes, at least an element: 0 at first, for blocks that count each other."""
+        # memory of 0 bytes is not cleared: that would be a node of a graph that the user records
+        make = torch.zeros if size else torch.empty
         with torch.inference_mode(False), torch.no_grad():
-            return torch.zeros(max(size, 16), dtype=torch.uint8, device=self.device)
+            return make(max(size, 16), dtype=torch.uint8, device=self.device)
 
 
 def _recorded(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any]:

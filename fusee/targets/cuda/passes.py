@@ -32,6 +32,7 @@ _LAUNCHED = 5e-6
 _GROUPED, _PLAIN = 1.36, 0.82
 # Elements of a column that a thread scans, and columns that are enough for a thread each.
 _PIECE, _MANY_COLUMNS = 64, 1 << 16
+_LONG_ROW = 1 << 16  # that one block scans
 _SCANS = tuple(overloads("cumsum cumprod cummax cummin"))
 # What adds by atomics, in whatever order threads come.
 _ATOMIC = tuple(
@@ -380,8 +381,9 @@ def in_one_order(edit: Editor) -> None:
 
 
 def long_scans(edit: Editor) -> None:
-    """Scans along long rows are ATen's, since ours take a thread for each row. Sums and products
-    along long columns, of which there are few, begin at each piece of them."""
+    """Products along long rows are ATen's, since ours take a thread for each row, and so are scans
+    of one row that a block would be long at. Sums and products along long columns, of which there
+    are few, begin at each piece of them."""
     for node in list(edit.calls(*_SCANS)):
         named = arguments(node)
         shape, dtype = list(val(named["self"]).shape), val(named["self"]).dtype
@@ -393,7 +395,9 @@ def long_scans(edit: Editor) -> None:
             continue
         adds = node.target in (aten.cumsum.default, aten.cumprod.default)
         if math.prod(shape[dim + 1 :]) == 1:
-            node.meta["called"] = "a scan along long rows"
+            is_alone = math.prod(shape) == shape[dim] > _LONG_ROW
+            if node.target is aten.cumprod.default or is_alone:
+                node.meta["called"] = "a scan along long rows"
         elif adds and math.prod(shape) // shape[dim] < _MANY_COLUMNS:
             with edit.before(node):
                 x = edit.cast(named["self"], val(node).dtype)

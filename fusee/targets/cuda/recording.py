@@ -11,6 +11,8 @@ A Replayer stands around a host function. What holds:
   to, and what overlaps itself, is not: each place of it is a recording of its own.
 - Results are new tensors at each call. They share memory as they do in a direct call, with inputs
   and with each other; what a recording writes is copied out.
+- Gradients are handed out where a backward's recording wrote them. Whoever has one keeps it: what
+  might write there is recorded anew, and from then on gradients are copied out, too.
 - What a forward saves for its backward is lent: it stays where the recording wrote it, and is read
   there. As long as anybody has it, no forward is replayed.
 - Recordings of one stream share an arena and a pool, since one runs after the other; both live as
@@ -70,7 +72,8 @@ class _CudaGraph(NamedTuple):
     moved    inputs that are copied in, by `bring`; brought: those that come from the CPU
     fresh    make memory for what the graph leaves, and `take` copies it there; `results` are made
              of the inputs and that
-    lent     what it has left for a backward to read; None: nothing
+    lent     what it has left for a backward to read; gradients: what it hands out where it wrote
+             them; None: nothing
     taken    what its forward lent, if it took that over
     arena    is pointed to
     number   of recordings, those made earlier have lower ones
@@ -83,31 +86,51 @@ class _CudaGraph(NamedTuple):
     fresh: Sequence[Callable[[], Tensor]]
     take: Callable[[Sequence[Tensor]], None]
     lent: _Lent | None
+    gradients: _Gradients | None
     taken: _Lent | None
     results: Result
     arena: Tensor
     number: int
 
 
-class _Lent:
+class _Held:
+    """Values that stay where the recording of a number wrote them, for others to read there."""
+
+    def __init__(self, values: Sequence[Tensor], gpu: Gpu, number: int) -> None:
+        self.values, self.number = values, number
+        self._count = gpu.holders(values)
+        self._own = self._count()
+
+    def is_wanted(self) -> bool:
+        return self._count() != self._own
+
+
+class _Gradients(_Held):
+    """Those of a backward's recording. They keep their memory, also when the recording has gone."""
+
+    def __init__(self, values: Sequence[Tensor], gpu: Gpu, number: int) -> None:
+        super().__init__(values, gpu, number)
+        self._places = [*map(Tensor.data_ptr, values)]
+
+    def is_wanted(self) -> bool:
+        """Also where somebody has resized one."""
+        return super().is_wanted() or [*map(Tensor.data_ptr, self.values)] != self._places
+
+
+class _Lent(_Held):
     """What a forward's recording leaves for its backward.
 
     values    do not keep their memory
     owners    keep it, until a backward's recording takes it over
-    number    of the forward's recording
-    is_spent  whether that must be made anew: its memory was taken, and another backward is recorded
+    is_spent  whether the recording must be made anew: its memory was taken, and another backward is
+              recorded
     """
 
     def __init__(self, owners: Sequence[Tensor], gpu: Gpu, number: int) -> None:
-        self.owners, self.values = dict(enumerate(owners)), [*map(borrowed, owners)]
-        self.number, self.is_spent = number, False
+        super().__init__([*map(borrowed, owners)], gpu, number)
+        self.owners, self.is_spent = dict(enumerate(owners)), False
         self._places = {storage_id(x): n for n, x in enumerate(self.values)}
-        self._count = gpu.holders(self.values)
-        self._own = self._count()
         self._with_one = [n + 1 for n in self._own]
-
-    def is_wanted(self) -> bool:
-        return self._count() != self._own
 
     def has_one_reader(self) -> bool:
         """Whether one has all of the values, and no other any of them."""
@@ -125,32 +148,40 @@ class _Lent:
 class _RecordingPool:
     """Memory of recordings on one stream.
 
-    users   the recordings of a forward, of its backwards
-    lent    what the forward's recording that was replayed last has left
+    users      the recordings of a forward, of its backwards
+    lent       what the forward's recording that was replayed last has left
+    gradients  what was handed out
     """
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.users: list[Mapping[Key, _CudaGraph]] = []
         self.lent: _Lent | None = None
+        self.gradients: list[_Gradients] = []
 
     def wanted(self) -> _Lent | None:
         if self.lent is not None and not self.lent.is_wanted():
             self.lent = None
         return self.lent
 
+    def outstanding(self) -> int:
+        """The highest number of recordings whose gradients somebody has; -1: nobody has any."""
+        self.gradients = [x for x in self.gradients if x.is_wanted()]
+        return max((x.number for x in self.gradients), default=-1)
+
 
 class Together:
     """What a forward's calls and those of its backwards share: one runs after the other, and the
     memory of recordings, by stream.
 
-    spent   how many forwards' recordings were made anew since their memory was taken over
+    spent      how many forwards' recordings were made anew since their memory was taken over
+    copies_all whether gradients are copied out: somebody had some of them at a later call
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.pools: dict[int, _RecordingPool] = {}
-        self.numbers, self.spent = numbers_from(), 0
+        self.numbers, self.spent, self.copies_all = numbers_from(), 0, False
 
 
 class _OneStream:
@@ -234,7 +265,7 @@ class Replayer:
                 return self.run(*given)
             key = self._key(one, inputs)
             found = one.recordings.pop(key, None)
-            if found is None or self._is_old(found, lent):
+            if found is None or self._is_old(found, lent, one.pool.outstanding()):
                 found = self._made_new(one, inputs, lent)
                 key = self._key(one, inputs)  # another input may be copied in by now
             elif not self._is_safe(found, lent):
@@ -245,6 +276,8 @@ class Replayer:
             one.recordings[key] = found  # the one used last is the last
             if found.lent is not None:
                 one.pool.lent = found.lent
+            if found.gradients is not None:
+                one.pool.gradients.append(found.gradients)
             return self._replayed(found, inputs)
         finally:
             lock.release()
@@ -268,8 +301,11 @@ class Replayer:
             inputs.clear()  # type: ignore[attr-defined]  # a backward's is a list
         return results
 
-    def _is_old(self, found: _CudaGraph, lent: _Lent | None) -> bool:
-        """Whether a recording may write to what is lent now, or its own values have no memory."""
+    def _is_old(self, found: _CudaGraph, lent: _Lent | None, outstanding: int) -> bool:
+        """Whether a recording may write to what others read, or its own values have no memory."""
+        if found.number <= outstanding:
+            self.together.copies_all = True
+            return True
         if lent is not None and found.number < lent.number:
             return True
         return found.lent is not None and found.lent.is_spent
@@ -366,9 +402,9 @@ class Replayer:
             found = self.gpu.record(partial(self._run, one), given, own, one.pool.handle)
             # where these lay, results may lie by now
             mine = [None if k in found.freed else x for k, x in enumerate(found.inputs)]
-            saved = [*self._lent(mine, found.results)]
+            held: Sequence[Tensor] = [*self._held(mine, found.results)]
             left: list[Tensor] = []
-            made = [_made(x, mine, saved, found.results, left) for x in found.results]
+            made = [_made(x, mine, held, found.results, left) for x in found.results]
         except RuntimeError as error:
             self.refused = str(error).partition("\n")[0]
             if lent is not None:
@@ -380,18 +416,26 @@ class Replayer:
         take = self.gpu.copies(left, into=False)
         fresh = [*map(self.gpu.like, left)]
         number = next(self.together.numbers)
-        lends = _Lent(saved, self.gpu, number) if saved else None
-        gather = _gathered(made, lends.values if lends else (), len(mine) + len(saved) + len(left))
-        about = lends, lent, gather, one.frames.arena
+        is_backward = self.saved is not None
+        lends = _Lent(held, self.gpu, number) if held and not is_backward else None
+        gradients = _Gradients(held, self.gpu, number) if held and is_backward else None
+        held = held if lends is None else lends.values
+        gather = _gathered(made, held, len(mine) + len(held) + len(left))
+        about = lends, gradients, lent, gather, one.frames.arena
         return _CudaGraph(found.replay, moved, bring, brought, fresh, take, *about, number)
 
-    def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> Iterator[Tensor]:
-        """Results that are saved for a backward, and that nobody else gets."""
+    def _held(self, mine: Sequence[Any], results: Sequence[Any]) -> Iterator[Tensor]:
+        """Results that stay where they are: what is saved for a backward and nobody else gets, and
+        gradients that are alone in their memory."""
         if self.saves is not None:
             others = [x for x in (*mine, *results[: self.saves]) if isinstance(x, Tensor)]
             for x in results[self.saves :]:
                 if isinstance(x, Tensor) and x.numel() and not any(_shared(x, y) for y in others):
                     yield x
+        if self.saved is not None and not self.together.copies_all:
+            tensors = [x for x in (*mine, *results) if isinstance(x, Tensor) and x.numel()]
+            sharing = Counter(map(_place, tensors))
+            yield from (x for x in results if isinstance(x, Tensor) and sharing[_place(x)] == 1)
 
     def _run(self, one: _OneStream, mine: list[Any]) -> Sequence[Any]:
         """On the stream that records: its frame is that of all recordings."""
@@ -452,8 +496,13 @@ def _made(
     return lambda inputs, fresh: fresh[number].as_strided(size, stride, start)
 
 
+def _place(x: Tensor) -> int:
+    """Of what is borrowed, too, where that lies which it was borrowed of."""
+    return x.untyped_storage().data_ptr()
+
+
 def _shared(x: Tensor, y: Tensor) -> bool:
-    return x.numel() > 0 and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    return x.numel() > 0 and _place(x) == _place(y)
 
 
 def why_launched(plan: Plan) -> str | None:

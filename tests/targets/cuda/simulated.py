@@ -13,7 +13,7 @@ from fusee.autodiff.min_cut import Prices
 from fusee.codegen import HostArguments
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.simt import emit_kernel
-from fusee.codegen.simt.thread import COUNTER_BYTES
+from fusee.codegen.simt.teams import COUNTER_BYTES
 from fusee.config import Options
 from fusee.loops import Buffer, Kernel, LoopGraph, Profile, View
 from fusee.loops.memory import Plan

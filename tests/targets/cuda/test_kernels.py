@@ -301,6 +301,27 @@ def test_rows_that_begin_anywhere(gpu: Simulated, dtype: torch.dtype) -> None:
     assert len(shifted) == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize(
+    "shape", [(3, 17), (2, 2, 64), (5, 33), (2, 640), (1, 1100), (9, 8)], ids=str
+)
+def test_teams_scan_rows(gpu: Simulated, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Alone, backwards, of a sum, beside another, and read again by what follows."""
+    x = numbers(*shape).mul(3).to(dtype)
+    functions: tuple[Callable[..., Any], ...] = (
+        lambda x: x.cumsum(-1),
+        lambda x: (x + 1).flip(-1).cumsum(-1).flip(-1),
+        lambda x: (x - x.amax(-1, keepdim=True)).cumsum(-1) * 2,
+        lambda x: (x.cumsum(-1), (x * x).cumsum(-1), x.sum(-1)),
+        lambda x: x.cummax(-1),
+        lambda x: (x > 0).cumsum(-1),
+    )
+    for fn in functions:
+        gpu.codes.clear()
+        agree(fn, x, tolerance=0.1 if dtype is torch.bfloat16 else 1e-4)
+        assert shape == (9, 8) or any("llvm.nvvm.shfl" in code.text for code in gpu.codes)
+
+
 def test_many_long_rows_run_beside_each_other(
     gpu: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,8 +333,8 @@ def test_many_long_rows_run_beside_each_other(
     ]:  # fmt: skip
         x = torch.empty(rows, width, dtype=dtype)
         fusee.compile(lambda x: torch.softmax(x, -1), options={"cache": False})(x)
-    few_rows = 256, 128  # which blocks share, and then points
-    assert [code.units for code in gpu.codes] == [512, *few_rows, 1024, 128]
+    few_rows = 256, 256  # which blocks share, and then points
+    assert [code.units for code in gpu.codes] == [512, *few_rows, 1024, 256]
     divides = ["div.full" in code.text for code in gpu.codes]
     assert divides == [True, False, True, True, False]
 

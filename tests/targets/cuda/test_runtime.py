@@ -543,11 +543,75 @@ def test_training_is_replayed(gpu: FakeGpu) -> None:
     steps = [learning.step() for _ in range(7)]
     for got, want in steps:
         close(got, want)
-    assert gpu.recorded == 2 and gpu.replayed == 6 + 6 and gpu.own
+    # both anew, since the first gradients that were handed out are wanted
+    assert gpu.recorded == 4 and gpu.replayed == 6 + 6 and gpu.own
     # the batch and the result; batch and tangent, which came from elsewhere; gradients
     assert set(gpu.copied) == {1, 2, len(learning.weights)}
     report = live_reports()[-1]
     assert "6 calls replayed" in str(report) and "6 calls replayed" in str(report.backward)
+
+
+def test_gradients_are_handed_out_where_they_are_written(gpu: FakeGpu) -> None:
+    learning = Learning(gpu)
+    learning.step()
+    places = set()
+    for _ in range(4):
+        got, want = learning.step()
+        close(got, want)
+        places.add(tuple(x.data_ptr() for x in got[1:]))
+        del got
+    assert len(places) == 1 and gpu.recorded == 2 and len(learning.weights) not in gpu.copied
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_gradients_that_somebody_has_stay(gpu: FakeGpu, for_good: bool) -> None:
+    """Or has until the next backward, as programs that set them to None before it."""
+    learning = Learning(gpu)
+    for _ in range(4):
+        learning.step()
+    (_, *grads), _ = learning.step()
+    kept, copies = [x[1:] for x in grads], [x[1:].clone() for x in grads]
+    x = aligned(4, 16)
+    y, want = learning.call(x), learning(x)
+    assert all(map(torch.equal, kept, copies))
+    del grads
+    if not for_good:
+        kept.clear()
+    close(learning.gradients(y), learning.gradients(want))
+    # what may write to them is made anew; gradients are copied from then on
+    assert gpu.recorded == 4 and gpu.copied[-1] == len(learning.weights)
+    before, wants = gpu.replayed, []
+    for _ in range(3):
+        got, want = learning.step()
+        close(got, want)
+        wants.append((got, want))
+    for got, want in wants:
+        close(got, want)
+    assert all(map(torch.equal, kept, copies))
+    assert gpu.recorded == 4 and gpu.replayed == before + 6
+
+
+def test_gradients_outlive_what_made_them(gpu: FakeGpu) -> None:
+    learning = Learning(gpu)
+    for _ in range(4):
+        learning.step()
+    (_, *grads), (_, *wants) = learning.step()
+    del learning.call
+    gpu.held.clear()
+    gpu.own.clear()
+    gc.collect()
+    close(grads, wants)
+
+
+def test_gradients_may_be_resized(gpu: FakeGpu) -> None:
+    learning = Learning(gpu)
+    for _ in range(4):
+        learning.step()
+    (_, *grads), _ = learning.step()
+    grads[0].resize_(1 << 16)
+    del grads
+    for _ in range(3):
+        close(*learning.step())
 
 
 def test_a_forward_whose_values_are_wanted_runs_directly(gpu: FakeGpu) -> None:
