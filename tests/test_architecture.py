@@ -48,13 +48,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # module -> the modules that it imports by name when they are first needed, so that nobody waits for
 # what is not used: what a public name stands for, an engine, our compiler beside an engine that has
-# all of a graph, capture's interpreter and captures on disk.
+# all of a graph, what is compiled for a device, capture's interpreter and captures on disk.
 BY_NAME: dict[str, set[str]] = {
     "fusee": {"api", "backends", "compiler", "debug", "debug.export", "installed"},
     "fusee.api": {"persist", "torch_functions"},
     # engines take whole graphs without it
     "fusee.autodiff.partition": {"autodiff.trace"},
     "fusee.backends": {"backends.aot_autograd"},
+    "fusee.backends.native": {"targets.cuda"},
     "fusee.backends.registry": {
         "aten.symbolic_shapes",
         "backends.aot_autograd",

@@ -18,6 +18,7 @@ with the reason in the report and one warning.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -68,10 +69,11 @@ from fusee.runtime import change_detection, gc_paused
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.targets import Built, Kept, Target
 from fusee.targets.cpu import CPU
-from fusee.targets.cuda import CUDA
 
-# Device -> what graphs are compiled for there.
-TARGETS: dict[str, Target] = {"cpu": CPU(), "cuda": CUDA()}
+_CPU = CPU()
+# Device -> what graphs are compiled for there, or the module that has it as TARGET: it is imported
+# when a tensor is on such a device.
+TARGETS: dict[str, Target | str] = {"cpu": _CPU, "cuda": "fusee.targets.cuda"}
 
 _numbers = itertools.count()
 
@@ -190,7 +192,7 @@ def compile_aten(
     options: Options,
     report: Report,
     *,
-    target: Target = TARGETS["cpu"],
+    target: Target = _CPU,
     saved: Sequence[int] | None = None,
     saves: int | None = None,
     large_bytes: int | None = None,
@@ -352,7 +354,7 @@ def split_native(
     example_inputs: Sequence[Any],
     options: Options,
     report: Report,
-    target: Target = TARGETS["cpu"],
+    target: Target = _CPU,
     keeps: Callable[[OpOverload], bool] = lambda op: False,
     decompositions: Table | None = None,
 ) -> Split:
@@ -388,7 +390,7 @@ def bind_native(
     forward: Run,
     options: Options,
     report: Report,
-    target: Target = TARGETS["cpu"],
+    target: Target = _CPU,
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, given what runs its forward: ours or another's.
 
@@ -431,7 +433,10 @@ def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
         raise TraceError(what)
     cpu = torch.device("cpu")
     device = next((x for x in found if x != cpu), cpu)
-    return TARGETS[device.type].at(device)
+    target = TARGETS[device.type]
+    if isinstance(target, str):
+        target = TARGETS[device.type] = importlib.import_module(target).TARGET
+    return target.at(device)
 
 
 def _fill_report(report: Report, plan: Plan, built: Built) -> None:

@@ -161,7 +161,7 @@ def _forwarded(
         limit = profile.reloaded if producer.loop.buffer in live else profile.again
         if stored.cost > limit:
             return None
-    elif producer.loop.scan and not (producer.loop.is_fold and producer.phase == member.phase):
+    elif producer.loop.scan and producer.phase != member.phase:
         return None
     # masked: the mask may protect what the producer never computed
     return None if value.args else stored
@@ -758,11 +758,11 @@ def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]
 def _phase_of(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:
     """The first phase with a loop's inner axes after everything it needs is complete.
 
-    What a fold has gathered is complete at each point, so it is read in its own phase.
+    What a scan has gathered is complete at each point, so it is read in its own phase.
     """
     needed = set(reads(member.loop))
     ends = (
-        m.phase + (m.loop.acc is not None and not (m.loop.is_fold and m.loop.scan))
+        m.phase + (m.loop.acc is not None and not m.loop.scan)
         for m in group.members
         if m.loop.buffer in needed
     )
@@ -773,10 +773,12 @@ def _phase_of(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:
 
 
 def _share_a_phase(old: Loop, new: Loop) -> bool:
-    """Folds run point by point; sums do not, and other scans have a phase of their own."""
+    """Folds run point by point; sums do not, and other scans have a phase for each."""
+    if old.acc is None or new.acc is None:
+        return True
     if any(loop.scan and not loop.is_fold for loop in (old, new)):
         return False
-    return old.acc is None or new.acc is None or old.is_fold == new.is_fold
+    return old.is_fold == new.is_fold
 
 
 def _join(placement: Placement) -> None:

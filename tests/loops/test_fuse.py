@@ -242,3 +242,14 @@ def test_a_scan_by_a_function_its_operands_and_its_readers_are_one_kernel() -> N
         return h + 1, g.cos()
 
     assert len(kernels_of(both, torch.randn(9, 4, 8, 2), torch.randn(9, 4, 8, 2))) == 1
+
+
+def test_what_reads_a_running_sum_is_in_its_phase() -> None:
+    """It was stored, and read again in a phase of its own."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(y.softmax(-1).cumsum(-1) > 0.9, -torch.inf, x)
+
+    (kernel,) = kernels_of(fn, torch.empty(64, 100), torch.empty(64, 100))
+    shown = kernel.show()
+    assert shown.count(" = ") == 1 and shown.count("for r0") == 3

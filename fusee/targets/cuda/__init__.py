@@ -223,6 +223,9 @@ class CUDA(Target):
         return built._replace(run=call.telling(replayer), replays=replayer.described)
 
 
+TARGET = CUDA()
+
+
 class _Call:
     """What a host function calls on a GPU.
 
