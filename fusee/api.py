@@ -255,15 +255,15 @@ class Compiler:
 
     def __call__(self, model: Any) -> Any:
         """`model`, compiled."""
-        if isinstance(model, (classmethod, staticmethod)):
+        if issubclass(type(model), (classmethod, staticmethod)):
             return type(model)(self(model.__func__))
         model = innermost(model)
         if isinstance(model, torch.jit.ScriptModule):
             self._refuse(f"{type(model).__name__} is TorchScript, and has no Python to capture", "")
             return model
-        if isinstance(model, nn.Module):
+        if issubclass(type(model), nn.Module):
             return _wrapped(model, self)
-        if isinstance(model, type):
+        if issubclass(type(model), type):
             return self._class(model)
         function, before = target_of(model)
         skips = is_skipped(function)

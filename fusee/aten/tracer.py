@@ -35,6 +35,7 @@ from fusee.fake import Twins
 from fusee.fake.layouts import is_dense, same_ints
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
+from fusee.fake.torch_python import refuse_dtypes
 from fusee.source import Args, Kwargs, NodeGraph, OpRules, mapped, tensors_in
 from fusee.sym import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
@@ -429,6 +430,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if "call" in self.b.marks:
             return self._traced(func, args, kwargs)
         self.stand_at(args)
+        refuse_dtypes(func, args, kwargs, self.device)
         self.b.marks["call"] = next(_calls), func._schema.name
         try:
             return self._traced(func, args, kwargs)

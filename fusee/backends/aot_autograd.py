@@ -39,7 +39,7 @@ from fusee.aten.trace import trace
 from fusee.autodiff import Joint, Split
 from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.partition import differentiate, partition
-from fusee.backends.report import CompiledGraph, Report, first_line, remember
+from fusee.backends.report import CompiledGraph, Report, first_line, is_refused, remember
 from fusee.errors import BackendError, FuseeWarning, MissingFake, OptionError, TraceError, warn
 from fusee.fake.layouts import extent, known
 from fusee.source import HostSource, listed
@@ -137,15 +137,19 @@ def run_aten(
     except MissingFake:
         raise
     except TraceError as error:
-        return left_to_eager(gm, Report("aot_eager"), error)
+        return left_to_eager(gm, example_inputs, Report("aot_eager"), error)
 
 
-def left_to_eager(gm: fx.GraphModule, report: Report, error: TraceError) -> CompiledGraph:
-    """The captured graph itself, for what has no functional ATen form; the user is told."""
+def left_to_eager(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], report: Report, error: TraceError
+) -> CompiledGraph:
+    """The captured graph itself, for what has no functional ATen form; the user is told, unless
+    the call is about to raise."""
     report.where, report.eager = error.where or first_line(gm), error.what
     remember(report)
-    what = f"{report.name} runs eagerly: {error.what}"
-    warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
+    if error.__cause__ is None or not is_refused(gm, example_inputs):
+        what = f"{report.name} runs eagerly: {error.what}"
+        warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
     return CompiledGraph(gm.forward, report)
 
 

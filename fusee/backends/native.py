@@ -293,7 +293,7 @@ def compile_native(
         except MissingFake:
             raise
         except TraceError as error:
-            return left_to_eager(gm, report, error)
+            return left_to_eager(gm, example_inputs, report, error)
 
 
 # Sizes that are open count as these times the first call's: a graph runs as it was captured where

@@ -29,18 +29,21 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
-from fusee.capture.inputs import DELETED, World, has
+from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import SHOW_ARGS, dict_class, empty_like, got, pairs_of, shown_in
 from fusee.capture.policy import Policy
 from fusee.capture.sources import (
+    C_DESCRIPTORS,
     IN_C,
     Held,
     ResultOf,
     is_data_descriptor,
     is_trusted,
+    keeps_in_c,
     names_operators,
     own_dict,
     python_getattribute,
+    tells_dict,
 )
 from fusee.capture.torch_api import FakeTensor, own_classes, run_for_real
 from fusee.fake.open_composites import is_place_open
@@ -172,12 +175,13 @@ class Capturing(Semantics):
             if not (issubclass(kind, float | complex) or hasattr(kind, "__index__")):
                 raise GraphBreak(f"a {kind.__name__} put into a tensor")
 
-        def shown(x: Any) -> Any:
+        def shown(x: Any, is_place: bool) -> Any:
             if type(x) is tuple:  # a key of several
-                return tuple(map(shown, x))
-            return x.number() if isinstance(x, Computed) else self.plain(x)
+                return tuple(shown(part, is_place) for part in x)
+            return x.number(is_place) if isinstance(x, Computed) else self.plain(x)
 
-        operands = tuple(map(shown, operands))
+        is_item = function in (operator.getitem, operator.setitem)
+        operands = tuple(shown(x, is_item and k == 1) for k, x in enumerate(operands))
         for x in operands:
             if function is operator.mod and isinstance(x, (str, bytes, bytearray)):
                 raise GraphBreak("printing a tensor needs its values")
@@ -274,7 +278,7 @@ class Capturing(Semantics):
                 symbols.value(self.deep(held))  # which makes facts of it
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
-            is_state = any(base.__flags__ & IN_C for base in cls.__mro__[:-1]) and not is_known
+            is_state = not is_known and keeps_in_c(cls)
             # what has a comparison of object's own is compared by identity
             is_state &= methods is not COMPARED or any(
                 getattr(cls, m, None) is not getattr(object, m, None) for m in methods
@@ -340,7 +344,6 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
 
 
-_C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -369,7 +372,7 @@ def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | Non
     if kind is _FUNCTION or found is ABSENT:
         return None if found is ABSENT else found
     is_asked = name not in _REFUSING if found is None else issubclass(kind, _GIVING)
-    is_asked |= not kind.__flags__ & IN_C
+    is_asked |= not kind.__flags__ & IN_C or kind.__name__ == "cython_function_or_method"
     return functools.partial(through, found, name) if is_asked else None
 
 
@@ -575,7 +578,7 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
             continue
         if of_class and isinstance(found, (types.FunctionType, property)):
             return found
-        if isinstance(found, _C_DESCRIPTORS):
+        if isinstance(found, C_DESCRIPTORS):
             raise GraphBreak(f"{name} of a class in C is read through super()")
         return bound(m, found, owner, kind, name)
     raise AttributeError(f"'super' object has no attribute {name!r}")
@@ -608,7 +611,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
     cls = type(obj)
     if name == "__class__" and not any(name in vars(base) for base in cls.__mro__[:-1]):
         return cls
-    if name == "__dict__":
+    if name == "__dict__" and not tells_dict(cls):
         mirror = m.world.attributes(obj)
         if mirror is None:
             return own_dict(obj)
@@ -632,7 +635,8 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
     mirror = m.world.attributes(obj)
     if mirror is not None:
         return m.world.get(mirror, name)
-    return own_dict(obj).get(name, ABSENT) if has("__dict__", obj) else ABSENT
+    has_own = type(obj).__dictoffset__ and m.world.origin(obj) is None
+    return own_dict(obj).get(name, ABSENT) if has_own else ABSENT
 
 
 def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
@@ -687,7 +691,7 @@ def bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         if found.fget is None:
             raise AttributeError(f"property {name!r} of {cls.__qualname__!r} object has no getter")
         return m.call(m.world.hold(found.fget, words), obj)
-    if isinstance(found, _C_DESCRIPTORS):
+    if isinstance(found, C_DESCRIPTORS):
         if isinstance(obj, torch.autograd.graph.Node) and "saved" in name:
             raise GraphBreak(
                 f"{name} of a node of autograd may be what a hook of the program gives"

@@ -144,13 +144,13 @@ class Between(Semantics):
             )
         if type(function) in _FUNCTIONS:
             pass  # most are, and are called as they are
-        elif isinstance(function, nn.Module):
+        elif issubclass(type(function), nn.Module):  # a proxy says that it is what it stands for
             if type(function.__dict__) is dict and not has_global_hooks():
                 kind: Any = type(function)
                 method: Any = _python_method(function, "forward") if is_plain(function) else None
                 method = method or kind.__call__  # a scripted module's class has no `forward`
                 args, function = (function, *args), method
-        elif isinstance(function, type):
+        elif issubclass(type(function), type):
             is_plain_call = type(function).__call__ is type.__call__
             if is_plain_call and type(_in_class(function, "__init__")) is types.FunctionType:
                 return self._make(function, args, kwargs)

@@ -384,7 +384,7 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
             return containers.change_set(m, function, owner, *rest)
         shown = (m.plain if name in containers.ASK_SETS else m.in_order)(owner)
         return _with_iterables(m, function.__get__(shown, type(shown)), name, tuple(rest), kwargs)
-    if function in (tuple.__getitem__, tuple.__len__):  # which run no methods of what is in it
+    if function in (tuple.__getitem__, tuple.__len__, tuple.__iter__):  # which run no methods
         return function(m.plain(owner), *map(symbols.value, rest))
     if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner) or symbols.is_open(owner):
         return _run(m, function, args, kwargs)

@@ -311,17 +311,17 @@ def change_set(m: Capturing, function: Any, owner: Any, /, *args: Any) -> Any:
     if function.__name__ == "pop":
         raise GraphBreak("what a set from outside gives first hangs on what it gave before")
     copy, is_of_one = m.world.whole(owner), function.__name__ in _OF_ONE
-    size = len(copy)
+    size = set.__len__(copy)
     # given itself, it does other things than with an equal set, which leave another order
     given = m.hashed(args) if is_of_one else [x if x is owner else _now(m, x) for x in args]
-    m.hashed([*copy])
+    m.hashed([*set.__iter__(copy)])
     try:
         found = function(copy, *(copy if x is owner else x for x in given))
     except TypeError:
-        if len(copy) != size:
+        if set.__len__(copy) != size:
             raise GraphBreak("a set from outside takes some elements, and no others") from None
         raise
-    if found is not NotImplemented and not (is_of_one and len(copy) == size):
+    if found is not NotImplemented and not (is_of_one and set.__len__(copy) == size):
         m.world.mirror(owner).done.append((function, given))
     return owner if found is copy else found
 

@@ -332,8 +332,8 @@ class Computed:
         """What the program gets for an attribute."""
         raise NotImplementedError
 
-    def number(self) -> Number:
-        """What a torch call gets for it."""
+    def number(self, is_place: bool = False) -> Any:
+        """What a torch call, or a tensor's index, gets for it."""
         raise NotImplementedError
 
 
@@ -384,7 +384,7 @@ class Number(Computed):
             raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
         self.need()
 
-    def number(self) -> Number:
+    def number(self, is_place: bool = False) -> Number:
         return self
 
 

@@ -111,7 +111,7 @@ def has(name: str, obj: Any) -> bool:
     return True
 
 
-_LIKE_OTHERS = (int, bool, float, complex)  # 1 is not True
+_LIKE_OTHERS = (int, bool, float, complex, tuple)  # 1 is not True
 
 
 class Itself:
@@ -489,7 +489,7 @@ class World:
 
     def _load_frozen(self, obj: frozenset[Any], origin: Origin) -> bool:
         """Make a fact of a set, if all that it holds is known by value or by name."""
-        if all(type(item) in EXACT for item in obj):
+        if all(type(item) in EXACT or is_exact(item) for item in obj):
             self._exactly(obj, origin)
         elif all(map(is_named, obj)):
             self.fact(guards.EqualsMatch, origin, obj)
@@ -502,7 +502,7 @@ class World:
     def _hold_items(self, obj: Any, origin: Origin) -> None:
         """Know the functions and classes in a set that is a fact."""
         for item in obj:
-            if not is_scalar(item):
+            if not is_scalar(item) and type(item) is not tuple:
                 self.hold(item, f"an element of {origin}")
 
     def _load_slice(self, obj: Any, origin: Origin) -> Any:
@@ -562,7 +562,7 @@ class World:
     def get(self, mirror: Mirror, key: Any) -> Any:
         """An item of an outside dict, or ABSENT; either is a fact."""
         if mirror.copy is not None:
-            return mirror.copy.get(key, ABSENT)
+            return dict.get(mirror.copy, key, ABSENT)
         if key in mirror.writes:
             return mirror.writes[key]
         if dict.__contains__(mirror.obj, key):
@@ -620,6 +620,8 @@ class World:
         part = self._parts.setdefault((id(cls), name), Item(place, name))
         if is_scalar(value) or isinstance(value, (torch.Tensor, tuple, *CONTAINERS)):
             return self.load(value, part)
+        if value.__class__ is not type(value):
+            raise GraphBreak(f"{cls.__qualname__}.{name} says that it is of another class")
         self.fact(guards.IdMatch, part, value)
         return self.hold(value, f"{cls.__qualname__}.{name}")
 
@@ -638,37 +640,38 @@ class World:
         if isinstance(obj, dict):
             mirror.copy = self._whole_dict(mirror)
         elif isinstance(obj, (list, collections.deque)):
-            self.fact(guards.Length, mirror.origin, len(obj))
-            items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(obj)]
+            self.fact(guards.Length, mirror.origin, len(held := snapshot(obj)))
+            items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(held)]
             mirror.copy = empty_like(obj)
-            mirror.copy.extend(items)
+            (list if isinstance(obj, list) else collections.deque).extend(mirror.copy, items)
             if isinstance(obj, collections.deque):
                 self.fact(guards.EqualsMatch, self.place(obj, "maxlen"), obj.maxlen)
                 mirror.reader = collections.deque.__iter__(mirror.copy)
         else:
             if not isinstance(obj, set):
                 raise GraphBreak(f"a {type(obj).__name__} from outside is written to")
-            if not all(is_scalar(item) or is_named(item) for item in obj):
+            known = set(obj)
+            if not all(is_scalar(item) or is_named(item) or is_exact(item) for item in known):
                 raise GraphBreak("a set from outside holds more than numbers, texts and functions")
-            self.fact(guards.EqualsMatch, mirror.origin, set(obj))
-            if any(type(item) in _LIKE_OTHERS for item in obj):
-                self._exactly(obj, mirror.origin)
-            self._hold_items(obj, mirror.origin)
+            self.fact(guards.EqualsMatch, mirror.origin, known)
+            if any(type(item) in _LIKE_OTHERS for item in known):
+                self._exactly(known, mirror.origin)
+            self._hold_items(known, mirror.origin)
             mirror.copy = empty_like(obj)
-            mirror.copy.update(obj)
+            set.update(mirror.copy, known)
         mirror.before = mirror.copy.copy() if type(obj) in CONTAINERS else snapshot(mirror.copy)
         for key, value in mirror.writes.items():
             if key in mirror.moved:
                 self.set(mirror, key, DELETED)
             self.set(mirror, key, value)
         if mirror.tail:
-            mirror.copy.extend(mirror.tail)
+            list.extend(mirror.copy, mirror.tail)
         return mirror.copy
 
     def append(self, obj: list[Any], value: Any) -> None:
         """`obj.append(value)` of a list from outside: what it has already is no fact."""
         mirror = self.mirror(obj)
-        (mirror.tail if mirror.copy is None else mirror.copy).append(value)
+        list.append(mirror.tail if mirror.copy is None else mirror.copy, value)
 
     def _whole_dict(self, mirror: Mirror) -> Any:
         obj = mirror.obj
@@ -698,7 +701,7 @@ class World:
         written: list[Any] = [(name, Itself(x)) for name, (_, _, x) in self.slots.items()]
         for k, mirror in self.mirrors.items():
             if mirror.is_changed():
-                items = mirror.writes if mirror.copy is None else mirror.copy
+                items = mirror.writes if mirror.copy is None else mirror.now
                 values = (*items, *items.values()) if isinstance(items, dict) else items
                 written.append((k, [*map(Itself, (*values, *mirror.tail, *mirror.done))]))
         return self.recorder.calls, written, len(self.later)

@@ -214,7 +214,10 @@ class Interpreter(Capturing):
             self._refuse_element(right, f"r{plain}")
         tries = [(left, name, right)] if in_place else []
         tries += self._in_turn((left, plain, right), (right, f"r{plain}", left))
-        custom = self._by_method(*(tries[:-1] if type(left) is type(right) else tries))
+        # of a number that a class derives from int or float torch takes the value
+        is_taken = issubclass(type(left), FakeTensor) and issubclass(type(right), int | float)
+        is_done = is_taken or type(left) is type(right)
+        custom = self._by_method(*(tries[:-1] if is_done else tries))
         if custom is not NotImplemented:
             return custom
         if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
@@ -361,8 +364,7 @@ class Interpreter(Capturing):
             return self.truth(answer)
         if getattr(type(container), "__contains__", ABSENT) is None:
             return item in container  # the TypeError
-        in_turn = attributes.python_method(self, container, "__iter__") is not None
-        if in_turn or (hasattr(container, "__iter__") and not hasattr(container, "__contains__")):
+        if hasattr(container, "__iter__") and not hasattr(container, "__contains__"):
             coming = Stepping(self, self.iterate(container))
             return any(x is item or self.truth(self.compare("==", x, item)) for x in coming)
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
@@ -370,7 +372,7 @@ class Interpreter(Capturing):
         if type(item) is str and (owner := class_of(self.world, container)) is not None:
             return self.world.class_item(owner, item) is not ABSENT
         is_dict = isinstance(container, dict)  # of which C looks at keys alone
-        shown = dict.fromkeys(self.plain(container)) if is_dict else self.deep(container)
+        shown = dict.fromkeys(dict.keys(self.plain(container))) if is_dict else self.deep(container)
         item, container = map(symbols.whole_text, (self.deep(item), shown))
         item, container = symbols.comparable(item, container)
         is_plain = symbols.is_open(item) or type(item) in (tuple, torch.Size)
@@ -464,7 +466,8 @@ class Interpreter(Capturing):
             return slice(*map(self._place, (key.start, key.stop, key.step)))
         if isinstance(key, FakeTensor):  # C code of sequences takes no open number
             return symbols.value(self.call(torch.Tensor.__index__, key))
-        found = ABSENT if is_scalar(key) else ask(self, key, "__index__")
+        is_int = is_scalar(key) or issubclass(type(key), int)  # C takes its value
+        found = ABSENT if is_int else ask(self, key, "__index__")
         if found is ABSENT:
             return key
         return attributes.by_c(operator.index, "__index__", symbols.value(found))

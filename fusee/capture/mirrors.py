@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusee.capture.bytecode import Line, only_reads
-from fusee.capture.frame import ABSENT, FIXED, is_scalar
+from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import DTYPES, EqualsMatch, Keys
 from fusee.capture.sources import IN_C, Origin, ResultOf, is_trusted
@@ -74,13 +74,18 @@ class Mirror:
             return bool(self.writes or self.tail or self.done)
         if self.has_moved():
             return True
-        now, before = self.copy, self.before
+        now, before = self.now, self.before
         if isinstance(now, dict):
             # keys by identity: a tensor may be one, whose == is no answer
             if [*map(id, now)] != [*map(id, before)]:
                 return True
             now, before = now.values(), before.values()
         return len(now) != len(before) or any(x is not y for x, y in zip(now, before))
+
+    @property
+    def now(self) -> Any:
+        """What the copy holds, whatever its class shows of it."""
+        return self.copy if type(self.copy) in CONTAINERS else snapshot(self.copy)
 
     def has_moved(self) -> bool:
         """Of a deque: whether who goes through it is to hear that it has changed."""
@@ -92,7 +97,7 @@ class Mirror:
 
     def gave_up(self, x: Any) -> bool:
         """Whether `x` was here, and it or something else was changed."""
-        was = self.before if self.copy is not None else self.obj
+        was = self.before if self.copy is not None else snapshot(self.obj)
         held = was.values() if isinstance(was, dict) else was
         return self.is_changed() and any(item is x for item in held)
 
@@ -103,7 +108,7 @@ class Mirror:
                 value is ABSENT or not dict.__contains__(self.obj, key)
                 for key, value in self.writes.items()
             )
-        return [*map(id, self.copy)] != [*map(id, self.before)]
+        return [*map(id, self.now)] != [*map(id, self.before)]
 
 
 def in_order(world: Any, obj: Any) -> Any:
@@ -205,7 +210,9 @@ def snapshot(x: Any) -> Any:
     """The elements of a container as they are now."""
     if isinstance(x, dict):
         return dict(pairs_of(x))
-    return set(x) if isinstance(x, set) else list(x)
+    if isinstance(x, set):  # set() looks at no method of its class
+        return set(x)
+    return [*(list if isinstance(x, list) else collections.deque).__iter__(x)]
 
 
 class Lent(NamedTuple):

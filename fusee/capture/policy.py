@@ -298,19 +298,19 @@ def target_of(x: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
             else "give something that can be called; for None compile() gives a decorator",
         )
     x = innermost(x)
-    if isinstance(x, types.FunctionType):
+    if type(x) is types.FunctionType:  # a proxy says that it is what it stands for
         return x, ()
-    if isinstance(x, types.MethodType) and isinstance(x.__func__, types.FunctionType):
+    if type(x) is types.MethodType and type(x.__func__) is types.FunctionType:
         return innermost(x.__func__), (x.__self__,)
-    if isinstance(x, nn.Module):
+    if issubclass(type(x), nn.Module):
         forward = inspect.getattr_static(type(x), "forward", None)
-        is_code = isinstance(forward, types.FunctionType) and not is_parallel(forward)
+        is_code = type(forward) is types.FunctionType and not is_parallel(forward)
         if is_code and is_plain(x):
             return innermost(forward), (x,)
         return whole_call(type(x)), (x,)
     method = inspect.getattr_static(type(x), "__call__", None)
     is_operator = isinstance(x, (OpOverload, OpOverloadPacket))  # a node whole
-    if isinstance(method, types.FunctionType) and not is_operator:
+    if type(method) is types.FunctionType and not is_operator:
         return innermost(method), (x,)
     return calling(x), ()
 

@@ -54,7 +54,7 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.sources import IN_C, ResultOf, Source, given_by, own_dict, python_getattribute
+from fusee.capture.sources import IN_C, ResultOf, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass
 
@@ -342,7 +342,7 @@ class Rebuild:
         return self._named(self.call(joined_text, *texts))
 
     def _tuple(self, x: tuple[Any, ...]) -> Making:
-        items = f"({''.join(f'{part}, ' for part in (yield from _each(x)))})"
+        items = f"({''.join(f'{part}, ' for part in (yield from _each(tuple.__iter__(x))))})"
         if type(x) in (tuple, torch.Size):
             return self._named(items if type(x) is tuple else self.call(torch.Size, items))
         beyond = [self.source.constant(rest) for rest in [beyond_items(x)] if rest]
@@ -411,11 +411,15 @@ class Rebuild:
         name = self._named(f"{home}.__new__({', '.join([kind, *args])})")
         self._memo[id(x)] = name  # its attributes may point back to it
         if issubclass(type(x), dict):
-            pairs = _braces(*(yield from _each(_pairs(x))))
-            self.lines.append(f"{self.source.constant(dict_class(x).update)}({name}, {pairs})")
+            parts = yield from _each(_pairs(x))
+            for pair in zip(
+                parts[::2], parts[1::2]
+            ):  # OrderedDict.update asks the class for its own
+                self.lines.append(self.call(dict_class(x).__setitem__, name, *pair))
         elif issubclass(type(x), (list, set)):
-            fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
-            self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(x)))})")
+            kind_in_c, fill = (list, list.extend) if isinstance(x, list) else (set, set.update)
+            items = _listed(*(yield from _each(kind_in_c.__iter__(x))))
+            self.lines.append(self.call(fill, name, items))
         elif issubclass(type(x), BaseException):
             self.lines.append(f"{home}.__init__({', '.join([name, *args])})")
             yield from self._exception(x, name, in_c[0])
@@ -431,8 +435,8 @@ class Rebuild:
 
     def _attributes(self, x: Any, name: str) -> Making:
         """Those in its `__dict__`, whatever its class makes of them."""
-        place = self.call(own_dict, name) if python_getattribute(type(x)) else f"{name}.__dict__"
-        for key, item in (own_dict(x) if has("__dict__", x) else {}).items():
+        place = dict_code(type(x), name, self.source)
+        for key, item in (own_dict(x) if type(x).__dictoffset__ else {}).items():
             self.lines.append(f"{place}[{key!r}] = {yield item}")
         return name
 
@@ -456,12 +460,10 @@ class Rebuild:
         for opened in dict.fromkeys(self.world.iterators.values()):
             self._advance(opened)
         self._replay_all(list(self.world.mirrors.values()))
-        for (_, name), (_, origin, value) in list(self.world.slots.items()):
+        for (_, name), (x, origin, value) in list(self.world.slots.items()):
             target, is_gone = self.source.variable(origin), value is DELETED
-            given = f"{target}, {name!r}" + ("" if is_gone else f", {self.value(value)}")
-            self.lines.append(
-                f"{self.source.python('object')}.__{'del' if is_gone else 'set'}attr__({given})"
-            )
+            given = [target, repr(name)] + ([] if is_gone else [self.value(value)])
+            self.lines.append(self.call(writer(type(x), is_gone), *given))
         for x, name, args, kwargs in self.world.recorder.turned:
             if not torch.is_inference_mode_enabled():
                 require_normal(self.world, x)
@@ -513,11 +515,12 @@ class Rebuild:
             self._replay_dict(mirror, target)
             return
         if isinstance(mirror.obj, collections.deque) and not mirror.has_moved():
-            for k, (x, was) in enumerate(zip(mirror.copy, mirror.before)):
+            write = collections.deque.__setitem__
+            for k, (x, was) in enumerate(zip(mirror.now, mirror.before)):
                 if x is not was:
-                    self.lines.append(f"{target}[{k}] = {self.value(x)}")
+                    self.lines.append(self.call(write, target, str(k), self.value(x)))
             return
-        items = ", ".join(map(self.value, mirror.tail if mirror.copy is None else mirror.copy))
+        items = ", ".join(map(self.value, mirror.tail if mirror.copy is None else mirror.now))
         if mirror.copy is None:
             self.lines.append(self.call(list.extend, target, f"[{items}]"))
         elif isinstance(mirror.obj, set):
@@ -527,7 +530,8 @@ class Rebuild:
             every = self.call(slice, "None")
             self.lines.append(self.call(list.__setitem__, target, every, f"[{items}]"))
         else:
-            self.lines += [f"{target}.clear()", f"{target}.extend([{items}])"]
+            self.lines.append(self.call(collections.deque.clear, target))
+            self.lines.append(self.call(collections.deque.extend, target, f"[{items}]"))
 
     def _replay_dict(self, mirror: Mirror, target: str) -> None:
         kind = self.source.constant(dict_class(mirror.obj))
@@ -535,7 +539,7 @@ class Rebuild:
         if mirror.copy is None:
             changes = mirror.writes
         else:
-            before, after = mirror.before, mirror.copy
+            before, after = mirror.before, mirror.now
             changes = {key: DELETED for key in before if key not in after}
             kept = [key for key in before if key in after]
             if [*map(id, after)][: len(kept)] != [*map(id, kept)]:

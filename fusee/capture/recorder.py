@@ -74,7 +74,7 @@ from fusee.capture.torch_api import (
     without_modes,
 )
 from fusee.errors import stack_trace
-from fusee.fake import is_symbolic
+from fusee.fake import is_symbolic, is_there
 from fusee.fake.open_composites import COMPOSITES, SHORTER, of_place
 from fusee.fake.torch_python import moved, python_dispatcher
 from fusee.source import Args, Kwargs, NodeGraph
@@ -227,6 +227,9 @@ class Recorder(TorchFunctionMode):
         self.adopt(fake, node)
 
     def adopt(self, fake: torch.Tensor, node: fx.Node) -> None:
+        device = getattr(fake, "fake_device", None)  # a size has none
+        if device is not None and not is_there(device):
+            raise GraphBreak(f"torch is built without {device.type}")
         self.nodes[id(fake)] = node
         self._keep.append(fake)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import ctypes
 import functools
 import operator
 import re
@@ -192,8 +193,16 @@ class Attr(Part):
         return getattr(of, self.name)
 
 
+C_DESCRIPTORS = types.MemberDescriptorType, types.GetSetDescriptorType
+_generic_dict: Any = ctypes.pythonapi.PyObject_GenericGetDict
+_generic_dict.restype = ctypes.py_object
+_generic_dict.argtypes = ctypes.py_object, ctypes.c_void_p
+
+
 def own_dict(obj: Any) -> Any:
     """`__dict__` of an instance, whatever its class makes of attributes."""
+    if tells_dict(type(obj)):
+        return _generic_dict(obj, None)
     base = threading.local if issubclass(type(obj), threading.local) else object
     return base.__getattribute__(obj, "__dict__")
 
@@ -203,6 +212,37 @@ def python_getattribute(cls: Any) -> bool:
     return type(getattr(cls, "__getattribute__", None)) is types.FunctionType
 
 
+def keeps_in_c(cls: Any) -> bool:
+    """Whether instances hold in C what no attribute shows."""
+    return any(map(_by_c, cls.__mro__[:-1]))
+
+
+def _by_c(cls: Any) -> bool:
+    """Whether C code has made a class; of torch's only what nobody may write to counts."""
+    if cls.__flags__ & IN_C or is_trusted(cls.__module__) or cls.__module__ == "pybind11_builtins":
+        return bool(cls.__flags__ & IN_C)
+    kinds = types.WrapperDescriptorType, types.MethodDescriptorType
+    return any(isinstance(x, kinds) and x.__objclass__ is cls for x in vars(cls).values())
+
+
+def tells_dict(cls: Any) -> bool:
+    """Whether a class has a `__dict__` of its own, which is not where its instances' lie."""
+    found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return not (isinstance(found, C_DESCRIPTORS) or (found is None and not cls.__dictoffset__))
+
+
+def writer(cls: Any, deletes: bool) -> Any:
+    """C's function that writes an attribute of an instance, or deletes it."""
+    name, kind = f"__{'del' if deletes else 'set'}attr__", types.WrapperDescriptorType
+    return next(x for base in cls.__mro__ if type(x := vars(base).get(name)) is kind)
+
+
+def dict_code(cls: Any, of: str, source: Source) -> str:
+    """Code for what `own_dict` gives for an instance."""
+    is_told = python_getattribute(cls) or tells_dict(cls)
+    return f"{source.constant(own_dict)}({of})" if is_told else f"{of}.__dict__"
+
+
 @dataclass(frozen=True, eq=False)
 class Dict(Attr):
     """The dict that holds the attributes of an instance."""
@@ -210,9 +250,7 @@ class Dict(Attr):
     name: str = "__dict__"
 
     def code(self, parent: str, source: Source) -> str:
-        if python_getattribute(source.kind(self.of)):
-            return f"{source.constant(own_dict)}({parent})"
-        return super().code(parent, source)
+        return dict_code(source.kind(self.of), parent, source)
 
     def find(self, of: Any) -> Any:
         return own_dict(of)

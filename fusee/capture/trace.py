@@ -581,7 +581,7 @@ def _is_inert(x: Any, depth: int = 3) -> bool:
         parts = x.__func__, x.__self__
         return depth > 0 and all(_is_inert(part, depth - 1) for part in parts)
     if issubclass(kind, _FUNCTIONS):
-        owner = getattr(x, "__self__", None)
+        owner = None if kind is types.FunctionType else getattr(x, "__self__", None)
         method = getattr(torch.Tensor, x.__name__, None) if type(owner) is FakeTensor else None
         stands = special(x), special(method)
         is_quiet = all(one is None or isinstance(one, Breaking) for one in stands)

@@ -266,6 +266,8 @@ def _of_device(mode: _Mode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return None
     if here == _META:
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+    if args[0].requires_grad and not is_there(device):
+        raise NotImplementedError(f"torch is built without {device.type}")
     with mode:  # torch's leaves the strides of an expanded tensor
         made = func(*args, **{**kwargs, "device": None})
     return _fake(mode, _new(made.shape, made.stride(), made.dtype), device)
@@ -432,6 +434,13 @@ def _with_index(device: torch.device) -> torch.device:
     if device != torch.device("cuda"):
         return device
     return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+
+@functools.cache
+def is_there(device: torch.device) -> bool:
+    """Whether torch is built for such a device: else autograd ends the process at one's tensor."""
+    own = torch.accelerator.current_accelerator()
+    return device.type in ("cpu", "meta", own and own.type)
 
 
 def is_symbolic(x: Any) -> bool:

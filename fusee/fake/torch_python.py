@@ -500,18 +500,18 @@ _BY_PLACES = frozenset(
 _OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)}
 _RESIZING = """
     upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
-    _adaptive_avg_pool2d _adaptive_avg_pool3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d
 """
 _OF_SHAPES |= dict.fromkeys(_RESIZING.split(), slice(1, 2))
 _OF_ALL_SIZES = frozenset(
     """
-    mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss masked_fill
-    log_sigmoid_forward cumsum cumprod trace _softmax _log_softmax var std linalg_cross
+    mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss
+    log_sigmoid_forward cumsum cumprod trace _softmax _log_softmax softmax log_softmax var std
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d
     _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
     hann_window hamming_window bartlett_window blackman_window kaiser_window
-    fill masked_fill complex polar _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+    linalg_cross fill masked_fill complex polar _upsample_bilinear2d_aa _upsample_bicubic2d_aa
     """.split()
 ).union(_BY_PLACES, _OF_SHAPES)
 # These refuse floats; all others that go element by element take tensors of one of their dtypes.
@@ -526,7 +526,7 @@ _BY_SIZES = frozenset(
     avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices glu im2col col2im
     reflection_pad1d reflection_pad2d reflection_pad3d grid_sampler_2d grid_sampler_3d
     logcumsumexp argmax argmin aminmax nansum huber_loss searchsorted bucketize _unique2
-    unique_dim unique_consecutive masked_select max min sort
+    unique_dim unique_consecutive masked_select max min sort max_pool1d
     """.split()
 )
 # These give of tensors without elements what their rules say, as all that is pointwise does.

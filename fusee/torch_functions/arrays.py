@@ -84,8 +84,12 @@ class Array(Computed):
             raise GraphBreak(f"{name} of an array {_UNKNOWN}")
         return types.MethodType(getattr(self.kind, name), self)
 
-    def number(self) -> Number:
-        """What a torch call has in place of a scalar."""
+    def number(self, is_place: bool = False) -> Number | Tensor:
+        """What a torch call has in place of a scalar, or of an array that is an index."""
+        is_row = is_place and isinstance(self.shadow, np.ndarray) and self.shadow.ndim
+        if is_row and not self.m.modes and not self.m.world.seen:  # which hear of the array
+            is_mask = self.shadow.dtype in (np.bool_, np.uint8)
+            return self.tensor if is_mask else self.m.call(Tensor.long, self.tensor)
         if not isinstance(self.shadow, (np.floating, np.integer)):
             raise GraphBreak(f"a {self.kind.__name__} of NumPy among a torch call's arguments")
         recorder = self.m.world.recorder

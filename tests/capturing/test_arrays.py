@@ -545,6 +545,35 @@ def test_indexing(index: Any, is_written: bool) -> None:
     agree(writes if is_written else reads, data("f8", (3, 3, 3)), index, calls=1)
 
 
+_PLACES = [
+    np.array([2, 0]), np.array([[0], [-1]], np.int32), np.arange(6)[::-2] // 2, np.array([1.0]),
+    np.array([0, 3]), np.zeros(0, int), np.array([1, 0, 1], np.uint8), np.arange(3) != 1,
+    np.ones((3, 3), bool), np.array(1), np.bool_(True), np.int16(1), np.broadcast_to(1, (2, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype")
+@pytest.mark.parametrize("place", _PLACES, ids=lambda x: f"{x.dtype} {x.shape}")
+def test_tensors_are_indexed_by_arrays_as_in_eager_mode(place: Any) -> None:
+    def reads(x: Any, place: Any) -> Any:
+        y = x * 2
+        return y[place].sin(), y[1:, place] + 1, y[place, np.arange(1)]
+
+    def writes(x: Any, place: Any) -> Any:
+        y, z = x.sin(), x.new_zeros(3, 3)
+        y[place] = y[0] * 3
+        z[place, place] += 1
+        return y * z
+
+    is_mask = place.dtype in (np.bool_, np.uint8)
+    is_plain = place.ndim and not is_mask and 3 not in place
+    for function in reads, writes:
+        for x in torch.rand(3, 3), torch.rand(3, 3).t(), torch.rand(3, 3, requires_grad=True):
+            traced = Traced(function)
+            agree(function, x, place, traced=traced)
+            assert len(traced.graphs) == 1 or not is_plain
+
+
 # ------------------------------------------------------------------------------ all functions
 
 # NumPy's own result means nothing, or is BLAS's for infinities, or depends on who else refers to an
@@ -754,22 +783,6 @@ def test_a_number_of_numpys_that_torch_refuses_to_store(array: np.ndarray) -> No
             except TypeError as error:
                 told.append(str(error))
         assert told[0] == told[1]
-
-
-@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
-def test_arrays_in_a_key_of_several_end_the_graph() -> None:
-    """As one that is the key: the line runs in Python, and nothing is told to be reported."""
-    below = np.tril_indices(3, -1)
-
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        y[below] = x[below[1], below[0]]
-        return y + 1
-
-    x = torch.randn(3, 3)
-    traced = Traced(fn)
-    assert traced(x).equal(fn(x))
-    assert traced.stops and all("among a torch call's arguments" in stop for stop in traced.stops)
 
 
 def _linear(name: str) -> Callable[..., Any]:

@@ -24,7 +24,8 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fusee
-from tests.capturing.same import Traced, same
+from fusee.capture.sources import writer
+from tests.capturing.same import Traced, same, shape_of
 from tests.capturing.test_language import signature
 
 T = Any
@@ -515,3 +516,254 @@ def test_packages_that_draw_or_compute_on_arrays_run_in_python(
     assert str(got) == str(want)
     assert len(traced.functions) == 1
     assert any("Python runs by itself" in stop for stop in traced.stops)
+
+
+# ------------------------------------------------------------------------------ odd classes
+
+
+class Listed(dict[str, Any]):
+    """A dict with attributes that says itself what its `__dict__` is, as munch's does."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    @property
+    def __dict__(self) -> Any:
+        return {key: [value] for key, value in self.items()}
+
+
+def test_a_class_says_itself_what_its_dict_is() -> None:
+    kept = Listed(scale=2.0, inner=Listed(n=3))
+
+    def fn(x: torch.Tensor) -> Any:
+        inner = kept.inner
+        y = x * kept.scale * inner.n
+        made = Listed(a=y)
+        return (
+            made.a + 1,
+            type(inner),
+            vars(inner),
+            made.__dict__,
+            object.__getattribute__(made, "keys")(),
+        )
+
+    assert len(same(fn, torch.ones(2)).graphs) == 1
+
+
+def test_methods_that_cython_has_compiled_are_not_those_of_the_class_in_c() -> None:
+    random = pytest.importorskip("numpy.random.mtrand")
+
+    class Odd(dict):
+        __contains__ = random.ranf  # takes one argument at most
+
+    def fn(x: torch.Tensor, odd: Any) -> Any:
+        return x * ("a" in odd)
+
+    for compiled in fn, fusee.compile(fn):
+        with pytest.raises(TypeError, match="at most 1 positional argument"):
+            compiled(torch.ones(2), Odd(a=1))
+
+
+class Doubling:
+    """What wraps a method, and says that it is what it wraps, as wrapt's decorators do."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.__wrapped__ = wrapped
+
+    __class__ = property(lambda self: type(self.__wrapped__))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __get__(self, obj: Any, kind: Any) -> Any:
+        return Doubling(self.__wrapped__.__get__(obj, kind))
+
+    def __call__(self, *args: Any) -> Any:
+        return self.__wrapped__(*args) * 2
+
+
+class Wrapped:
+    @Doubling
+    def method(self, x: T) -> T:
+        return x + 1
+
+    @Doubling
+    @classmethod
+    def of_class(cls, x: T) -> T:
+        return x + 2
+
+    @Doubling
+    @staticmethod
+    def static(x: T) -> T:
+        return x + 3
+
+    @Doubling
+    def __call__(self, x: T) -> T:
+        return x + 4
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing of it became a graph:fusee.errors.FuseeWarning")
+def test_proxies_are_not_what_they_say() -> None:
+    obj, net = Wrapped(), Doubling(torch.nn.ReLU())
+    functions = [obj.method, Wrapped.of_class, obj.of_class, obj.static, obj, net]
+    functions += [lambda x, f=f: f(x.sin()) for f in functions]
+    functions += [lambda x: Wrapped.of_class(x) + obj.of_class(x) + obj.static(x) + obj.method(x)]
+    for function in functions:
+        torch.testing.assert_close(fusee.compile(function)(X), function(X))
+
+
+def test_what_an_object_holds_in_c() -> None:
+    core = pytest.importorskip("pydantic_core")
+
+    def fn(x: torch.Tensor, url: Any, other: Any) -> Any:
+        return (
+            x * (url == other),
+            str(url),
+            x * len(f"{url}"),
+            {url: 3}[other] if url == other else 0,
+        )
+
+    compiled = fusee.compile(fn)
+    urls = [core.Url(f"http://{name}.org") for name in ("a", "bcd", "a")]
+    for url, other in itertools.product(urls, urls):
+        want, got = fn(X, url, other), compiled(X, url, other)
+        assert got[0].equal(want[0]) and got[1] == want[1] and got[2].equal(want[2])
+        assert got[3] == want[3]
+
+
+def test_a_function_that_is_bound_to_itself(capsys: Any) -> None:
+    def odd() -> None: ...
+
+    odd.__self__ = odd  # as networkx marks what it has wrapped
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print(odd.__name__, callable(odd))
+        print(odd)
+        return y * 2
+
+    assert fusee.compile(fn)(X).equal(fn(X))
+
+
+NAMES = frozenset({("a", "b"), ("c", 1)})
+PAIRS = {("a", "b"), (1, 2)}
+
+
+def test_sets_of_pairs_from_outside() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x * (("a", "b") in NAMES), ("c", True) in NAMES, x * ((1, 2) in PAIRS), len(PAIRS)
+
+    assert len(same(fn, torch.ones(2)).graphs) == 1
+    compiled = fusee.compile(fn)
+    for change in PAIRS.clear, lambda: PAIRS.add((True, 2)), lambda: PAIRS.add((1, 2)), PAIRS.clear:
+        got, want = compiled(X), fn(X)
+        assert got[0].equal(want[0]) and got[2].equal(want[2]) and got[3] == want[3]
+        change()
+
+
+def test_what_writes_an_attribute_is_the_class_in_c() -> None:
+    class Meta(type):
+        def __setattr__(cls, name: str, value: Any) -> None: ...
+
+    assert writer(Meta, deletes=False) is type.__setattr__  # object's refuses
+    assert writer(Doubling, deletes=True) is object.__delattr__
+
+
+def own(base: type) -> type:
+    """A class that shows other elements than it holds, and writes others than it is given."""
+
+    class Own(base):
+        def __iter__(self) -> Any:
+            return iter([7])
+
+        def __len__(self) -> int:
+            return 5
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value * 2)
+
+        def __getitem__(self, key: Any) -> Any:
+            return super().__getitem__(key) * 10
+
+        def refused(self, *args: Any) -> Any:
+            raise ValueError
+
+        update = extend = append = copy = keys = values = items = refused
+
+    return Own
+
+
+def held(x: Any) -> Any:
+    if isinstance(x, dict):
+        return list(dict.items(x))
+    kind = type(x).__mro__[1]
+    return sorted(kind.__iter__(x)), kind.__len__(x)
+
+
+@pytest.mark.parametrize(
+    "base, given, write",
+    [
+        (list, [1, 2], list.append),
+        (collections.deque, [1, 2], collections.deque.append),
+        (set, [1, 2], set.add),
+        (dict, {3: 4}, lambda x, one: x.setdefault(one, one)),
+        (collections.OrderedDict, {}, lambda x, one: x.__setitem__(one, one)),
+    ],
+)
+def test_containers_are_read_as_they_lie(base: Any, given: Any, write: Any) -> None:
+    kind = own(base)
+
+    def fn(x: torch.Tensor, outside: Any, is_whole: bool) -> Any:
+        made = base.__new__(kind)
+        write(made, 3)
+        write(outside, 3)
+        y = x.sin() * len(outside)
+        if not is_whole:
+            print(end="")
+        write(made, 4)
+        write(outside, 5)
+        return y.cos(), list(made), list(outside), held(made), held(outside), 7 in made, 3 in made
+
+    for is_whole in True, False:
+        found = []
+        for function in fn, fusee.compile(fn):
+            outside = base.__new__(kind)
+            base.__init__(outside, given)
+            found.append([shape_of(function(X, outside, is_whole)) for _ in range(3)])
+            found[-1].append(held(outside))
+        assert found[0] == found[1]
+
+
+class Pair(tuple):
+    def __iter__(self) -> Any:
+        return iter([7])
+
+    def __len__(self) -> int:
+        return 5
+
+
+class Whole(int):
+    def __rmul__(self, other: Any) -> Any:
+        return "asked"
+
+    def __index__(self) -> int:
+        return 1
+
+
+class Part(float):
+    def __radd__(self, other: Any) -> Any:
+        return "asked"
+
+
+def test_what_derives_from_tuple_int_and_float() -> None:
+    def fn(x: torch.Tensor, is_whole: bool) -> Any:
+        pair, n, part = Pair((1, 2)), Whole(3), Part(0.5)
+        y = x * n + part
+        if not is_whole:
+            print(end="")
+        read = [*tuple.__iter__(pair)], [*pair], len(pair), tuple.__len__(pair)
+        return y.sin() * n, [1, 2, 3, 4][n], range(9)[n], "ab"[:n], 2 * n, 2 + part, read
+
+    for is_whole in True, False:
+        want, got = fn(X, is_whole), fusee.compile(fn)(X, is_whole)
+        assert shape_of(got) == shape_of(want)

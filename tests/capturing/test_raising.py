@@ -444,6 +444,13 @@ DTYPES: list[tuple[Fn, Tensor]] = [
     (lambda i: F.multilabel_soft_margin_loss(i, i * 1.0), tensor([1, 2])),
     (lambda i: F.binary_cross_entropy_with_logits(i * 1.0, i, reduction="none"), tensor([1, 2])),
     (lambda y: F.huber_loss(y.detach().float().requires_grad_(), y).backward(), ZEROS.double()),
+    (lambda i: 3 - i, tensor([True])),
+    (lambda i: i.argmax(), tensor([True])),
+    (lambda i: i.softmax(0), tensor([1, 2])),
+    (lambda i: i.var(), tensor([1, 2])),
+    (lambda i: F.cross_entropy(i, i[:, 0]), tensor([[1, 2], [3, 4]])),
+    (lambda i: F.max_pool1d(i, 2), tensor([[True, False]])),
+    (lambda i: F.adaptive_avg_pool1d(i, 1), tensor([[1, 2]])),
 ]
 LOSSES: list[Fn] = [
     lambda x: F.huber_loss(x, x.double()),
@@ -469,6 +476,16 @@ def test_dtypes_that_aten_refuses(number: int, is_caught: bool) -> None:
     want = outcome(run, x)
     assert isinstance(want, str if is_caught else tuple)
     assert outcome(fusee.compile(run), x) == want
+
+
+@pytest.mark.filterwarnings("ignore:.*huber_loss:fusee.errors.FuseeWarning")  # of the backward
+@pytest.mark.parametrize("number", range(len(DTYPES)))
+def test_dtypes_that_stock_refuses(number: int) -> None:
+    fn, x = DTYPES[number]
+    torch._dynamo.reset()
+    got = outcome(torch.compile(fn, backend="fusee"), x)
+    assert isinstance(got, tuple)
+    assert got[0] in (outcome(fn, x)[0], torch._dynamo.exc.TorchRuntimeError)
 
 
 @pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
@@ -502,12 +519,6 @@ def test_numbers_beyond_a_dtype(fn: Callable[..., Any], dynamic: bool | None) ->
         for k in (1.5, 2.5, 70000.0, 1e60, float("inf"), -1.5, 3, 300, -3, 2**40):
             want, found = (outcome(functools.partial(run, k=k), x) for run in (fn, compiled))
             assert str(found) == str(want)
-
-
-def test_the_compiler_alone_refuses_the_fraction_of_integers() -> None:
-    torch._dynamo.reset()
-    with pytest.raises(NotImplementedError, match="frac_cpu"):
-        torch.compile(torch.frac, backend="fusee")(tensor([1, 2]))
 
 
 def test_what_the_table_says() -> None:

@@ -403,3 +403,20 @@ def test_batch_norm_of_nothing_counts_nothing() -> None:
 
     assert fusee.compile(made)().shape == (0, 5)
     alike(given, torch.empty(0, 5), torch.zeros(5), torch.ones(5, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x, there: (x * 2).to(there),
+        lambda x, there: torch.zeros(3, device=there, requires_grad=True) * x,
+        lambda x, there: torch.empty_like(x, device=there),
+    ],
+)
+def test_devices_that_torch_is_built_without(move: Callable[[Tensor, str], Tensor]) -> None:
+    own = torch.accelerator.current_accelerator()
+    there = "cuda:0" if own is None or own.type != "cuda" else "xpu:0"
+    x = torch.randn(3, requires_grad=True)
+    for function in move, fusee.compile(move):
+        with pytest.raises(AssertionError, match=f"not compiled with {there[:-2].upper()}"):
+            function(x, there)
