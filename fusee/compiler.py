@@ -25,7 +25,7 @@ from fusee.backends.registry import default_backend as get_default_backend
 from fusee.backends.registry import list_backends, lookup, set_default_backend
 from fusee.capture.entries import live
 from fusee.capture.guards import Guard
-from fusee.capture.policy import ORIGINAL, POLICY, STANCES, Stance, innermost
+from fusee.capture.policy import ORIGINAL, POLICY, STANCES, Stance, inlined, innermost
 from fusee.capture.reconstruct import error_on_graph_break
 from fusee.capture.torch_api import pytree, without_dynamo
 from fusee.errors import FuseeError, OptionError, choices, nearest
@@ -298,19 +298,20 @@ def wrap_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     array = importlib.import_module("numpy").ndarray
 
+    @inlined
     def as_array(x: Any) -> Any:
         return x.numpy() if isinstance(x, Tensor) else x
 
+    @inlined
     def as_tensor(x: Any) -> Any:
         return torch.as_tensor(x) if isinstance(x, array) else x
 
+    @inlined
     @functools.wraps(fn)
     def of_tensors(*args: Any, **kwargs: Any) -> Any:
         given, named = pytree.tree_map(as_array, (args, kwargs))
         return pytree.tree_map(as_tensor, fn(*given, **named))
 
-    for function in (as_array, as_tensor, of_tensors):
-        function.__dict__["_fusee_inlined"] = True
     return of_tensors
 
 
@@ -374,6 +375,7 @@ def _check_signatures(original_fn: Any, traceable: Callable[..., Any]) -> None:
 def nested_compile_region(fn: F, **options: Any) -> F: ...
 @overload
 def nested_compile_region(fn: None = None, **options: Any) -> Callable[[F], F]: ...
+@inlined
 def nested_compile_region(fn: Any = None, **options: Any) -> Any:
     """Mark a function that is called many times, such as a model's layer.
 
@@ -387,9 +389,6 @@ def nested_compile_region(fn: Any = None, **options: Any) -> Any:
     if not callable(fn):
         _refuse_kind("nested_compile_region() takes a function", fn)
     return fn
-
-
-nested_compile_region.__dict__["_fusee_inlined"] = True
 
 
 class _DimRange(NamedTuple):

@@ -599,10 +599,7 @@ def _factor(x: fx.Node) -> float | None:
 
 
 def fuse_attention(
-    edit: Editor,
-    dtypes: Sequence[torch.dtype] = (torch.float32,),
-    few: bool = False,
-    row: int = 1,
+    edit: Editor, dtypes: Sequence[torch.dtype] = (torch.float32,), few: bool = False, row: int = 1
 ) -> None:
     """Run the pass for products in `dtypes`.
 

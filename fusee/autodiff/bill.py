@@ -17,16 +17,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten import AtenGraph, is_view, key_of, memory_root
-from fusee.autodiff.min_cut import (
-    REDUCTIONS,
-    Costs,
-    Kind,
-    Prices,
-    kind,
-    kind_of,
-    name_of,
-    op_of,
-)
+from fusee.autodiff.min_cut import REDUCTIONS, Costs, Kind, Prices, kind, kind_of, name_of, op_of
 from fusee.fake.layouts import same_ints
 from fusee.source import tensors_in
 

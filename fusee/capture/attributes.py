@@ -21,6 +21,7 @@ from fusee.capture.frame import (
     ABSENT,
     CONTAINERS,
     FIXED,
+    METHODS_IN_C,
     Frame,
     Semantics,
     is_scalar,
@@ -88,7 +89,7 @@ class Capturing(Semantics):
     """The state of one capture.
 
     policy         what users have said about functions
-    world          what lies outside
+    world          what lies outside; recorder: its graph
     made_classes   classes that the program itself made
     in_classes     what was found in others, by name
     generators     those that it made and that are alive, each with the frame that is its body
@@ -106,10 +107,10 @@ class Capturing(Semantics):
         super().__init__()
         self.policy = policy
         self.world = World(self.where, varies or Varying())
-        self.world.machine = self
+        self.world.machine, self.recorder = self, self.world.recorder
         if self.world.varies.reads_sizes:
             self.world.mode.env = self.world.symbols.env
-        self.world.recorder.reads_numbers = self.world.varies.reads_numbers
+        self.recorder.reads_numbers = self.world.varies.reads_numbers
         self.deepest = room.left
         self.made_classes = self.world.made_classes
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
@@ -192,8 +193,8 @@ class Capturing(Semantics):
             return function(*operands)
         if function is operator.setitem and is_place_open(operands[1]):
             # what may raise comes before the write
-            operands = self.world.recorder.call(operator.getitem, *operands[:2]), (), *operands[2:]
-        return self.world.recorder.call(function, *operands)
+            operands = self.recorder.call(operator.getitem, *operands[:2]), (), *operands[2:]
+        return self.recorder.call(function, *operands)
 
     def kind_of(self, x: Any) -> Any:
         """The class that the program sees."""
@@ -344,9 +345,6 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
 
 
-_METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
-
-
 def class_lookup(m: Capturing, cls: type, name: str) -> Any:
     """What the first class in the order of resolution holds that has `name`; or ABSENT."""
     known = m.in_classes.get((cls, name))
@@ -366,7 +364,7 @@ def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | Non
     if cls.__module__.startswith(("fusee.capture", "fusee.torch_functions")):
         return None  # ours, such as a generator on the machine
     found = class_lookup(m, cls, name)
-    if isinstance(found, _METHODS_IN_C):  # C's by another name: `__getattr__ = dict.get`
+    if isinstance(found, METHODS_IN_C):  # C's by another name: `__getattr__ = dict.get`
         return found if found.__name__ != name else None
     kind: Any = type(found)
     if kind is _FUNCTION or found is ABSENT:

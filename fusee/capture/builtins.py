@@ -9,7 +9,6 @@ import collections
 import contextlib
 import copy
 import dataclasses
-import enum
 import functools
 import inspect
 import itertools
@@ -33,7 +32,16 @@ from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.bytecode import Line
 from fusee.capture.dynamic import Computed, Number, before_graph, converted, read
-from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, is_scalar, room, variables
+from fusee.capture.frame import (
+    ABSENT,
+    BINARY,
+    COMPARE,
+    METHODS_IN_C,
+    UNARY,
+    is_scalar,
+    room,
+    variables,
+)
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.mirrors import Called, Later, show_address
@@ -46,6 +54,7 @@ from fusee.capture.torch_api import (
     FakeTensor,
     State,
     enter_inference_mode,
+    no_torch_function,
 )
 from fusee.source import Args, Kwargs, Rules
 
@@ -79,13 +88,10 @@ def special(function: Any) -> Stand | None:
     return None if of_all is None else functools.partial(of_all, function)
 
 
-_IN_C = types.MethodDescriptorType, types.WrapperDescriptorType
-
-
 @functools.lru_cache(maxsize=4096)
 def refuses(function: Any, count: int, *names: str) -> bool:
     """Whether a method in C refuses so many arguments and these names."""
-    if not isinstance(function, _IN_C):
+    if not isinstance(function, METHODS_IN_C):
         return False
     try:
         inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
@@ -143,11 +149,7 @@ def _getattr(m: Capturing, obj: Any, name: str, /, *default: Any) -> Any:
 
 @stands_for(hasattr)
 def _hasattr(m: Capturing, obj: Any, name: str, /) -> bool:
-    try:
-        m.attribute(obj, name)
-    except AttributeError:
-        return False
-    return True
+    return _getattr(m, obj, name, ABSENT) is not ABSENT
 
 
 @stands_for(type)
@@ -198,7 +200,8 @@ def _id(m: Capturing, obj: Any, /) -> int:
             raise GraphBreak("id() of an object from outside differs from call to call")
         else:
             m.world.fact(IdMatch, origin, obj)
-    m.world.passing.append("an address")
+    if not is_memo:
+        m.world.passing.append("an address")
     return id(obj)
 
 
@@ -277,7 +280,7 @@ def _vars(m: Capturing, obj: Any = ABSENT, /) -> Any:
 @stands_for_each(
     itertools.repeat, itertools.count, slice, object, property, staticmethod, classmethod,
     types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    functools.partial, inspect.signature, callable, issubclass, torch.is_tensor,
+    functools.partial, inspect.signature, callable, issubclass,
     torch.profiler.record_function, *STATE_QUERIES,
 )  # fmt: skip
 def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
@@ -288,7 +291,7 @@ def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 @stands_for_each(*SWITCHED_BY)
 def _asked_of_state(function: Any, m: Capturing) -> Any:
     found = function()
-    if any(node.target in SWITCHED_BY[function] for node in m.world.recorder.graph.nodes):
+    if any(node.target in SWITCHED_BY[function] for node in m.recorder.graph.nodes):
         return found  # the program itself has set it
     place: Any = given_by(function, f"{function.__name__}()")
     if type(found) is list:
@@ -300,7 +303,7 @@ def _asked_of_state(function: Any, m: Capturing) -> Any:
 @stands_for(torch.cuda.is_available)
 def _has_gpu(m: Capturing) -> bool:
     found = torch.cuda.is_available()
-    m.world.recorder.answers.append((torch.cuda.is_available, (), {}, found))
+    m.recorder.answers.append((torch.cuda.is_available, (), {}, found))
     return found
 
 
@@ -333,7 +336,6 @@ SPECIAL.update({
     threading.get_ident: lambda m: m.world.load(
         threading.get_ident(), given_by(threading.get_ident)
     ),
-    typing.cast: lambda m, typ, val: val,
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,
     # a graph has no parts to name
     torch.profiler.record_function.__enter__: lambda m, manager: manager,
@@ -341,7 +343,7 @@ SPECIAL.update({
 })  # fmt: skip
 
 
-@stands_for_each(*(vars(kind)["__get__"] for kind in (types.FunctionType, *_IN_C)))
+@stands_for_each(*(vars(kind)["__get__"] for kind in (types.FunctionType, *METHODS_IN_C)))
 def _bound(get: Any, m: Capturing, *given: Any) -> Any:
     """A function or a method in C with what it is of: `object.__setattr__.__get__(x)`."""
     return get(*given)
@@ -407,9 +409,9 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
 
 @stands_for(bool)
 def _to_bool(m: Capturing, x: Any = False, /) -> Any:
-    recorder, found = m.world.recorder, x
+    recorder, found = m.recorder, x
     if issubclass(type(x), FakeTensor) and not m.modes:
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             found = read(recorder, "item", (x,))
     if type(found) is Number and found.is_late:
         return converted(found, bool)
@@ -449,7 +451,7 @@ def _may_take_data(m: Capturing, x: Any, other: Any) -> bool:
     """
     if m.modes:
         raise GraphBreak("a mode hears whether a tensor may take the data of another")
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         kinds = [(t.device.type == "meta", t.layout) for t in (x, other)]
     return kinds[0] == kinds[1]
 
@@ -459,7 +461,7 @@ def _may_take_data(m: Capturing, x: Any, other: Any) -> bool:
 
 @stands_for_each(*STATE_SWITCHES)
 def _switch(function: Any, m: Capturing, *args: Any) -> Any:
-    m.world.recorder.graph.call_function(function, args)
+    m.recorder.graph.call_function(function, args)
     return function(*args)
 
 
@@ -470,14 +472,14 @@ def _answer(function: Any, *_: Any, **__: Any) -> Any:
 
 @stands_for_each(*dict.fromkeys(itertools.chain(*SWITCHED_BY.values())))
 def _set_state(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
-    if not m.world.recorder.is_main:
+    if not m.recorder.is_main:
         raise GraphBreak("torch's state is switched in a function of a call")
     # as it was is what the graph ends with
     for get, setters in SWITCHED_BY.items():
         if function in setters:
             m.call(get)
     args = tuple(m.plain(x) for x in args)
-    m.world.recorder.graph.call_function(function, args, kwargs)
+    m.recorder.graph.call_function(function, args, kwargs)
     function(*args, **kwargs)
 
 
@@ -490,17 +492,17 @@ _mode: Any = torch.inference_mode
 def _enter(m: Capturing, manager: Any) -> None:
     before = State.now()
     m.regions.append((manager, enter_inference_mode(m.attribute(manager, "mode"))))
-    m.world.recorder.switch(before, State.now())  # it switches gradients, too
+    m.recorder.switch(before, State.now())  # it switches gradients, too
 
 
 @stands_for(_mode.__exit__, warnings.catch_warnings.__exit__)
-def _exit(m: Capturing, manager: Any, *error: Any) -> None:
+def leave_region(m: Capturing, manager: Any, *error: Any) -> None:
     if not m.regions or m.regions[-1][0] is not manager:
         raise GraphBreak(f"a {type(manager).__name__}, which began before this graph, ends here")
     _, context = m.regions.pop()
     within = State.now()
     context.__exit__(None, None, None)
-    m.world.recorder.switch(within, State.now())  # the end of inference mode ends autocast, too
+    m.recorder.switch(within, State.now())  # the end of inference mode ends autocast, too
     if getattr(context, "said", None):
         raise GraphBreak("a torch call warns where the program records it")
 
@@ -547,7 +549,6 @@ def on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
 @stands_for_each(
     vars(dataclasses)["_process_class"], functools.total_ordering, typing.runtime_checkable,
-    enum.unique,
 )  # fmt: skip
 def _of_made_class(function: Any, m: Capturing, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     """What only changes a class: one that the program made is real, others are not changed."""
@@ -766,33 +767,3 @@ def _is_stock(handler: Any) -> bool:
     formats = type(handler.formatter) in (type(None), logging.Formatter)
     is_own = handler.filters or vars(handler).keys() & {"emit", "handle", "format"}
     return is_known and formats and not is_own and _is_in_c(getattr(handler, "stream", None))
-
-
-def _made_of(m: Capturing, function: Any) -> Any:
-    """The call that makes a function of the module operator: of one from outside it is a fact."""
-    made, origin = function.__reduce__(), m.world.origin(function)
-    if origin is None:
-        return made
-    return m.world.load(made, ResultOf(origin, type(function).__reduce__, "what makes "))
-
-
-@BY_TYPE.rule(operator.itemgetter, operator.attrgetter)
-def _get_by(function: Any, m: Capturing, obj: Any, /) -> Any:
-    """What an itemgetter or attrgetter gives."""
-    _, parts = _made_of(m, function)
-    if type(function) is operator.itemgetter:
-        found = [m.subscript(obj, part) for part in parts]
-    else:
-        found = [functools.reduce(m.attribute, part.split("."), obj) for part in parts]
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-@BY_TYPE.rule(operator.methodcaller)
-def _call_method(function: Any, m: Capturing, obj: Any, /) -> Any:
-    """What a methodcaller does."""
-    made, given = _made_of(m, function)
-    named = {}
-    if type(made) is functools.partial:  # there are keywords
-        given = (*m.world.slot(made, "args"), *given)
-        named = m.plain(m.world.slot(made, "keywords"))
-    return m.call(m.attribute(obj, given[0]), *given[1:], **named)

@@ -23,7 +23,6 @@ import operator
 import re
 import sys
 import types
-import typing
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -55,18 +54,28 @@ from fusee.capture.dynamic import (
     need_values,
     takes_late,
 )
-from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, called, is_scalar, suspended
+from fusee.capture.frame import (
+    ABSENT,
+    CONTAINERS,
+    METHODS_IN_C,
+    OPCODES,
+    Frame,
+    called,
+    is_iterable,
+    is_scalar,
+    suspended,
+)
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import VIEWS, Stepping, class_of, new_tuple
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import IN_C, Held, ResultOf
 from fusee.capture.torch_api import (
+    FOR_DYNAMO,
     FakeTensor,
     OpOverload,
     OpOverloadPacket,
     has_global_hooks,
-    is_bookkeeping,
     is_graph_function,
     marks_static,
     pytree,
@@ -118,7 +127,7 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
             return stand(m, owner, *args, **kwargs)
     if isinstance(owner, FakeTensor) or (args and home in ("TensorBase", "Tensor")):
         return on_tensors(m, function, args, kwargs)
-    is_unbound = isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType))
+    is_unbound = isinstance(function, METHODS_IN_C)
     error = args[0] if is_unbound and args else owner
     if isinstance(error, BaseException) and m.is_outside(error):
         if function.__name__ not in ("__str__", "__repr__"):
@@ -136,6 +145,8 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if function.__name__ in _OF_NOW:
             raise _unknown(function)
         return _run(m, function, args, kwargs)  # int.from_bytes
+    if owner is not None and function.__name__ == "__reduce_ex__":
+        return containers.reduced(m, owner)
     if owner is not None and isinstance(owner, _METHOD_OWNERS):
         return _method(m, function, owner, args, kwargs)
     is_pure = function in _PURE if isinstance(function, types.BuiltinFunctionType) else False
@@ -158,15 +169,15 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
     if any(map(symbols.holds_open, (args, kwargs))):
         return symbols.called(function, args, kwargs)
-    if m.world.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
+    if m.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
         if function is divmod and all(type(x) is Number or is_scalar(x) for x in args):
             return tuple(m.call(part, *args) for part in (operator.floordiv, operator.mod))
         if (found := before_graph(m.world, function, *args)) is not None:
             return found
         if takes_late(function, args):
-            return compute(m.world.recorder.graph, function, args)
+            return compute(m.recorder.graph, function, args)
     m.look((*args, *kwargs.values()), AS_VALUES)
-    return asked_by_c(m.world.recorder, function, *args, **kwargs)
+    return asked_by_c(m.recorder, function, *args, **kwargs)
 
 
 @stands_for(range)
@@ -213,7 +224,7 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     own = next((x for x in others if hasattr(type(x), "__torch_function__")), None)
     if own is None:
         m.look((*given, *named.values()), AS_NUMBERS)
-    if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
+    if m.recorder.has_numbers and (holds_number(given) or holds_number(named)):
         return with_numbers(m, function, given, named)
     if own is not None:
         if m.world.seen:
@@ -266,7 +277,7 @@ def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any
         args, function = (owner, *args), getattr(torch.Tensor, function.__name__)
     if type(function) is types.FunctionType:
         need_values(args, kwargs)
-    return m.world.recorder.call(function, *args, **kwargs)
+    return m.recorder.call(function, *args, **kwargs)
 
 
 def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -320,7 +331,7 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
             x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x, asks) for x in args
         )
         if name == "join" and len(args) == 1:
-            if not containers.is_iterable(args[0]):
+            if not is_iterable(args[0]):
                 return function(*args)  # the TypeError
             args = ([*args[0]],)
     if name == "pop" and isinstance(function.__self__, set):
@@ -377,7 +388,8 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(owner, dict) and name in containers.METHODS and len(rest) == 1:
             return containers.METHODS[name](m, owner, *rest)
         is_lookup = name == "get" and isinstance(owner, dict)
-        if m.is_outside(owner) and is_lookup and is_scalar(rest[0]):
+        is_known = rest and (is_scalar(rest[0]) or issubclass(type(rest[0]), type))
+        if m.is_outside(owner) and is_lookup and is_known:
             found = m.world.get(m.world.mirror(owner), rest[0])
             return (*rest[1:], None)[0] if found is ABSENT else found
         if name in containers.CHANGE_SETS and isinstance(owner, set) and m.is_outside(owner):
@@ -424,9 +436,11 @@ _OF_OBJECTS = ("torch.utils._pytree", "torch._library.custom_ops")
 _IN_PYTHON = (torch._utils.is_compiling, torch.nn.functional.gaussian_nll_loss)
 
 _C_CALLABLES = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.MethodWrapperType, types.ClassMethodDescriptorType,
-)  # fmt: skip
+    types.BuiltinFunctionType,
+    *METHODS_IN_C,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
 
 
 def _of_partial(m: Capturing, function: Any, name: str) -> Any:
@@ -504,7 +518,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 _TAKE_TEXTS = {
     isinstance, type, str, print, copy.copy, copy.deepcopy, functools.partial, operator.add,
-    operator.mod, typing.cast, warnings.warn,
+    operator.mod, warnings.warn,
 }  # fmt: skip
 
 # ------------------------------------------------------------------------------ functions
@@ -526,7 +540,7 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
         is_native = not any(_is_read(m, x) for x in (args, kwargs))
     if is_native and not has_number:
         return on_tensors(m, function, args, kwargs)
-    if is_bookkeeping(function):
+    if (function.__module__, function.__qualname__) in FOR_DYNAMO:
         return None
     if marks_static(function) and args and isinstance(args[0], FakeTensor):
         index = kwargs.get("index", (*args[1:], None)[0])
@@ -550,7 +564,7 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
         return made
     if len(m.frames) > m.deepest:
         raise Unready  # Python has more frames than these, and raises
-    return f.run() if m.world.recorder.calls else f.run_first()
+    return f.run() if m.recorder.calls else f.run_first()
 
 
 def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Frame:

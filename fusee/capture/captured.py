@@ -46,7 +46,7 @@ from fusee.capture.sources import (
     size_source,
     variable,
 )
-from fusee.capture.torch_api import MODE_STACK, conditions_of_price, without_function_modes
+from fusee.capture.torch_api import MODE_STACK, OF_PRICE, no_torch_function, without_function_modes
 from fusee.capture.watched import Watched, quick_check
 from fusee.runtime import gc_paused
 from fusee.runtime.change_detection import (
@@ -212,7 +212,7 @@ class Captured:
     def leave_to_python(self) -> None:
         """Let all calls for which the graph costs the same use this: Python will run them."""
         conditions, names = self.conditions
-        self.conditions = conditions_of_price(conditions), names
+        self.conditions = [x for x in conditions if x.startswith(OF_PRICE)], names
 
     def check(self, values: Values) -> tuple[Callable[..., bool], Callable[[], str]]:
         """The function that says whether a call may use this, and its source.
@@ -223,7 +223,7 @@ class Captured:
         for origin, value, where in self.symbols.facts() if self.symbols else ():
             kind = SizeRelation if isinstance(value, Relation) else SizeCondition
             self.facts.add(kind, origin, value, functools.partial(str, where))
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             self.settled = len(self.replaced)
             given = self.facts, self.place.variables, names, conditions, values
             found = compile_check(*given, self.replaced)
@@ -232,7 +232,7 @@ class Captured:
         check, source = found
 
         def unseen(*values: Any) -> bool:  # by the modes that are on
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 return check(*values)
 
         return unseen, source
@@ -404,7 +404,7 @@ class Site:
         a later turn found: others' may be made at each call."""
         if self.place.at < 0 or not limit <= len(self.entries) < limit * _MOST_TURNS:
             return len(self.entries)
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             seen = [e.captured.facts for e in self.entries if e.is_found or e.made_at == turn]
             rows = [(filter(_is_of_turn, x.rows), x.looking(values)) for x in seen]
             return len(self.entries) - sum(any(fails(x, at) for x in turns) for turns, at in rows)

@@ -36,9 +36,9 @@ from fusee.capture.attributes import (
     python_method,
 )
 from fusee.capture.builtins import BY_CODE, BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
-from fusee.capture.dynamic import LOADERS, Computed, Number, compute, takes_late
+from fusee.capture.dynamic import LOADERS, Number, compute, takes_late
 from fusee.capture.effects import effects
-from fusee.capture.frame import ABSENT, CONTAINERS, is_named, is_scalar
+from fusee.capture.frame import ABSENT, CONTAINERS, is_iterable, is_named, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import IdMatch, TypeMatch
 from fusee.capture.mirrors import (
@@ -49,7 +49,6 @@ from fusee.capture.mirrors import (
     Stepping,
     contents,
     dict_class,
-    empty_like,
     is_alone,
     is_finite_iterator,
     is_key,
@@ -88,16 +87,6 @@ def _len(m: Capturing, x: Any, /) -> Any:
     return len(symbols.whole_text(x))
 
 
-@stands_for(operator.length_hint)
-def _length_hint(m: Capturing, x: Any, /, *default: int) -> int:
-    names = ("__len__", "__length_hint__")
-    there = [n for n in names if python_method(m, x, n) is not None]
-    if issubclass(type(x), collections.abc.Iterator) and m.is_outside(x):
-        raise GraphBreak("how far an iterator from outside has come")
-    asking = {n: lambda _, n=n: ask(m, x, n) for n in there}
-    return operator.length_hint(type("", (), asking)() if there else m.plain(x), *default)
-
-
 SPECIAL[iter] = lambda m, x, /, *end: iter(x, *end) if end else m.iterate(x)
 
 
@@ -109,10 +98,6 @@ def _next(m: Capturing, iterator: Any, /, *default: Any) -> Any:
         if not default:
             raise
         return default[0]
-
-
-def is_iterable(x: Any) -> bool:
-    return hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__")
 
 
 def _iterable(m: Capturing, x: Any) -> Any:
@@ -269,7 +254,7 @@ def _extreme(function: Any, m: Capturing, *args: Any, key: Any = None, **default
         if len(items) > 1 and symbols.are_unbacked(items):
             return symbols.operated(function, *items)
         if takes_late(function, items):
-            return compute(m.world.recorder.graph, function, items)
+            return compute(m.recorder.graph, function, items)
     return function(items, key=sort_key(m, key), **default)
 
 
@@ -431,6 +416,7 @@ def _in_python(module: Any) -> dict[str, Any]:
     *(x for x in vars(heapq).values() if type(x) is types.BuiltinFunctionType),
     bisect.insort_left,
     bisect.insort_right,
+    operator.length_hint,
     collections._count_elements,  # type: ignore[attr-defined]
 )
 def _by_python(function: Any, m: Capturing, /, *args: Any, **named: Any) -> Any:
@@ -442,6 +428,22 @@ def _by_python(function: Any, m: Capturing, /, *args: Any, **named: Any) -> Any:
     return m.call(stands, *args, **named)
 
 
+@BY_TYPE.rule(operator.itemgetter, operator.attrgetter, operator.methodcaller)
+def _by_twin(function: Any, m: Capturing, obj: Any, /) -> Any:
+    """What one made in Python of the same gives; what it is made of is a fact."""
+    kind, origin = type(function), m.world.origin(function)
+    made, given = function.__reduce__()
+    if origin is not None:
+        place = ResultOf(origin, kind.__reduce__, "what makes ")
+        made, given = m.world.load((made, given), place)
+    named = {}
+    if type(made) is functools.partial:  # there are keywords
+        given = (*m.world.slot(made, "args"), *given)
+        named = m.plain(m.world.slot(made, "keywords"))
+    twin = _in_python(operator)[kind.__name__](*given, **named)
+    return m.call(m.attribute(twin, "__call__"), obj)
+
+
 # ---------------------------------------------------------------------------- lru_cache
 # Functions that keep what they gave.
 
@@ -450,7 +452,7 @@ def _by_python(function: Any, m: Capturing, /, *args: Any, **named: Any) -> Any:
 def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """A function with a cache: called again while nobody could tell, else asked what it keeps."""
     before, said = m.world.changes(), len(m.world.later)
-    graph, given = m.world.recorder.graph, (*args, *kwargs.values())
+    graph, given = m.recorder.graph, (*args, *kwargs.values())
     known = {*graph.nodes}
     if function in _ENDING and not kwargs and _has_kept(function, args):
         found = [_before(m, x) for x in args]
@@ -477,7 +479,7 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     is_pure &= not any(effects(node) for node in graph.nodes if node not in known)
     found = [_before(m, x) for x in given] if is_pure and origin is not None else [None]
     is_changed = any(node.target in STATE_SWITCHES for node in known)
-    is_changed |= bool(m.world.recorder.writers(known))
+    is_changed |= bool(m.recorder.writers(known))
     if not all(found) or (is_changed and not all(map(is_scalar, given))):
         why = "a function under lru_cache is given what no call before the graph can be"
         raise GraphBreak(why, once=True)
@@ -622,92 +624,42 @@ class _Asked(NamedTuple):
 
 
 # ---------------------------------------------------------------------------- copying
-# What stands in for copy.copy and copy.deepcopy.
-#
-# Containers and tensors are copied here; of an instance the machine runs what its class says, or
-# what Python's copy module makes of `__reduce_ex__`.
+# Python's copy module runs on the machine, but for what is its own copy, tensors, and what
+# object.__reduce_ex__ gives.
 #
 # source https://docs.python.org/3/library/copy.html
 
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_KINDS = (list, set, collections.deque, *_DICTS)
 _ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, property, Number)
 # Classes in C whose instances hold what `__reduce_ex__` says, and no more.
 _REFILLED = {object, list, dict, collections.OrderedDict}
-_copy_module: Any = copy
+# The functions themselves, which nothing stands for.
+_COPYING: dict[Any, Any] = {
+    function: types.FunctionType(function.__code__, vars(copy), argdefs=defaults)
+    for function, defaults in ((copy.copy, None), (copy.deepcopy, (None, ABSENT)))
+}
 
 
-def _is_filled(m: Capturing, x: Any) -> bool:
-    """Whether `x` is a container of C, and holds nothing but its elements."""
-    has_own = type(x) is collections.OrderedDict and m.length(of_instance(m, x, "__dict__")) > 0
-    return type(x) in _KINDS and not has_own
-
-
-@stands_for(copy.copy)
-def _copy(m: Capturing, x: Any) -> Any:
-    if _is_filled(m, x):
-        return m.plain(x).copy()
-    if (
-        is_scalar(x)
-        or symbols.is_open(x)
-        or issubclass(type(x), _ATOMS)
-        or type(x) in (tuple, frozenset)
-    ):
+@stands_for_each(*_COPYING)
+def _copy(function: Any, m: Capturing, /, x: Any, *memo: Any, **named: Any) -> Any:
+    if is_scalar(x) or symbols.is_open(x) or issubclass(type(x), _ATOMS):
         return x
-    return _instance(m, x, "__copy__", (), None)
+    if m.frames[-1].globals is not vars(copy):
+        for given in (*memo, *named.values()):  # whose keys are addresses
+            if given is not None and m.world.origin(given) is None:
+                show_address(m.world, given)
+    return m.call(_COPYING[function], x, *memo, **named)
 
 
-@stands_for(copy.deepcopy)
-def _deepcopy(m: Capturing, x: Any, memo: Any = None) -> Any:
-    """Containers, tensors and instances within one another, each copied once.
-
-    What is copied lives as long as the memo: another object would have its id.
-    """
-    made: dict[int, Any] = {} if memo is None else m.plain(memo)
-    key = id(made if memo is None else memo)
-    if memo is not None and m.world.origin(memo) is None:
-        show_address(m.world, memo)
-
-    def copied(x: Any) -> Any:
-        if is_scalar(x) or isinstance(x, _ATOMS) or symbols.is_open(x):
-            return x
-        if id(x) not in made:
-            if isinstance(x, FakeTensor):
-                made[id(x)] = _tensor(m, x, made)
-            elif type(x) is tuple or _is_filled(m, x):
-                made[id(x)] = of_container(x)
-            else:
-                made[id(x)] = _instance(m, x, "__deepcopy__", (made,), made)
-            if made[id(x)] is x:
-                return made.pop(id(x))
-            made.setdefault(key, []).append(x)
-        return made[id(x)]
-
-    def of_container(x: Any) -> Any:
-        if type(x) is tuple:
-            items = tuple(map(copied, x))
-            if id(x) in made:  # it holds itself
-                return made[id(x)]
-            return x if all(map(operator.is_, items, x)) else items
-        shown = m.plain(x)
-        empty = made[id(x)] = empty_like(shown)
-        if isinstance(shown, dict):
-            empty.update((copied(key), copied(item)) for key, item in shown.items())
-        else:
-            (empty.update if type(x) is set else empty.extend)(map(copied, shown))
-        return empty
-
-    return copied(x)
-
-
-def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
+@stands_for(torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__)
+def _tensor(m: Capturing, x: Any, memo: Any) -> Any:
+    made = m.plain(memo)
     with torch._C.DisableTorchFunction():
         storages = [y.untyped_storage()._cdata for y in made.get(_TENSORS, [])]
         is_plain = not (x.requires_grad or m.modes or getattr(x, "_is_param", False))
         strides = torch.empty_like(x, device="meta").stride()
         is_known = x.untyped_storage()._cdata in storages
         # all of its memory is copied, and it begins there where it did
-        if not is_plain or is_known or x.stride() != strides or m.world.recorder.offset(x):
+        if not is_plain or is_known or x.stride() != strides or m.recorder.offset(x):
             raise GraphBreak(
                 "a deep copy of a tensor that has gradients or a base, or that modes hear of"
             )
@@ -720,24 +672,16 @@ def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
 _TENSORS = -1  # no id: in a memo, the tensors that were copied
 
 
-def _instance(m: Capturing, x: Any, method: str, args: Args, memo: Any) -> Any:
-    if issubclass(type(x), (FakeTensor, types.ModuleType)):
-        raise GraphBreak(f"copying a {type(x).__qualname__}")
-    if issubclass(type(x), Computed):
-        return m.call(x.attribute(m, method), *args)
-    if (made := ask(m, x, method, *args)) is not ABSENT:
-        return made
-    if (found := ask(m, x, "__reduce_ex__", 4)) is ABSENT:
-        found = _reduced(m, x)
-    if isinstance(found, str):
-        return x
-    rebuild = m.world.hold(_copy_module._reconstruct, "copy._reconstruct")
-    return m.call(rebuild, x, memo, *found)
-
-
-def _reduced(m: Capturing, x: Any) -> Any:
+def reduced(m: Capturing, x: Any) -> Any:
     """What object.__reduce_ex__ gives."""
     kind = type(x)
+    if kind is set:
+        return set, ([*m.plain(x)],)
+    if kind is collections.deque:
+        return kind, ((), x.maxlen), None, iter(m.plain(x))
+    if kind is collections.defaultdict:
+        factory = m.world.slot(x, "default_factory")
+        return kind, (factory,), None, None, iter(m.mapping(x).items())
     if (found := ask(m, x, "__reduce__")) is not ABSENT:
         return found
     in_c = {base for base in kind.__mro__ if base.__flags__ & IN_C}

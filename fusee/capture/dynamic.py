@@ -462,11 +462,8 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Nu
 def takes_late(function: Callable[..., Any], operands: Args) -> bool:
     """Whether Python computes it after the graph, of numbers that are read there."""
     is_late = any(type(x) is Number and x.is_late for x in operands)
-    return is_late and function in _LATE | _ANSWERS and all(map(_is_number, operands))
-
-
-def _is_number(x: Any) -> bool:
-    return x.kind is not bool if type(x) is Number else type(x) in (int, float)
+    kinds = (x.kind if type(x) is Number else type(x) for x in operands)
+    return is_late and function in _LATE | _ANSWERS and {*kinds} <= {int, float}
 
 
 def converted(x: Number, kind: type) -> Number:

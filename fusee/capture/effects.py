@@ -8,12 +8,12 @@ import operator
 import types
 import warnings
 from collections.abc import Hashable, Iterable, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
 
-from fusee.capture.frame import is_scalar
+from fusee.capture.frame import FUNCTIONS, is_scalar
 from fusee.capture.graph_break import CHANGING, is_in_place
 from fusee.capture.symbols import was_unbacked
 from fusee.capture.torch_api import (
@@ -206,32 +206,18 @@ def _is_written(node: fx.Node) -> bool:
 # millisecond, for one operator or for tens of them. So what it gave is noted by these, for one
 # capture, as long as it is new memory and has no gradient, and is made at once the next time.
 
-_KINDS = (
-    types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-)  # fmt: skip
 _HOMES = "torch", "_operator"
 _IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional", "torch._tensor"))
 _OF_NOW = frozenset(("cuda", torch.device("cuda")))  # the present device: another one later
 _BITS = (torch.Tensor.is_conj, torch.Tensor.is_neg)
 
 
-class _Made(NamedTuple):
-    device: torch.device
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class Repeated:
-    """What calls of one capture gave, in all its attempts.
-
-    _views   which of these are views of new memory, such as those of linear() for three axes
-    """
+    """What calls of one capture gave, in all its attempts: device, sizes, strides and dtype; and if
+    that is a view of new memory, such as linear() gives for three axes."""
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, _Made] = {}
-        self._views: set[Hashable] = set()
+        self._made: dict[Hashable, tuple[Args, bool]] = {}
 
     def key(self, mode: Any, func: Any, args: Args, kwargs: Kwargs) -> Hashable:
         """By what the result of a call is known; None: it has to run."""
@@ -240,7 +226,7 @@ class Repeated:
             return None
         if kind is types.BuiltinFunctionType and home.partition(".")[0] not in _HOMES:
             return None  # of a package of the program's
-        if kind not in _KINDS or func is torch.Tensor.cuda:
+        if kind not in FUNCTIONS or func is torch.Tensor.cuda:
             return None
         if isinstance(getattr(func, "__self__", None), torch.Tensor):
             return None
@@ -255,8 +241,9 @@ class Repeated:
         """The result of a call, if one like it was noted."""
         if (known := self._made.get(key)) is None:
             return None
-        made: torch.Tensor = fake_again(mode, *known)
-        if key in self._views:  # where gradients are off autograd refuses writes to these later
+        spec, is_view = known
+        made: torch.Tensor = fake_again(mode, *spec)
+        if is_view:  # where gradients are off autograd refuses writes to these later
             with mode:
                 made = torch.ops.aten.alias.default(made)
         return made
@@ -273,11 +260,10 @@ class Repeated:
         given = tensors_in(operands)
         if not given or any(x.untyped_storage()._cdata == memory._cdata for x in given):
             return
-        made = _Made(out.fake_device, tuple(out.shape), out.stride(), out.dtype)
-        least = extent(made.size, made.stride) * out.element_size()
+        least = extent(out.shape, out.stride()) * out.element_size()
         if out.storage_offset() == 0 and memory.nbytes() == least:
-            self._made[key] = made
-            self._views |= {key} if out._is_view() else set()
+            spec = out.fake_device, tuple(out.shape), out.stride(), out.dtype
+            self._made[key] = spec, out._is_view()
 
 
 def _add(parts: list[Any], mode: Any, x: Any) -> bool:

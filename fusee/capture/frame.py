@@ -523,12 +523,13 @@ class Semantics:
         return space[name]
 
     def store_global(self, f: Frame, name: str, value: Any) -> None:
-        f.globals[name] = value
-
-    def delete_global(self, f: Frame, name: str) -> None:
-        if name not in f.globals:
+        """ABSENT, here and below: it is deleted."""
+        if value is not ABSENT:
+            f.globals[name] = value
+        elif name in f.globals:
+            del f.globals[name]
+        else:
             raise NameError(f"name {name!r} is not defined", name=name)
-        del f.globals[name]
 
     def load_cell(self, f: Frame, name: str) -> Any:
         try:
@@ -538,11 +539,11 @@ class Semantics:
         raise unbound(f, name)  # not above: it would have the other one as its context
 
     def store_cell(self, f: Frame, name: str, value: Any) -> None:
-        f.cells[name].cell_contents = value
-
-    def delete_cell(self, f: Frame, name: str) -> None:
-        self.load_cell(f, name)  # raises if there is nothing to delete
-        del f.cells[name].cell_contents
+        if value is not ABSENT:
+            f.cells[name].cell_contents = value
+        else:
+            self.load_cell(f, name)  # raises if there is nothing to delete
+            del f.cells[name].cell_contents
 
     def raising(self, f: Frame, error: BaseException, *cause: Any) -> None:
         """A statement of a frame is about to raise an exception."""
@@ -732,9 +733,13 @@ def called(function: Any) -> str:
     return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
+def is_iterable(x: Any) -> bool:
+    return hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__")
+
+
 def checked(x: Any, function: Any = None) -> Any:
     """What stands after `*`, in a display or in a call of `function`: TypeError unless iterable."""
-    if hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__"):
+    if is_iterable(x):
         return x
     try:
         return [*x]  # raises
@@ -760,10 +765,12 @@ def is_exact(x: Any) -> bool:
     return type(x) is tuple and all(type(item) in EXACT for item in x)
 
 
+METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, *METHODS_IN_C)
+
 # Guarded by identity.
 FIXED = (
-    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
-    types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
+    *FUNCTIONS, types.ModuleType, type, torch.nn.Module, types.CodeType,
     types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
     Marker, torch.optim.Optimizer, types.UnionType, types.GenericAlias, type(typing.ClassVar),
 )  # fmt: skip
@@ -775,10 +782,7 @@ HELD_OWNERS = (types.ModuleType, type, type(None), IN_CPP)
 CONTAINERS = (list, dict, set, collections.deque)
 
 
-_NAMED = (
-    types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType,
-    type,
-)  # fmt: skip
+_NAMED = (types.FunctionType, *METHODS_IN_C, types.ModuleType, type)
 
 
 def is_named(x: Any) -> bool:

@@ -23,7 +23,7 @@ from fusee.capture.effects import written_by
 from fusee.capture.graph_break import GraphBreak, storages
 from fusee.capture.mirrors import Mirror
 from fusee.capture.sources import Dict, Held, is_trusted
-from fusee.capture.torch_api import FakeTensor, asks, leaf_gradients
+from fusee.capture.torch_api import FakeTensor, asks, leaf_gradients, no_torch_function
 from fusee.fake.layouts import known
 from fusee.runtime.cache import CUTS
 
@@ -43,7 +43,7 @@ def read(m: Any, fake: torch.Tensor) -> Any:
         if fake.requires_grad:
             raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
         return None
-    with torch._C.DisableTorchFunction(), warnings.catch_warnings():
+    with no_torch_function(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, that most such tensors have none
         grad = real.grad
     return world.load(grad, world.place(fake, "grad"))
@@ -54,9 +54,9 @@ def write(m: Any, fake: torch.Tensor, value: Any) -> None:
     if m.modes:
         raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
     is_input = id(fake) in m.world.inputs
-    with torch._C.DisableTorchFunction():  # autograd knows nothing of a plain one
+    with no_torch_function():  # autograd knows nothing of a plain one
         is_plain = not (fake.requires_grad or fake.is_inference())
-    if id(fake) in m.world.seen or not (is_input or (is_plain and m.world.recorder.is_main)):
+    if id(fake) in m.world.seen or not (is_input or (is_plain and m.recorder.is_main)):
         raise GraphBreak("setting the grad of a tensor that the graph computes")
     if isinstance(value, FakeTensor):
         same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
@@ -87,18 +87,18 @@ def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
     """`tensor.requires_grad = value`, or `tensor.data = value` of what is its data; else False."""
     if id(fake) in m.world.seen or m.modes:
         return False
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         is_leaf = fake.is_leaf
     if name == "requires_grad" and isinstance(value, bool) and is_leaf:
-        m.world.recorder.call(torch.Tensor.requires_grad_, fake, value)
+        m.recorder.call(torch.Tensor.requires_grad_, fake, value)
         return True
     if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
         return False
     if _is_data(fake, value):
         return True
     # to the program it is the same tensor, with the other one's memory
-    recorder, is_input = m.world.recorder, id(fake) in m.world.inputs
-    with torch._C.DisableTorchFunction():
+    recorder, is_input = m.recorder, id(fake) in m.world.inputs
+    with no_torch_function():
         is_like = (fake.dtype, fake.device) == (value.dtype, value.device)
         if not is_like or not recorder.is_main or (fake.requires_grad and not is_input):
             raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
@@ -111,7 +111,7 @@ def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
         recorder.leaves[id(fake)] = recorder.leaves[id(data)] = True
     if is_input:
         m.world.set_slot(fake, "data", data)
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         fake.data = data
     return True
 
@@ -123,7 +123,7 @@ def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
         memory = x.untyped_storage()._cdata
         return memory, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
 
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         return value is fake or seen(value) == seen(fake)
 
 
@@ -204,7 +204,8 @@ def asks_for_gradients(functions: Iterable[Any], values: Iterable[Any]) -> bool:
         ):
             return True
         if not is_code:
-            known += _cells(function)
+            filled = (x for x in function.__closure__ or () if x != types.CellType())
+            known += [x.cell_contents for x in filled]
         if len(seen) <= first:
             known += held
         left += (found for x in known for found in _called(x, names))
@@ -217,16 +218,6 @@ def is_asked(callers: Iterable[tuple[types.FunctionType, Any]]) -> bool:
         if varies.asks_gradients is None:
             varies.asks_gradients = asks_for_gradients((function,), ())
     return any(varies.asks_gradients for _, varies in callers)
-
-
-def _cells(function: types.FunctionType) -> list[Any]:
-    found = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:  # it is empty yet
-            continue
-    return found
 
 
 def _function(x: Any) -> Any:

@@ -175,19 +175,13 @@ class GraphFailed(BaseException):
 States = Sequence[tuple[torch.Generator, torch.Tensor]]
 
 
-def generator_states(is_on_gpu: bool) -> Callable[[], States]:
-    """What notes how the random generators stand that a graph may use."""
-
-    return _cuda_states if is_on_gpu else _cpu_state
-
-
-# By name, as what a capture that is kept for other processes refers to.
-def _cpu_state() -> States:
+# How the random generators stand that a graph may use. Kept captures name these.
+def cpu_state() -> States:
     return [(torch.default_generator, torch.default_generator.get_state())]
 
 
-def _cuda_states() -> States:
-    return [*_cpu_state(), *((one, one.get_state()) for one in torch.cuda.default_generators)]
+def cuda_states() -> States:
+    return [*cpu_state(), *((one, one.get_state()) for one in torch.cuda.default_generators)]
 
 
 def is_spent(x: torch.Tensor, passed: Sequence[Any]) -> bool:

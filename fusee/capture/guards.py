@@ -462,24 +462,21 @@ class Absent(Fact):
         return str(value)
 
 
+def _keys(found: Any) -> tuple[Any, ...]:
+    raw: Any = raw_class(type(found))
+    return tuple(found if raw is None else raw.keys(found))
+
+
 class Keys(Fact):
     """A dict with these keys, in this order."""
 
-    WORDS, TORCH = "has the keys", "DICT_KEYS_MATCH"
-    INDEX = lambda x: _keys(x), lambda known: known
+    WORDS, TORCH, INDEX = "has the keys", "DICT_KEYS_MATCH", (_keys, lambda known: known)
 
     def conditions(self, at: str, source: Source) -> list[str]:
-        raw, at = source.raw(self.origin), source.once(at)
-        listed = f"{raw}.keys({at})" if raw else at
-        same = f"[*{listed}] == {source.constant(list(self.value))}"
-        if any(map(_equals_others, self.value)):
-            kinds = [*map(_kinds, self.value)]
-            mapped = f"[*{source.python('map')}({source.constant(_kinds)}, {listed})]"
-            same = f"{mapped} == {source.constant(kinds)} and {same}"
-        return [same]
+        equal, keys, value = map(source.constant, (_equal, _keys, self.value))
+        return [f"{equal}({keys}({at}), {value})"]
 
-    def fits(self, now: Any) -> bool:
-        return _equal(now, self.value)
+    fits = EqualsMatch.fits
 
     def now(self, found: Any) -> Any:
         return _keys(found)
@@ -488,21 +485,6 @@ class Keys(Fact):
         whole = seen.whole(self.origin)
         # what moves to the end of an OrderedDict stays what it was to a dict
         return isinstance(whole, dict) and type(whole) is not collections.OrderedDict
-
-
-def _keys(found: Any) -> tuple[Any, ...]:
-    raw: Any = raw_class(type(found))
-    return tuple(found if raw is None else raw.keys(found))
-
-
-def _equals_others(key: Any) -> bool:
-    """Whether a key of another class may equal it: 1 == True == 1.0, a dtype of NumPy its name."""
-    is_row = type(key) is tuple
-    return any(map(_equals_others, key)) if is_row else isinstance(key, (int, float, *DTYPES))
-
-
-def _kinds(key: Any) -> Any:
-    return tuple(map(_kinds, key)) if type(key) is tuple else type(key)
 
 
 class Empty(Fact):

@@ -78,12 +78,12 @@ class Interpreter(Capturing):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
-        self.world.recorder.is_heard = functools.partial(is_heard, self.frames, True)
-        self.world.recorder.expects = self.expects
+        self.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
+        self.recorder.is_heard = functools.partial(is_heard, self.frames, True)
+        self.recorder.expects = self.expects
         if not self.policy.is_exporting:  # then Python runs nothing that the graph refuses
             self.world.symbols.env.data.expects = self._expects
-        self.world.recorder.is_told = lambda: any(getattr(x, "said", 0) for _, x in self.regions)
+        self.recorder.is_told = lambda: any(getattr(x, "said", 0) for _, x in self.regions)
 
     # ---------------------------------------------------------------------- names
 
@@ -110,9 +110,6 @@ class Interpreter(Capturing):
             raise NameError(f"name {name!r} is not defined", name=name)
         self.world.set(names, name, value)
 
-    def delete_global(self, f: Frame, name: str) -> None:
-        self.store_global(f, name, DELETED)
-
     def load_cell(self, f: Frame, name: str) -> Any:
         try:
             found = self.world.cell(f.cells[name], name)
@@ -125,11 +122,9 @@ class Interpreter(Capturing):
         return found
 
     def store_cell(self, f: Frame, name: str, value: Any) -> None:
+        if value is DELETED:
+            self.load_cell(f, name)  # raises if there is nothing to delete
         self.world.set_slot(f.cells[name], "cell_contents", value)
-
-    def delete_cell(self, f: Frame, name: str) -> None:
-        self.load_cell(f, name)  # raises if there is nothing to delete
-        self.world.set_slot(f.cells[name], "cell_contents", DELETED)
 
     def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
         full = importlib.util.resolve_name("." * level + name, f.globals.get("__package__") or "")
@@ -143,7 +138,7 @@ class Interpreter(Capturing):
 
     def caught(self, error: BaseException) -> None:
         told = " ".join(x for x in error.args if type(x) is str)
-        if error is self.world.recorder.raised or _OURS.search(told):
+        if error is self.recorder.raised or _OURS.search(told):
             what = f"{type(error).__name__}: {error}"
             raise GraphBreak(f"a torch call raises {what.splitlines()[0]}")  # or so: eager knows
 
@@ -176,7 +171,7 @@ class Interpreter(Capturing):
     def repeat(self, f: Frame) -> None:
         """Where a call raises for its values, Python never comes to a loop that has no end."""
         f.turns += 1
-        nodes = self.world.recorder.graph.nodes
+        nodes = self.recorder.graph.nodes
         if f.turns % _MANY == 0 and any("raises" in effects(node) for node in nodes):
             raise GraphBreak(f"a loop goes round {f.turns} times behind what may raise")
 
@@ -203,7 +198,7 @@ class Interpreter(Capturing):
             left, right = symbols.value(left), symbols.value(right)
             if (found := before_graph(self.world, made_by, left, right)) is not None:
                 return found
-            return compute(self.world.recorder.graph, made_by, (left, right))
+            return compute(self.recorder.graph, made_by, (left, right))
         if _are_numbers(left, right):
             return symbols.operated(function, left, right)
         name = function.__name__.strip("_")
@@ -236,7 +231,7 @@ class Interpreter(Capturing):
         plain_left, plain_right = self.in_order(left), self.in_order(right)
         if not has_array and (symbols.is_open(left) or symbols.is_open(right)):
             plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
-        result = asked_by_c(self.world.recorder, function, plain_left, plain_right)
+        result = asked_by_c(self.recorder, function, plain_left, plain_right)
         return left if result is plain_left and in_place else result
 
     def _divides(self, function: Callable[..., Any], by: Any) -> bool:
@@ -248,7 +243,7 @@ class Interpreter(Capturing):
         """An operand beside a Number: an open number, which has a value, is one without."""
         if type(x) not in (torch.SymInt, torch.SymFloat):
             return x
-        recorder = self.world.recorder
+        recorder = self.recorder
         kind = int if type(x) is torch.SymInt else float
         made = operator.pos, x
         return Number(lambda: recorder.node_of(x), self.world.symbols.words(x), kind, made)
@@ -303,7 +298,7 @@ class Interpreter(Capturing):
         if isinstance(x, FakeTensor):
             return self.tensor_operator(UNARY[kind], x)
         if type(x) is Number:
-            return x if kind == "pos" else compute(self.world.recorder.graph, UNARY[kind], (x,))
+            return x if kind == "pos" else compute(self.recorder.graph, UNARY[kind], (x,))
         if symbols.is_open(x):
             return symbols.operated(UNARY[kind], x)
         if (found := ask(self, x, f"__{kind}__")) is not ABSENT:
@@ -321,7 +316,7 @@ class Interpreter(Capturing):
             if (answer := before_graph(self.world, function, left, right)) is not None:
                 return answer
             if takes_late(function, (left, right)):
-                return compute(self.world.recorder.graph, function, (left, right))
+                return compute(self.recorder.graph, function, (left, right))
         if _are_numbers(left, right):
             return symbols.operated(function, left, right)
         name = function.__name__
@@ -430,7 +425,7 @@ class Interpreter(Capturing):
         if self.checks is None or is_heard(self.frames):
             return False
         self.checks.append(node)
-        self.world.recorder.check(node)
+        self.recorder.check(node)
         if node.is_pending():
             node.env.note(node.a, node.op, node.b)
         return True

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from fusee.capture.bytecode import Instruction
 from fusee.capture.frame import (
+    ABSENT,
     NULL,
     OPCODES,
     OUTER,
@@ -26,6 +27,7 @@ from fusee.capture.frame import (
     Opcode,
     called,
     checked,
+    is_iterable,
     op,
     unbound,
 )
@@ -342,12 +344,8 @@ def _of_loop(f: Frame, x: Any, name: str, words: str) -> Any:
 def GET_AITER(f: Frame, i: Instruction) -> None:
     words = "requires an object with __aiter__ method, got"
     found = f.machine.call(_of_loop(f, f.pop(), "__aiter__", words))
-    _of_loop(
-        f,
-        found,
-        "__anext__",
-        "received an object from __aiter__ that does not implement __anext__:",
-    )
+    words = "received an object from __aiter__ that does not implement __anext__:"
+    _of_loop(f, found, "__anext__", words)
     f.push(found)
 
 
@@ -603,7 +601,7 @@ _STEPS: dict[str, Opcode] = {
     "STORE_NAME": lambda f, i: f.names.__setitem__(i.value, f.pop()),
     "DELETE_NAME": lambda f, i: f.names.__delitem__(i.value),
     "STORE_GLOBAL": lambda f, i: f.machine.store_global(f, i.value, f.pop()),
-    "DELETE_GLOBAL": lambda f, i: f.machine.delete_global(f, i.value),
+    "DELETE_GLOBAL": lambda f, i: f.machine.store_global(f, i.value, ABSENT),
     "LOAD_LOCALS": lambda f, i: f.push(f.locals if f.names is None else f.names),
     "LOAD_NAME": lambda f, i: _load_from(f, f.names or {}, i.value, f.machine.load_global),
     "LOAD_FROM_DICT_OR_GLOBALS": lambda f, i: _load_from(
@@ -615,7 +613,7 @@ _STEPS: dict[str, Opcode] = {
     "LOAD_CLOSURE": lambda f, i: f.push(f.cells[i.value]),
     "LOAD_DEREF": lambda f, i: f.push(f.machine.load_cell(f, i.value)),
     "STORE_DEREF": lambda f, i: f.machine.store_cell(f, i.value, f.pop()),
-    "DELETE_DEREF": lambda f, i: f.machine.delete_cell(f, i.value),
+    "DELETE_DEREF": lambda f, i: f.machine.store_cell(f, i.value, ABSENT),
 }
 OPCODES.update(_STEPS)
 
@@ -662,9 +660,8 @@ def DICT_MERGE(f: Frame, i: Instruction) -> None:
 def _unpacked(f: Frame, most: int) -> tuple[list[Any], Any]:
     """The first elements of what is unpacked, and its iterator."""
     found = f.pop()
-    kind: Any = type(found)
-    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
-        raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
+    if not is_iterable(found):
+        raise TypeError(f"cannot unpack non-iterable {type(found).__name__} object")
     iterator = f.machine.iterate(found)
     return f.machine.coming(iterator, most), iterator
 

@@ -15,11 +15,12 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import fx, nn
 
 from fusee.capture.bytecode import standing_at
+from fusee.capture.frame import FUNCTIONS
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.sources import Held
 from fusee.capture.torch_api import (
@@ -58,15 +59,16 @@ class Stance(NamedTuple):
     backend: Any = None
 
 
-_FUNCTIONS = (
-    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
-    types.WrapperDescriptorType, type,
-)  # fmt: skip
-
 # Set by torch.compile and by fusee.compile on what they return: what was compiled.
 ORIGINAL = "_torchdynamo_orig_callable"
 # The id of what ORIGINAL was set on, since functools.wraps gives that to others.
 WRAPPER = "_torchdynamo_wrapper_id"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_TABLED = (*FUNCTIONS, type)  # which hash by themselves
 
 
 class _Here(threading.local):
@@ -157,7 +159,7 @@ class Policy:
 
     def replacement(self, function: Any) -> Callable[..., Any] | None:
         """What stands in for a function, as in builtins.py; or None."""
-        if not issubclass(type(function), _FUNCTIONS):
+        if not issubclass(type(function), _TABLED):
             return None  # an instance may have a hash of its own, in Python
         if self.is_in_graph(function):
             return functools.partial(_whole, function)
@@ -230,6 +232,12 @@ _OF_LENGTHS = (nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequen
 POLICY = Policy()
 
 
+def inlined(function: F) -> F:
+    """Let a function of ours be captured as the program's are."""
+    function.__dict__["_fusee_inlined"] = True
+    return function
+
+
 def is_skipped(function: Any) -> bool:
     """Whether a function's own lines alone are disabled: what it calls is compiled."""
     marks = function.__dict__
@@ -273,7 +281,7 @@ def _constant(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(x, FakeTensor) for x in (*args, *kwargs.values())):
         raise GraphBreak(f"{function.__qualname__} is said to be constant, and gets a tensor")
     result = run_for_real(function, *args, **kwargs)
-    m.world.recorder.answers.append((function, args, kwargs, result))
+    m.recorder.answers.append((function, args, kwargs, result))
     return m.world.load(result, Held(result, f"{function.__qualname__}()"))
 
 
@@ -388,14 +396,14 @@ def _whole(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
 
     make = taken_apart((args, kwargs))
     if not holds_instances:
-        return m.world.recorder.call_whole(function, *args, **kwargs)
+        return m.recorder.call_whole(function, *args, **kwargs)
 
     @functools.wraps(function)
     def call(*found: Any) -> Any:
         positional, named = make(iter(found))
         return function(*positional, **named)
 
-    return m.world.recorder.call_whole(call, *given)
+    return m.recorder.call_whole(call, *given)
 
 
 def _instance(cls: type, fields: Callable[[Any], dict[str, Any]], found: Any) -> Any:

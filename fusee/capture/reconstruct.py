@@ -19,7 +19,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,7 +27,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
-from fusee.capture.frame import HELD_OWNERS, Frame, Marker, is_scalar, suspended
+from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Frame, Marker, is_scalar, suspended
 from fusee.capture.grads import spent
 from fusee.capture.graph_break import Anew, Lost, is_spent
 from fusee.capture.guards import EqualsMatch
@@ -54,16 +54,17 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
+from fusee.capture.policy import F, inlined
 from fusee.capture.sources import IN_C, ResultOf, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
-from fusee.capture.torch_api import FakeTensor, leaf_of_inference, of_subclass
+from fusee.capture.torch_api import FakeTensor, leaf_of_inference, no_torch_function, of_subclass
 
 # ---------------------------------------------------------------------------- rebuild
 
 
 def _of_array(x: torch.Tensor) -> torch.Tensor:
     """What torch.from_numpy() makes of an array that lies here: nobody can resize its memory."""
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         # one with a history is left as it is: its memory alone would lose that
         return x if x.requires_grad else torch.from_numpy(x.numpy())
 
@@ -74,7 +75,7 @@ def require_normal(world: World, fake: torch.Tensor) -> None:
     raises  Lost: it is one, and eager raises
     """
     x, origin = world.inputs[id(fake)]
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         is_one = x.is_inference()
     if is_one:
         raise Lost(f"{origin} is of inference mode, and is written to outside of it")
@@ -107,13 +108,12 @@ def _resumed(
 _OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values", "items")}
 
 
-_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _CLASS = _ON_HEAP | IN_C  # a class in C has not the first alone
 # Nothing but a class, an import or a `def` makes these.
 _FOUND = (
-    type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    type, types.ModuleType, types.CodeType, *METHODS_IN_C, types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType,
     types.UnionType, types.GenericAlias, type(sys.version_info), type(sys.flags),
 )  # fmt: skip
 _ALIAS: Any = vars(typing)["_GenericAlias"]  # the class of Optional[C], say
@@ -227,7 +227,7 @@ class Rebuild:
         if mirror is None:
             return text
         if kind is not None:
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 grad = str(x.requires_grad)
             text = self.call(of_subclass, text, (yield kind), grad)
         name = self._memo[id(x)] = self._named(text)
@@ -252,7 +252,7 @@ class Rebuild:
     def _leaf(self, x: torch.Tensor, text: str) -> str:
         if not self.world.recorder.leaves[id(x)]:
             raise Lost("a view, made without gradients, of a tensor that requires grad")
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             grad = str(x.requires_grad)
         is_param = getattr(x, "_is_param", False)
         if self.world.recorder.inference:
@@ -314,7 +314,8 @@ class Rebuild:
             if type(getattr(kind, name, None)) is not types.FunctionType:
                 return self._named(f"({yield x.__self__}).{name}")
             # super() gave it: the object's own one is another
-            in_c = next(vars(c)[name] for c in kind.__mro__ if type(vars(c).get(name)) in _METHODS)
+            held = (vars(c).get(name) for c in kind.__mro__)
+            in_c = next(x for x in held if type(x) in METHODS_IN_C)
             return self._named(f"{self.source.constant(in_c)}.__get__({yield x.__self__})")
         if issubclass(type(x), LAZY):
             return (yield from self._iterator(x))
@@ -643,6 +644,7 @@ class Maker(NamedTuple):
 
 
 _REDUCED = Maker(lambda r, x, *t: r.call(x.__reduce__()[0], *t), lambda x: x.__reduce__()[1])
+AS_IT_IS = Maker(lambda r, x: r.source.constant(x))
 # `d.items()` and the like
 _VIEW = Maker(lambda r, x, t: f"{t}.{type(x).__name__.rpartition('_')[2]}()", gc.get_referents)
 
@@ -692,7 +694,7 @@ MAKERS: dict[type, Maker] = {
             *_pairs(x.__dict__),
         ],
     ),
-    types.MethodDescriptorType: Maker(lambda r, x: r.source.constant(x)),
+    types.MethodDescriptorType: AS_IT_IS,
     types.CellType: Maker(_cell),
     types.GenericAlias: Maker(
         lambda r, x, *t: r.call(types.GenericAlias, *t), lambda x: (x.__origin__, x.__args__)
@@ -722,15 +724,8 @@ MAKERS: dict[type, Maker] = {
 # from outside, so that it holds in the graphs, between them, and in functions that are called
 # there.
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-class _State:
-    is_error: bool | None
-
-
-_state = _State()
-_state.is_error = None  # as fullgraph says
+_state = types.SimpleNamespace(is_error=None)  # as fullgraph says
 
 
 class error_on_graph_break:
@@ -742,14 +737,17 @@ class error_on_graph_break:
     source   torch._dynamo.error_on_graph_break
     """
 
+    @inlined
     def __init__(self, error_on_graph_break: bool) -> None:
         self.is_error = error_on_graph_break
         self.before: bool | None = None
 
+    @inlined
     def __enter__(self) -> None:
         self.before = _state.is_error
         _state.is_error = self.is_error
 
+    @inlined
     def __exit__(self, *error: object) -> None:
         _state.is_error = self.before
 
@@ -761,8 +759,7 @@ class error_on_graph_break:
             with error_on_graph_break(wanted):
                 return function(*args, **kwargs)
 
-        within.__dict__["_fusee_inlined"] = True
-        return within  # type: ignore[return-value]
+        return inlined(within)  # type: ignore[return-value]
 
 
 def is_error(world: World) -> bool | None:
@@ -771,7 +768,3 @@ def is_error(world: World) -> bool | None:
     written = {} if mirror is None else mirror.writes if mirror.copy is None else mirror.copy
     found: bool | None = written.get("is_error", _state.is_error)
     return found
-
-
-for _region_function in ("__init__", "__enter__", "__exit__"):
-    error_on_graph_break.__dict__[_region_function].__dict__["_fusee_inlined"] = True

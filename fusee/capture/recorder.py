@@ -70,6 +70,7 @@ from fusee.capture.torch_api import (
     holds_tensor,
     is_method,
     is_the_programs,
+    no_torch_function,
     set_grad_enabled,
     without_modes,
 )
@@ -216,7 +217,7 @@ class Recorder(TorchFunctionMode):
         self._placeholder(self._main, name, fake)
         self._inputs[id(fake)] = self.nodes[id(fake)]
         if isinstance(fake, torch.Tensor):
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 self._of_memory.setdefault(fake.untyped_storage()._cdata, fake)
 
     def _placeholder(self, graph: fx.Graph, name: str, fake: torch.Tensor) -> None:
@@ -327,7 +328,7 @@ class Recorder(TorchFunctionMode):
         node = self.nodes.get(id(fake))
         if node is None or name not in _NUMBERS:
             return None
-        with torch._C.DisableTorchFunction(), without_modes():
+        with no_torch_function(), without_modes():
             data = computed(node)
             is_one = data is not None and (name == "tolist" or data.numel() == 1)
             return getattr(data, name)() if is_one else None
@@ -336,7 +337,7 @@ class Recorder(TorchFunctionMode):
         """`x.unsqueeze_(0)` of an input: a view of it in the graph, after which it is turned."""
         if fake.requires_grad or self.seen:
             raise GraphBreak(f"{name}() turns a tensor from outside that autograd knows")
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             before = fake.detach().requires_grad_(fake.requires_grad)
         self.adopt(before, self.nodes[id(fake)])
         view = self.call(getattr(torch.Tensor, name[:-1]), before, *args, **kwargs)
@@ -359,7 +360,7 @@ class Recorder(TorchFunctionMode):
             self.asked = sizes_in((args, kwargs)) if first else {}
             is_open = (self.symbols.origins or first) and is_symbolic((args, kwargs))
             kernels: Any = python_dispatcher() if is_open else contextlib.nullcontext()
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 key = None if is_open or first else self.results.key(self.mode, func, args, kwargs)
                 if key is not None and (known := self.results.again(self.mode, key)) is not None:
                     return known
@@ -367,14 +368,14 @@ class Recorder(TorchFunctionMode):
             form = (of_place(func, args) if is_open else None) or forms.get(func, func)
             func = moved(form)
             with (
-                torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
+                no_torch_function(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip
                 if refuse_overlaps(name, args, kwargs, self._place) and self.is_heard():
                     self.heard.append((*args, *kwargs.values()))
                 out = func(*shown(args), **shown(kwargs))
                 self.symbols.look(out, first)
             if key is not None and not (self.said or self.is_told()):  # a call that warns is run
-                with torch._C.DisableTorchFunction():
+                with no_torch_function():
                     self.results.note(self.mode, key, (args, *kwargs.values()), out)
         except GraphBreak:
             raise
@@ -390,7 +391,7 @@ class Recorder(TorchFunctionMode):
 
     def _refuse_beyond(self, x: torch.Tensor, part: torch.Tensor) -> None:
         """End the graph at a view of memory that may not be there, which FakeTensors let pass."""
-        with torch._C.DisableTorchFunction(), self.symbols.within_torch():
+        with no_torch_function(), self.symbols.within_torch():
             rows = zip(part.shape, part.stride())
             last = part.storage_offset() + sum((n - 1) * step for n, step in rows)
             if part.numel() and (last + 1) * x.element_size() > x.untyped_storage().nbytes():
@@ -409,14 +410,14 @@ class Recorder(TorchFunctionMode):
 
     def has_gradients(self, fake: torch.Tensor) -> bool:
         """Whether a tensor with this memory requires grad."""
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             memory = memory_of(fake)
             known = (x for x in self._keep if isinstance(x, torch.Tensor) and x.requires_grad)
             return any(memory & memory_of(x) for x in known)
 
     def offset(self, fake: torch.Tensor) -> int | torch.SymInt:
         """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             below = self._of_memory.get(fake.untyped_storage()._cdata)
             more = 0 if below is None or self.begins is None else self.begins(below)
             return fake.storage_offset() + more
@@ -440,12 +441,12 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(_LEFT_TO_EAGER[name])
         args = self._lifted(args)
         if name == "grad_fn" and (real := self.given.get(id(args[0]), (None,))[0]) is not None:
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 if real._is_view():  # and eager gives it the one that a write to its base has left
                     raise GraphBreak("asking a view for its grad_fn makes it anew")
         if name == "nbytes":  # in C it takes known sizes alone
             return args[0].numel() * args[0].element_size()
-        with torch._C.DisableTorchFunction(), self.mode:  # else torch imports torch.distributed
+        with no_torch_function(), self.mode:  # else torch imports torch.distributed
             try:
                 out = args[0].device if name == "device" else func(*args)
             except RuntimeError as error:
@@ -459,7 +460,7 @@ class Recorder(TorchFunctionMode):
 
     def begin_at(self, fake: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
         """`requires_grad_()`: of a tensor that the program made, or as it is already."""
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             real, _ = self.given.get(id(fake), (None, None))
             is_odd = real is not None and (real._is_view() or not real.is_leaf)
             if is_odd or fake.requires_grad != requires_grad:
@@ -487,8 +488,6 @@ class Recorder(TorchFunctionMode):
             node = self.graph.call_function(func, nodes, named)
         elif name in _OPERATORS and not kwargs:
             node = self.graph.call_function(_OPERATORS[name], nodes)
-        elif name.startswith("__r") and hasattr(operator, f"{name[3:-2]}") and len(nodes) == 2:
-            node = self.graph.call_function(getattr(operator, name[3:-2]), nodes[::-1])
         else:
             node = self.graph.call_method(name, nodes, named)
         self.calls += 1
@@ -515,7 +514,7 @@ class Recorder(TorchFunctionMode):
         views, or what an autograd function gave."""
         if not torch.is_grad_enabled():
             return False
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             computed = [
                 self.nodes[key]
                 for key, (x, _) in self.given.items()
@@ -539,7 +538,7 @@ class Recorder(TorchFunctionMode):
             return
         results = out if isinstance(out, (tuple, list)) else (out,)
         written = [x.meta.get("example_value") for x in written_by(node)]
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             for x in (*results, *written):
                 if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in self.leaves:
                     if torch.is_grad_enabled():
@@ -614,22 +613,22 @@ class Recorder(TorchFunctionMode):
             return node
         if is_open(x):
             if id(x) in asked:  # what the call tells of it the graph is to hear from the call
-                return self.symbols.size_node(asked[id(x)], self.graph, self._symbol)
+                return self.symbols.size_node(asked[id(x)], self)
             return self.node_of(x)
         return argument(printable(x), name, self.graph)
 
     def node_of(self, x: Any) -> fx.Node:
         """What gives an open number in the graph."""
-        found: fx.Node = self.symbols.node(x, self.graph, self._symbol)
+        found: fx.Node = self.symbols.node(x, self)
         return found
 
     def check(self, holds: Any) -> None:
         """Let the graph raise where a relation of sizes that only data knows does not hold."""
-        node = self.symbols.comparison(holds, self.graph, self._symbol)
+        node = self.symbols.comparison(holds, self)
         op = torch.ops.aten._assert_scalar.default
         self._finish(self.graph.call_function(op, (node, f"not {holds}")), None)
 
-    def _symbol(self, symbol: Any, x: Any) -> fx.Node:
+    def symbol_node(self, symbol: Any, x: Any) -> fx.Node:
         """What gives a size that varies: a placeholder, or a call that reads it."""
         if symbol in self.symbols.env.data.made:
             x = self.sizes.setdefault(symbol, x)
@@ -704,7 +703,7 @@ class Recorder(TorchFunctionMode):
             for symbol in self.symbols.of(node.meta["example_value"]) if node.users else ():
                 if not binds and symbol not in of_strides:
                     continue
-                size = self._symbol(symbol, wrapped(self.symbols.env, symbol.expr))
+                size = self.symbol_node(symbol, wrapped(self.symbols.env, symbol.expr))
                 if size is not node and size not in bound:
                     node.prepend(size)
                 bound.add(size)
@@ -723,7 +722,7 @@ class Recorder(TorchFunctionMode):
 
     def writers(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         """Those that write to memory that is there before the graph, as far as can be told."""
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             nodes = [n for n in nodes if effects(n)]
             seen = storages(self.graph.find_nodes(op="placeholder")) if nodes else set()
             return [n for n in nodes if "anywhere" in effects(n) or seen & storages(written_by(n))]
@@ -733,7 +732,7 @@ class Recorder(TorchFunctionMode):
         if self.seen:
             raise GraphBreak("a function in the graph as a whole, beside subclasses of Tensor")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             out = self.run(func, args, kwargs, "")
         self.write(func, "", args, kwargs, out)
         return out

@@ -624,35 +624,34 @@ class Symbols:
 
     # ---------------------------------------------------------------------- in a graph
 
-    def node(self, x: Any, graph: fx.Graph, symbol_node: Callable[[Symbol, Any], fx.Node]) -> Any:
+    def node(self, x: Any, recorder: Any) -> Any:
         """What a graph has for an open number: nodes that compute it from the symbols'."""
         if type(x) is torch.SymBool:
-            if not x.node.is_pending():
-                return x.node.guarded()
-            return self.comparison(x.node, graph, symbol_node)
+            return self.comparison(x.node, recorder) if x.node.is_pending() else x.node.guarded()
         if type(x) is torch.SymFloat:
-            return self._float(x.node, graph, symbol_node)
-        return self.size_node(size_of(x), graph, symbol_node)
+            return self._float(x.node, recorder)
+        return self.size_node(size_of(x), recorder)
 
-    def comparison(self, node: Any, graph: fx.Graph, symbol_node: Any) -> fx.Node:
+    def comparison(self, node: Any, recorder: Any) -> fx.Node:
         """What compares two sizes, even if what is known by now answers it."""
+        call = recorder.graph.call_function
         if isinstance(node, AllNode):
-            parts = (self.comparison(part, graph, symbol_node) for part in node.parts)
-            return functools.reduce(lambda a, b: graph.call_function(operator.and_, (a, b)), parts)
-        a, b = (self.size_node(n, graph, symbol_node) for n in (node.a, node.b))
-        return graph.call_function(COMPARISONS[node.op], (a, b))
+            parts = (self.comparison(part, recorder) for part in node.parts)
+            return functools.reduce(lambda a, b: call(operator.and_, (a, b)), parts)
+        sizes = tuple(self.size_node(n, recorder) for n in (node.a, node.b))
+        return call(COMPARISONS[node.op], sizes)  # type: ignore[no-any-return]
 
-    def _float(self, node: Any, graph: fx.Graph, symbol_node: Any) -> Any:
+    def _float(self, node: Any, recorder: Any) -> Any:
         if not isinstance(node, FloatNode):
-            return self.size_node(self.env.simplified(node.size), graph, symbol_node)
+            return self.size_node(self.env.simplified(node.size), recorder)
         if node.function is float and not isinstance(node.operands[0], Node):
             return node.value
-        operands = tuple(self._float(x, graph, symbol_node) for x in node.operands)
-        made = graph.call_function(_FLOATS.get(node.function, node.function), operands)
+        operands = tuple(self._float(x, recorder) for x in node.operands)
+        made = recorder.graph.call_function(_FLOATS.get(node.function, node.function), operands)
         made.meta["example_value"] = torch.SymFloat(node)  # type: ignore[no-untyped-call]
         return made
 
-    def size_node(self, a: Size | None, graph: fx.Graph, symbol_node: Any) -> Any:
+    def size_node(self, a: Size | None, recorder: Any) -> Any:
         assert a is not None
         if isinstance(a, int):
             return a
@@ -664,14 +663,14 @@ class Symbols:
                 return operands[1]
             if function is operator.mul and operands[0] == 1:
                 return operands[1]
-            made = graph.call_function(function, operands)
+            made = recorder.graph.call_function(function, operands)
             shown = (x.meta["example_value"] if isinstance(x, fx.Node) else x for x in operands)
             made.meta["example_value"] = function(*shown)
             return made
 
         def atom(x: Any) -> Any:
             if isinstance(x, Symbol):
-                return symbol_node(x, wrapped(self.env, x.expr))
+                return recorder.symbol_node(x, wrapped(self.env, x.expr))
             assert isinstance(x, Call)
             return call(_CALLS[x.op], inner(x.a), inner(x.b))
 

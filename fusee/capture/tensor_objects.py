@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from types import FunctionType, MethodWrapperType
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 
 from fusee.capture.attributes import Capturing, flat
-from fusee.capture.builtins import SPECIAL, Breaking, stands_for, stands_for_each
+from fusee.capture.builtins import SPECIAL, Breaking, leave_region, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.mirrors import Mirror
@@ -63,13 +64,13 @@ def load(m: Capturing, modes: list[Any]) -> None:
     if modes:
         m.world.passing.append("a torch function mode")
     else:
-        m.world.recorder.off = int(not torch._C._is_torch_function_enabled())
-        m.world.recorder.begins_off = bool(m.world.recorder.off)
+        m.recorder.off = int(not torch._C._is_torch_function_enabled())
+        m.recorder.begins_off = bool(m.recorder.off)
 
 
 def _is_off(m: Capturing) -> bool:
     """Whether the classes of tensors hear of no call."""
-    recorder = m.world.recorder
+    recorder = m.recorder
     if recorder.begins_off is not None:
         m.world.fact(EqualsMatch, _IS_ON, not recorder.begins_off)
     return recorder.off > 0
@@ -109,7 +110,7 @@ def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | N
 
     kinds   the classes that torch names for the stand-ins
     """
-    recorder = m.world.recorder
+    recorder = m.recorder
     named, asked = functools.partial(_named, m, func, FakeTensor in kinds), []
     if getattr(func, "__name__", "").lstrip("_").startswith("sym_"):  # of numbers, told to nobody
         with torch._C.DisableTorchFunction():
@@ -133,7 +134,7 @@ def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | N
 
 def _ask(m: Capturing, owners: list[Any], func: Any, kinds: list[type], *given: Any) -> Any:
     """What the first of these makes of a call that does not leave it to others."""
-    with without_modes(), m.world.recorder:
+    with without_modes(), m.recorder:
         for owner in owners:
             if owner is not torch.Tensor:
                 asked = m.attribute(owner, "__torch_function__")
@@ -177,11 +178,8 @@ def _by_default(
         return NotImplemented
     given = [*map(m.deep, m.items(args))]
     named = {key: m.deep(x) for key, x in m.mapping(kwargs or {}).items()}
-    m.world.recorder.off += 1
-    try:
-        result = m.world.recorder.call(func, *given, **named)
-    finally:
-        m.world.recorder.off -= 1
+    with _turned_off(m.recorder):
+        result = m.recorder.call(func, *given, **named)
     if func in get_default_nowrap_functions():
         return result
     is_new = all(x is not result for x in (*given, *named.values()))
@@ -206,7 +204,7 @@ def _made(m: Capturing, x: Any, kind: Any, by: Any = torch.ops.aten.alias.defaul
     """Another tensor of this class on the same memory."""
     if not isinstance(x, FakeTensor) or not isinstance(kind, type):
         raise GraphBreak("a subclass of torch.Tensor is made of something else than a tensor")
-    return _seen(m, m.world.recorder.call(by, x), kind)
+    return _seen(m, m.recorder.call(by, x), kind)
 
 
 def _seen(m: Capturing, x: Any, kind: type) -> Any:
@@ -242,16 +240,22 @@ stands_for_each(*_OFF)(lambda cls, m: cls())
 def _enter(m: Capturing, manager: Any) -> None:
     if m.modes:
         raise GraphBreak("torch functions are switched off within a torch function mode")
-    m.regions.append((manager, contextlib.nullcontext()))  # torch's own state is as it was
-    m.world.recorder.off += 1
+    context = _turned_off(m.recorder)
+    context.__enter__()
+    m.regions.append((manager, context))
 
 
-@stands_for(*(cls.__exit__ for cls in _OFF))
-def _exit(m: Capturing, manager: Any, *error: Any) -> None:
-    if not m.regions or m.regions[-1][0] is not manager:
-        raise GraphBreak("torch functions, switched off before this graph, are switched on here")
-    m.regions.pop()
-    m.world.recorder.off -= 1
+@contextlib.contextmanager
+def _turned_off(recorder: Any) -> Iterator[None]:
+    """Subclasses hear of no call inside; torch's own state is as it was."""
+    recorder.off += 1
+    try:
+        yield
+    finally:
+        recorder.off -= 1
+
+
+stands_for(*(cls.__exit__ for cls in _OFF))(leave_region)
 
 
 @stands_for(
@@ -309,7 +313,7 @@ def _state(m: Capturing, x: Any) -> Any:
 
 @stands_for(nn.Parameter)
 def _parameter(m: Capturing, data: Any = None, requires_grad: Any = True) -> torch.Tensor:
-    data, recorder = _plain(m, data), m.world.recorder
+    data, recorder = _plain(m, data), m.recorder
     if requires_grad is not False and not (data.is_floating_point() or data.is_complex()):
         raise GraphBreak("a Parameter of integers that requires grad, which is an error")
     if not recorder.is_main:

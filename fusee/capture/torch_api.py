@@ -53,6 +53,8 @@ from fusee.source import Args, leaves
 
 pytree = _pytree
 without_modes = _python_dispatch._disable_current_modes
+# Inside, no mode hears of calls, the recorder's neither, nor a subclass.
+no_torch_function: Any = torch._C.DisableTorchFunction
 
 # Modules of C functions that compute tensors from tensors.
 _GRAPH_MODULES = frozenset(
@@ -65,10 +67,6 @@ FIXED_ANSWERS: dict[Any, Any] = {
     torch._C._get_tracing_state: None,
     torch._C._is_tracing: False,
     torch._C._log_api_usage_once: None,
-    torch._C._has_torch_function: False,
-    torch._C._has_torch_function_unary: False,
-    torch._C._has_torch_function_variadic: False,
-    torch._C._is_torch_function_enabled: True,
     _device._device_constructors: _device._device_constructors(),
     torch.jit.is_scripting: False,  # type: ignore[attr-defined]
     torch.jit.is_tracing: False,  # type: ignore[attr-defined]
@@ -208,16 +206,11 @@ _FUNCTIONS = torch._C._VariableFunctions
 
 # Functions that tell TorchDynamo something, and nobody else: that a module was made; that a setting
 # of its is another one for a while (dont_skip_tracing, which torch.export puts around guards).
-_FOR_DYNAMO = {
+FOR_DYNAMO = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"),
     ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__enter__"),
     ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__exit__"),
 }
-
-
-def is_bookkeeping(function: Any) -> bool:
-    """Whether a function only tells TorchDynamo something."""
-    return (function.__module__, function.__qualname__) in _FOR_DYNAMO
 
 
 def marks_static(function: Any) -> bool:
@@ -377,11 +370,6 @@ def batch_axes(in_dims: Any, args: Args, function: Any) -> list[int | None]:
     return _process_batched_inputs(in_dims, args, function)[1]
 
 
-def is_pytree_class(kind: type) -> bool:
-    """Whether torch looks into instances of a class."""
-    return kind in pytree.SUPPORTED_NODES
-
-
 def oddity(x: torch.Tensor) -> str:
     """How the elements of a tensor lie, if not by strides; "" if they do."""
     is_left = torch._C._functorch.is_functorch_wrapped_tensor(x)  # by a transform
@@ -434,7 +422,7 @@ def is_traced() -> bool:
 
 def run_for_real(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a function while a program is captured, without its torch calls being recorded."""
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         return function(*args, **kwargs)
 
 
@@ -484,19 +472,19 @@ def asks(kind: Any) -> bool:
 
 def plain_tensor(x: torch.Tensor) -> torch.Tensor:
     """What a graph takes for an instance of a subclass: a view of it, in autograd's sense too."""
-    with torch._C.DisableTorchFunction(), torch.enable_grad():
+    with no_torch_function(), torch.enable_grad():
         return x.as_subclass(torch.Tensor)
 
 
 def of_subclass(x: torch.Tensor, kind: Any, requires_grad: bool) -> torch.Tensor:
     """An instance of a subclass for what a graph gives."""
-    with torch._C.DisableTorchFunction(), torch.set_grad_enabled(requires_grad):
+    with no_torch_function(), torch.set_grad_enabled(requires_grad):
         return x.as_subclass(kind)  # type: ignore[no-any-return]
 
 
 def was_leaf(x: torch.Tensor) -> bool:
     """Whether it is a leaf of autograd, asked of the tensor and not of its class."""
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         return x.is_leaf
 
 
@@ -600,11 +588,8 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
     return conditions, names
 
 
-def conditions_of_price(conditions: list[str]) -> list[str]:
-    """Those of `state_conditions` that decide on what a graph costs, or on who sees its check."""
-    return [
-        x for x in conditions if x.startswith(("_grad(", "_autocast(", "_on(", "_as(", "_modes("))
-    ]
+# Those of `state_conditions` that decide on what a graph costs, or on who sees its check.
+OF_PRICE = ("_grad(", "_autocast(", "_on(", "_as(", "_modes(")
 
 
 class _ModeStack(NamedTuple):

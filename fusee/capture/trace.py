@@ -25,7 +25,7 @@ from fusee.capture.bytecode import Line, overwritten, parameters, program, witho
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Number, Specialise, Varying
 from fusee.capture.effects import BODY, Repeated, effects, is_check, written_by
-from fusee.capture.frame import FIXED, OPCODES, Frame, is_scalar
+from fusee.capture.frame import FIXED, FUNCTIONS, OPCODES, Frame, is_scalar
 from fusee.capture.grads import asks_for_gradients, cuts, is_asked
 from fusee.capture.graph_break import (
     Anew,
@@ -34,8 +34,9 @@ from fusee.capture.graph_break import (
     GraphBreak,
     Lost,
     Opaque,
+    cpu_state,
+    cuda_states,
     expected,
-    generator_states,
     is_in_place,
     storages,
 )
@@ -52,6 +53,7 @@ from fusee.capture.torch_api import (
     FakeTensor,
     State,
     is_transforming,
+    no_torch_function,
     plain_tensor,
     set_grad_enabled,
     state_conditions,
@@ -149,7 +151,7 @@ class _Attempt:
         self.machine = Interpreter(policy, varies)
         self.world = self.machine.world
         self.captured = Captured(place, self.world.facts, conditions, begun=varies.begun)
-        self.recorder = self.world.recorder
+        self.recorder = self.machine.recorder
         self.recorder.tells_writes = varies.tells_writes
         self.entered = 0
         self.where = ""
@@ -175,7 +177,7 @@ class _Attempt:
         """Let go of all objects at once: Python would find such circles much later."""
         self.values = {}
         self.raised.clear()
-        for part in (*self.machine.frames, self.world.recorder, self.world, self.machine):
+        for part in (*self.machine.frames, self.recorder, self.world, self.machine):
             vars(part).clear()
 
     def run(self, limit: int, *, is_probed: bool = False) -> bool:
@@ -244,7 +246,7 @@ class _Attempt:
 
     def _reached(self) -> tuple[Any, ...]:
         """What is another one after an instruction that has run or recorded anything."""
-        m, world, recorder = self.machine, self.world, self.world.recorder
+        m, world, recorder = self.machine, self.world, self.recorder
         return (
             m.enters, len(m.checks or ()), len(recorder.graph.nodes), recorder.inference,
             len(recorder.answers), len(recorder.heard), len(world.facts.rows), len(world.mirrors),
@@ -278,7 +280,7 @@ class _Attempt:
             _keep_apart(self.world, nodes)
         if not changes or self.recorder.inference:
             return changes
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             written = storages(x for n in nodes for x in written_by(n))
             for node in nodes:
                 if node.op == "placeholder" and storages([node]) & written:
@@ -354,16 +356,16 @@ class _Attempt:
             rebuild.lines.append(f"{source.constant(function)}({listed})")
         if has_modes := self.modes or self.machine.modes:
             rebuild.lines.append(f"_modes[:] = {rebuild.value(self.machine.modes)}")
-        self.world.recorder.switch(State.now(), self.state)
-        graph = self.world.recorder.finish(rebuild.outputs, binds=self.world.varies.as_torch)
+        self.recorder.switch(State.now(), self.state)
+        graph = self.recorder.finish(rebuild.outputs, binds=self.world.varies.as_torch)
         is_other = self.recorder.inference not in (None, torch.is_inference_mode_enabled())
         found.inference = self.recorder.inference if is_other else None
         found.grad = ambient = self.state.grad if not is_other else not found.inference
         if not self.machine.policy.is_exporting:
-            found.grad = self.world.recorder.without_switches(graph.graph, ambient)
+            found.grad = self.recorder.without_switches(graph.graph, ambient)
         inputs = self._inputs(graph, source)
         lines = list(source.lines)
-        if self.world.recorder.is_needed(graph):
+        if self.recorder.is_needed(graph):
             found.graph = self._cut(graph, returned)
             before, call, failed = self._guarded(graph, inputs, source)
             if found.grad != ambient:
@@ -401,7 +403,7 @@ class _Attempt:
             varies.asks_gradients = asks_for_gradients(functions, self.values.values())
         # nobody knows who else gets what a function returns
         if (varies.asks_gradients and not returned) or is_asked(varies.callers):
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 graph.meta.update(cuts(graph.graph))
         return graph
 
@@ -431,9 +433,10 @@ class _Attempt:
         draws = any("draws" in effects(n) for n in nodes)
         runs_again = self.recorder.is_handled or any(map(is_check, nodes))  # unless it has written
         if draws and (runs_again or not changes):
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)
-            before = [f"_before = {source.constant(generator_states(is_on_gpu))}()"]
+            states = source.constant(cuda_states if is_on_gpu else cpu_state)
+            before = [f"_before = {states}()"]
             more = ", _before"
         given = "".join(f"{name}, " for name in inputs)
         failed, after = (
@@ -469,7 +472,7 @@ class _Attempt:
             self.captured.inputs.append(origin)
             if id(fake) in self.world.seen:
                 real = plain_tensor(real)
-                with torch._C.DisableTorchFunction():
+                with no_torch_function():
                     lies = tuple(fake.shape), fake.stride()
                     if value(lies, is_fixed=False) != (tuple(real.shape), real.stride()):
                         raise Lost("the layout of a subclass' instance changes in place")
@@ -504,7 +507,7 @@ class _Attempt:
         gradient, for which the program may have written to what that depends on."""
         if type(x) is not FakeTensor or self.world.origin(x) is not None or rebuild.has(x):
             return x
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             try:
                 has_history = x.requires_grad and id(x) not in self.world.seen and not x.is_leaf
             except RuntimeError:  # a view, made without gradients, of what was written to
@@ -523,7 +526,7 @@ def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
     inputs = {origin: x for x, origin in world.inputs.values()}
     alone = [array for _, _, array, _ in world.arrays.values()]
     behind: dict[int, list[Origin]] = {}
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         for node in nodes:
             fake = node.meta.get("example_value")
             if node.op == "placeholder" and isinstance(fake, torch.Tensor):
@@ -557,11 +560,6 @@ _OPERANDS = {
     **dict.fromkeys("BINARY_SUBSCR COMPARE_OP CONTAINS_OP FORMAT_VALUE CALL".split(), 2),
 }
 
-_FUNCTIONS = (
-    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-)  # fmt: skip
-
 
 def _is_inert(x: Any, depth: int = 3) -> bool:
     """Whether nothing is behind an operand that could change and not show.
@@ -575,12 +573,12 @@ def _is_inert(x: Any, depth: int = 3) -> bool:
     if kind is tuple:
         return depth > 0 and all(_is_inert(item, depth - 1) for item in x)
     if kind is FakeTensor:
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             return not x._has_symbolic_sizes_strides  # of which much may be asked
     if kind is types.MethodType:
         parts = x.__func__, x.__self__
         return depth > 0 and all(_is_inert(part, depth - 1) for part in parts)
-    if issubclass(kind, _FUNCTIONS):
+    if issubclass(kind, FUNCTIONS):
         owner = None if kind is types.FunctionType else getattr(x, "__self__", None)
         method = getattr(torch.Tensor, x.__name__, None) if type(owner) is FakeTensor else None
         stands = special(x), special(method)
@@ -645,7 +643,7 @@ def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
         return None  # the other's are there under other keys, or not at all
     inputs = [at(origin) for origin in captured.inputs]
     names = {name: instead.get(id(x), x) for name, x in captured.names.items()}
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         examples = [look(origin) for origin in inputs]
     symbols = captured.symbols and captured.symbols.moved(at)
     return replace(

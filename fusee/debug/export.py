@@ -226,18 +226,18 @@ class _Module:
         tensor = self._of(self.look(origin.of), "kept")
         return self.graph.call_function(torch.ops.aten.sym_size.int, (tensor, origin.axis))
 
+    def symbol_node(self, symbol: Symbol, example: Any) -> Any:
+        """As Recorder has it."""
+        if symbol not in self.sizes:
+            self.sizes[symbol] = made = self._number(self.captured.symbols.origins[symbol])
+            made.meta["example_value"] = example
+        return self.sizes[symbol]
+
     def _check(self) -> None:
         """Have the program check its sizes first."""
         symbols, rows = self.captured.symbols, []
-
-        def node(symbol: Symbol, example: Any) -> fx.Node:
-            if symbol not in self.sizes:
-                self.sizes[symbol] = made = self._number(symbols.origins[symbol])
-                made.meta["example_value"] = example
-            return self.sizes[symbol]
-
         for symbol, origin in symbols.origins.items():
-            size = node(symbol, wrapped(symbols.env, symbol.expr))
+            size = self.symbol_node(symbol, wrapped(symbols.env, symbol.expr))
             if symbol.lo >= 2 and isinstance(origin, SizeOf):
                 rows.append((f"{origin} >= {symbol.lo}", operator.ge, size, symbol.lo))
         for fact in self.captured.facts.rows:
@@ -248,8 +248,8 @@ class _Module:
                         place = SizeOf(fact.origin, axis)
                         rows.append((f"{place} == {n}", operator.eq, self._number(place), n))
         for _, relation, _ in symbols.facts():
-            a, b = (symbols.size_node(x, self.graph, node) for x in (relation.a, relation.b))
-            rows.append((str(relation), COMPARISONS[relation.op], a, b))
+            sizes = (symbols.size_node(x, self) for x in (relation.a, relation.b))
+            rows.append((str(relation), COMPARISONS[relation.op], *sizes))
         rows = [*{row[0]: row for row in rows}.values()]
         texts = self.relations = [row[0] for row in rows]
         held = [self.graph.call_function(row[1], row[2:]) for row in rows]

@@ -31,12 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 import fusee.fake.gradients
 import fusee.fake.open_composites  # noqa: F401  rules of the one, forms of the other
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent, is_row_major, let_be_filled
-from fusee.fake.open_sizes import (
-    OPEN_MAKERS,
-    OPEN_VIEWS,
-    UNBACKED,
-    elements_put,
-)
+from fusee.fake.open_sizes import OPEN_MAKERS, OPEN_VIEWS, UNBACKED, elements_put
 from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
 from fusee.fake.torch_python import (
     OF_NOTHING,

@@ -46,16 +46,7 @@ from fusee.loops import (
 )
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
 from fusee.loops.schedule import reads, views, writes
-from fusee.sym import (
-    Size,
-    Symbol,
-    coefficient,
-    hint,
-    known_ge,
-    product,
-    substitute,
-    symbols,
-)
+from fusee.sym import Size, Symbol, coefficient, hint, known_ge, product, substitute, symbols
 
 Item = Kernel | Extern
 Inside = Sequence[Sequence[Value]]  # the values of each phase of a kernel, operands first

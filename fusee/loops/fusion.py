@@ -60,16 +60,7 @@ from fusee.loops.schedule import (
     views,
     writes,
 )
-from fusee.sym import (
-    Size,
-    Symbol,
-    coefficient,
-    count_points,
-    hint,
-    product,
-    substitute,
-    symbols,
-)
+from fusee.sym import Size, Symbol, coefficient, count_points, hint, product, substitute, symbols
 
 # ---------------------------------------------------------------------------- group
 # A kernel in the making: its members, and how they become one Kernel.

@@ -4,37 +4,36 @@ Capture itself knows Python and what a tensor is. This package registers stand-i
 (`capture/builtins.py`); whoever compiles imports it. Here are functions that ask for a value of a
 tensor, or of a number that varies, lack a fake kernel, or make a tensor of many things: each goes
 by torch's own formula, which its source names, where no mode of the user's hears of it.
-Scans by a function of the program's are here, too.
+Scans by a function of the program's are here, too, and launches of its Triton kernels.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import itertools
 import operator
+import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusee.capture import calls
+from fusee.capture import calls, symbols
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import SPECIAL, Stand, stands_for, stands_for_each
+from fusee.capture.builtins import BY_NAME, SPECIAL, Stand, stands_for, stands_for_each
 from fusee.capture.dynamic import NUMPY, Number, holds_number
 from fusee.capture.graph_break import GraphBreak, associative_scan, combine_of
-from fusee.capture.symbols import holds_open
-from fusee.capture.torch_api import (
-    FakeTensor,
-    generic_scan,
-    infer_size,
-    pytree,
-    shape_as_tensor,
-)
+from fusee.capture.guards import IdMatch
+from fusee.capture.policy import inlined
+from fusee.capture.torch_api import FakeTensor, generic_scan, infer_size, pytree, shape_as_tensor
 from fusee.capture.torch_api import higher_order as operators
 from fusee.source import Args, Kwargs
-from fusee.torch_functions import training, triton_kernels  # noqa: F401
+from fusee.torch_functions import training  # noqa: F401
 from fusee.torch_functions.arrays import Array, torch_dtype, unheard
 from fusee.torch_functions.higher_order import effects_of, run_body
 
@@ -63,7 +62,7 @@ def _shape_as_tensor(function: Any, m: Capturing, x: Any) -> Any:
 @composes(Tensor.dim_order)
 def _dim_order(function: Any, m: Capturing, x: Any, **kwargs: Any) -> Any:
     """Torch does not tell `__torch_function__` of its keyword."""
-    return m.world.recorder.call(function, x, **kwargs)
+    return m.recorder.call(function, x, **kwargs)
 
 
 @composes(infer_size)
@@ -74,7 +73,7 @@ def _infer_size(function: Any, m: Capturing, *sizes: Any) -> Any:
 
 @composes(F.one_hot)
 def _one_hot(function: Any, m: Capturing, x: Any, num_classes: Any = -1) -> Any:
-    if type(num_classes) is int and num_classes == -1 and m.world.recorder.reads_numbers:
+    if type(num_classes) is int and num_classes == -1 and m.recorder.reads_numbers:
         num_classes = m.call(Tensor.item, m.call(Tensor.max, x)) + 1
     return calls.on_tensors(m, function, (x, num_classes), {})
 
@@ -84,51 +83,59 @@ def _one_hot(function: Any, m: Capturing, x: Any, num_classes: Any = -1) -> Any:
 
 @composes(torch.cov, Tensor.cov)
 def _cov(function: Any, m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
-    """source   aten/src/ATen/native/Correlation.cpp"""
     is_plain = not weights and isinstance(x, FakeTensor) and x.dtype is not torch.bool
     rows = m.call(Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
     count = m.attribute(rows, "shape")[1] if is_plain and rows.dim() == 2 else 0
     if not is_plain or not m.truth(count > correction):
         return None
-    mean = m.call(operator.truediv, m.call(Tensor.sum, rows, 1, True), count)
-    rest = m.call(operator.sub, rows, mean)
-    made = m.call(torch.mm, rest, m.call(torch.conj, m.call(torch.t, rest)))
-    return m.call(torch.squeeze, m.call(operator.truediv, made, count - correction))
+    return m.call(_covariances, rows, count, correction)
+
+
+@inlined
+def _covariances(rows: Tensor, count: Any, correction: Any) -> Tensor:
+    """source   aten/src/ATen/native/Correlation.cpp"""
+    rest = rows - rows.sum(1, True) / count
+    return torch.squeeze(torch.mm(rest, torch.conj(torch.t(rest))) / (count - correction))
 
 
 @composes(torch.corrcoef, Tensor.corrcoef)
 def _corrcoef(function: Any, m: Capturing, x: Any) -> Any:
     if not isinstance(x, FakeTensor) or x.dim() not in (1, 2):
         return None
-    made = m.call(torch.cov, x)
+    return m.call(_correlations, m.call(torch.cov, x))
+
+
+@inlined
+def _correlations(made: Tensor) -> Tensor:
     if not made.dim():
-        return m.call(operator.truediv, made, made)
-    spread = m.call(torch.diagonal, made)
-    spread = m.call(torch.sqrt, m.call(torch.real, spread) if made.is_complex() else spread)
-    for axis in (1, 0):
-        made = m.call(operator.truediv, made, m.call(torch.unsqueeze, spread, axis))
+        return made / made
+    spread = torch.diagonal(made)
+    spread = torch.sqrt(torch.real(spread) if made.is_complex() else spread)
+    made = made / torch.unsqueeze(spread, 1) / torch.unsqueeze(spread, 0)
     if not made.is_complex():
-        return m.call(torch.clip, made, -1, 1)
-    parts = [m.call(torch.clip, m.call(part, made), -1, 1) for part in (torch.real, torch.imag)]
-    return m.call(torch.complex, *parts)
+        return torch.clip(made, -1, 1)
+    return torch.complex(torch.clip(made.real, -1, 1), torch.clip(made.imag, -1, 1))
 
 
 @composes(torch.kaiser_window)
 def _kaiser(
     function: Any, m: Capturing, n: Any, periodic: Any = True, beta: Any = 12.0, **named: Any
 ) -> Any:
-    """source   aten/src/ATen/native/TensorFactories.cpp, kaiser_window, which has no fake kernel"""
     made = named.get("dtype") or torch.get_default_dtype()
     is_usual = made in (torch.float32, torch.float64) and {*named} <= {"dtype", "device"}
     if not is_usual or type(periodic) is not bool or not m.truth(n > 1):
         return None
-    half, given = (n + periodic - 1) / 2, {**named, "dtype": made}
-    at = m.call(torch.arange, n + periodic, **given)
-    at = m.call(operator.truediv, m.call(operator.sub, at, half), half)
-    root = m.call(torch.sqrt, m.call(operator.sub, 1, m.call(torch.square, at)))
-    whole = m.call(torch.i0, m.call(torch.full, (), beta, **given))
-    window = m.call(operator.truediv, m.call(torch.i0, m.call(operator.mul, root, beta)), whole)
-    return m.call(Tensor.narrow, window, 0, 0, n) if periodic else window
+    return m.call(_kaiser_window, n, periodic, beta, **{**named, "dtype": made})
+
+
+@inlined
+def _kaiser_window(n: Any, periodic: bool, beta: Any, **given: Any) -> Tensor:
+    """source   aten/src/ATen/native/TensorFactories.cpp, kaiser_window, which has no fake kernel"""
+    half = (n + periodic - 1) / 2
+    at = (torch.arange(n + periodic, **given) - half) / half
+    root = torch.sqrt(1 - torch.square(at))
+    window = torch.i0(root * beta) / torch.i0(torch.full((), beta, **given))
+    return window.narrow(0, 0, n) if periodic else window
 
 
 # torch takes a number as a parameter there. One that varies is a factor of ones, or a tensor.
@@ -159,16 +166,15 @@ def _full(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     value = _argument(*given)
     if type(value) in _OPEN and "out" not in kwargs:
         ones = calls.on_tensors(m, function, *_with(m.kind_of(value)(1), *given))
-        if ones.is_floating_point() and not ones.requires_grad and _fits(m, value, ones.dtype):
-            return m.call(Tensor.mul_, ones, value)
-    return None  # by way of the value
-
-
-def _fits(m: Capturing, value: Any, dtype: torch.dtype) -> bool:
-    """Whether torch does not refuse a number from outside as too large, which is a fact then."""
-    if type(value) is torch.SymFloat or not value.origins or dtype is torch.float64:
-        return True
-    return bool(m.truth(m.call(operator.le, m.call(abs, value), torch.finfo(dtype).max)))
+        if not ones.is_floating_point() or ones.requires_grad:
+            return None  # by way of the value
+        if type(value) is Number and value.origins and ones.dtype is not torch.float64:
+            # that torch does not refuse one from outside as too large is a fact then
+            most = torch.finfo(ones.dtype).max
+            if not m.truth(m.call(operator.le, m.call(abs, value), most)):
+                return None
+        return m.call(Tensor.mul_, ones, value)
+    return None
 
 
 _METHODS = {"fill_": 1, "masked_fill": 2, "masked_fill_": 2, "index_fill": 3, "index_fill_": 3}
@@ -273,7 +279,7 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         if dtype is not None:
             args, kwargs = (args[0].item(), *args[1:]), {**kwargs, "dtype": dtype}
     if not args or not isinstance(args[0], Array):
-        is_open = args and (holds_open(args[0]) or holds_number(args[0]))
+        is_open = args and (symbols.holds_open(args[0]) or holds_number(args[0]))
         is_open = is_open and len(args) == 1 and not m.modes
         is_open = is_open and {*kwargs} <= {"dtype", "device"}
         made = _of_numbers(m, args[0], kwargs) if is_open else None
@@ -337,7 +343,7 @@ def _associative_scan(
         return m.call(_TREE, operator, leaves, dim, additional_inputs)
     with torch._C.DisableTorchFunction(), m.world.mode:
         results = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in xs]
-    m.world.recorder.write(associative_scan, "", (list(xs), combine), {}, results)
+    m.recorder.write(associative_scan, "", (list(xs), combine), {}, results)
     return results
 
 
@@ -375,3 +381,151 @@ def _combine(m: Capturing, operator: Any, xs: Sequence[Any]) -> str | None:
         dtypes, rank = [x.dtype for x in xs], first.dim()
     found = combine_of(body.module, dtypes, rank)
     return None if found is None else found.text
+
+
+# ---------------------------------------------------------------------------- triton
+# Kernels that users write in Triton, launched with a grid: one call in the graph.
+#
+# A launch becomes an operator of torch.library, made once for a kernel, the kinds of its arguments
+# and its constants. Its schema says which tensors the kernel writes to; all else follows as for any
+# operator of the user's. Triton is not imported: a program that launches its kernels has done so.
+#
+# Tested with Triton 3.6; used are JITFunction's `fn`, `signature`, `params` and `kernel[grid](..)`.
+
+
+def written(kernel: Any) -> frozenset[str]:
+    """Parameters that lead to what a kernel stores: by its source, all names that flow into one.
+
+    What a function gets that is not Triton's own counts as stored, and so do all parameters of a
+    kernel without a source.
+    """
+    parameters = frozenset(kernel.signature.parameters)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kernel.fn)))
+    except (OSError, SyntaxError):
+        return parameters
+    if any(isinstance(x, ast.Attribute) and x.attr == "pointer_type" for x in ast.walk(tree)):
+        return parameters  # of an address in memory nobody knows whose it is
+    nodes = list(ast.walk(tree))
+    flows = {name: {name} for name in parameters}
+
+    def leads(*parts: ast.AST | None) -> set[str]:
+        names = {x for part in parts if part is not None for x in _names(part)}
+        return {p for name in names for p in flows.get(name, ())}
+
+    grown = True
+    while grown:
+        before = sum(map(len, flows.values()))
+        for node in nodes:
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                source = leads(node.value)
+            elif isinstance(node, (ast.For, ast.comprehension)):
+                targets, source = [node.target], leads(node.iter)
+            else:
+                continue
+            for target in targets:
+                for name in _names(target):
+                    flows.setdefault(name, set()).update(source)
+        grown = sum(map(len, flows.values())) > before
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return frozenset().union(*[leads(*_stored(call, kernel.fn.__globals__)) for call in calls])
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Names in an expression, without those that are only loaded from."""
+    if isinstance(tree, ast.Name):
+        yield tree.id
+    elif not (isinstance(tree, ast.Call) and _called(tree).endswith("load")):
+        for part in ast.iter_child_nodes(tree):
+            yield from _names(part)
+
+
+def _called(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+_BUILTIN = frozenset("range min max len abs float int bool print isinstance".split())
+
+
+def _stored(call: ast.Call, outside: dict[str, Any]) -> list[ast.AST]:
+    """What a call may store to."""
+    name = _called(call)
+    given: list[ast.AST] = [*call.args, *(x.value for x in call.keywords)]
+    root: ast.AST = call.func
+    while isinstance(root, (ast.Attribute, ast.Subscript, ast.Call)):
+        root = root.func if isinstance(root, ast.Call) else root.value
+    base = outside.get(root.id) if isinstance(root, ast.Name) else None
+    module = base.__name__ if inspect.ismodule(base) else getattr(base, "__module__", "") or ""
+    is_tritons = module == "triton" or module.startswith("triton.language")
+    if isinstance(call.func, ast.Name):
+        name = getattr(base, "__name__", name)
+    if any(word in name for word in ("store", "atomic", "asm", "extern")):
+        return [call.func, *given]
+    is_method = isinstance(call.func, ast.Attribute) and base is None
+    is_known = is_tritons or is_method or (name in _BUILTIN and base is None)
+    return [] if is_known else given
+
+
+_library: Any = torch.library.Library("fusee_triton", "FRAGMENT")  # type: ignore[no-untyped-call]
+_numbers = itertools.count()
+_KINDS = {bool: "bool", int: "SymInt", torch.SymInt: "SymInt", float: "float"}
+
+
+@functools.cache
+def _operator(kernel: Any, kinds: tuple[tuple[str, str], ...], fixed: frozenset[Any]) -> Any:
+    """An operator that launches a kernel.
+
+    kinds   name and type of each argument that differs from call to call
+    fixed   (name, type, value) of the others, and of options
+    """
+    stores = written(kernel)
+    takes = [
+        f"Tensor(a{k}!) x{k}" if kind == "Tensor" and name in stores else f"{kind} x{k}"
+        for k, (name, kind) in enumerate(kinds)
+    ]
+    constants = {name: value for name, _, value in fixed}
+
+    def launch(*given: Any) -> None:
+        *values, grid = given
+        named = zip((name for name, _ in kinds), values, strict=True)
+        kernel[tuple(grid)](**constants, **dict(named))
+
+    name = f"{kernel.fn.__name__}_{next(_numbers)}"
+    _library.define(f"{name}({', '.join([*takes, 'SymInt[] grid'])}) -> ()")
+    _library.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fusee_triton::{name}", lambda *given: None, lib=_library)
+    return getattr(torch.ops.fusee_triton, name).default
+
+
+@BY_NAME.rule(("triton.runtime.jit", "JITFunction.run"))
+def _launch(
+    function: Any, m: Capturing, kernel: Any, /, *args: Any, grid: Any, warmup: Any, **how: Any
+) -> None:
+    origin = m.world.origin(kernel)
+    if warmup is not False or origin is None:
+        raise GraphBreak("a Triton kernel is made on the way, or only compiled")
+    m.world.fact(IdMatch, origin, kernel)
+    names = kernel.signature.parameters
+    given = kernel.signature.bind(*args, **{k: x for k, x in how.items() if k in names})
+    given.apply_defaults()
+    if callable(grid):
+        grid = m.call(grid, dict(given.arguments))
+    fixed = {name: symbols.value(x) for name, x in how.items() if name not in names}
+    varying, constexprs = {}, {x.name for x in kernel.params if x.is_constexpr}
+    for name, x in given.arguments.items():
+        if isinstance(x, FakeTensor):
+            if x.requires_grad and torch.is_grad_enabled():
+                raise GraphBreak("a Triton kernel reads a tensor that requires grad")
+            varying[name] = x, "Tensor"
+        elif type(x) in _KINDS and name not in constexprs:
+            varying[name] = x, _KINDS[type(x)]
+        else:
+            fixed[name] = symbols.value(x)
+    try:
+        kinds = tuple((name, kind) for name, (_, kind) in varying.items())
+        op = _operator(kernel, kinds, frozenset((k, type(x), x) for k, x in fixed.items()))
+    except TypeError:  # not hashable
+        raise GraphBreak("a Triton kernel takes what is no tensor, number or constant") from None
+    sizes = list(grid) if isinstance(grid, (tuple, list)) else [grid]
+    m.recorder.call(op, *(x for x, _ in varying.values()), sizes)

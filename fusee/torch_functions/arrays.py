@@ -23,14 +23,14 @@ from torch import Tensor
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_TYPE, SPECIAL, stands_for_each
+from fusee.capture.builtins import BY_TYPE, SPECIAL, leave_region, stands_for_each
 from fusee.capture.dynamic import LOADERS, Computed, Number, is_array, load_fixed
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
 from fusee.capture.inputs import World
 from fusee.capture.mirrors import Indexed
-from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
+from fusee.capture.reconstruct import AS_IT_IS, MAKERS, Maker, Rebuild
 from fusee.capture.sources import Held, Origin, ResultOf
 from fusee.capture.symbols import is_unbacked, value
 from fusee.capture.torch_api import FakeTensor, as_array, by_torch, counterparts, pytree, tensor_of
@@ -92,7 +92,7 @@ class Array(Computed):
             return self.tensor if is_mask else self.m.call(Tensor.long, self.tensor)
         if not isinstance(self.shadow, (np.floating, np.integer)):
             raise GraphBreak(f"a {self.kind.__name__} of NumPy among a torch call's arguments")
-        recorder = self.m.world.recorder
+        recorder = self.m.recorder
         if isinstance(self.shadow, np.floating):
             return recorder.item(self.tensor)
         # a graph reads floats alone
@@ -163,6 +163,7 @@ _POWERS = ("pow", "ipow", "power")
 _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod divmod".split())
 _OF_FLOATS = frozenset("around ceil floor rint round trunc".split())
 _EMPTY = "empty", "empty_like"
+_ROWS = list, tuple, getattr(np, "ndarray", list)
 # Methods of known arrays that torch._numpy lacks.
 _PLAIN = "item", "tolist", "tobytes"
 _IN_MEMORY = object()
@@ -234,7 +235,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if made is not _IN_MEMORY:
             return made
     # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
-    is_row = name == "fill" and any(map(_is_row, args[1:]))
+    is_row = name == "fill" and any(isinstance(getattr(x, "shadow", x), _ROWS) for x in args[1:])
     is_unlike = is_row or _differs(function, name, given, operands)
     if by_name is None or (operands and is_unlike):
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
@@ -267,7 +268,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if not is_known:  # nobody counts what is written in inference mode
         for x in written if None not in before else operands:
             x.known.clear()
-    if any(m.world.recorder.has_gradients(x.tensor) for x in written):
+    if any(m.recorder.has_gradients(x.tensor) for x in written):
         raise GraphBreak(f"{name} writes to memory of a tensor with gradients, unknown to autograd")
     if not is_known and _is_loop(function) and name.strip("_") in _WARN:
         for x in found if isinstance(found, tuple) else (found,):
@@ -282,11 +283,6 @@ def _element(m: Capturing, number: Any, dtype: Any) -> Array:
     if dtype.itemsize < 8:
         _expect_no_warning(m, tensor, [])  # of an overflow
     return Array(m, _meaningless(dtype.type(1)), tensor)
-
-
-def _is_row(x: Any) -> bool:
-    """Whether it is no number, but a sequence or an array."""
-    return isinstance(getattr(x, "shadow", x), (list, tuple, np.ndarray))
 
 
 def _fixed(m: Any, x: Any) -> Any:
@@ -687,10 +683,6 @@ def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
     return Array(m, shadow, m.attribute(x, "data"))  # whose writes nobody counts
 
 
-def _constant(r: Rebuild, x: Any) -> str:
-    return r.source.constant(x)
-
-
 def _enter_errstate(m: Capturing, manager: Any) -> None:
     """A graph checks what NumPy would warn of, and does nothing else about wrong values."""
     wanted = {_set_by(manager, kind, "warn") for kind in _KINDS}
@@ -712,12 +704,12 @@ def _register() -> None:
     for kind in (np.ufunc, type(np.sum)):
         BY_TYPE[kind], LOADERS[kind] = _call, load_fixed
     for kind in scalars:
-        LOADERS[kind], MAKERS[kind] = _load, Maker(_constant)
-        LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, Maker(_constant)
+        LOADERS[kind], MAKERS[kind] = _load, AS_IT_IS
+        LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, AS_IT_IS
     LOADERS[np.ndarray], MAKERS[Array] = _load, Maker(_rebuilt, lambda x: (x.tensor,))
     SPECIAL[Tensor.numpy] = _numpy
     SPECIAL[np.errstate.__enter__] = _enter_errstate
-    SPECIAL[np.errstate.__exit__] = SPECIAL[torch.inference_mode.__exit__]
+    SPECIAL[np.errstate.__exit__] = leave_region
 
 
 if np is not None and int(np.__version__.partition(".")[0]) >= 2:  # before, dtypes hung on values

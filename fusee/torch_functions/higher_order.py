@@ -38,6 +38,7 @@ from fusee.capture.dynamic import Computed, Number
 from fusee.capture.effects import BODY, effects, written_by
 from fusee.capture.frame import EXACT, is_scalar
 from fusee.capture.graph_break import GraphBreak, storages
+from fusee.capture.policy import inlined
 from fusee.capture.torch_api import (
     FakeTensor,
     SelectiveMode,
@@ -46,7 +47,7 @@ from fusee.capture.torch_api import (
     batch_axes,
     graph_module,
     higher_order,
-    is_pytree_class,
+    no_torch_function,
     pytree,
     set_grad_enabled,
 )
@@ -143,13 +144,13 @@ def run_body(
         if isinstance(x, FakeTensor) and (axes is None or axis is not None):
             shown[k] = _example(m, x, axis)
             picked.append(k)
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         needs = any(isinstance(x, FakeTensor) and x.requires_grad for x in leaves)
     outer = m.within
     m.within = (*outer, name, *(["grad"] if needs and torch.is_grad_enabled() else []))
     before = effects_of(m)
     args, kwargs = pytree.tree_unflatten(shown, spec)
-    recorder = m.world.recorder
+    recorder = m.recorder
     with recorder.apart(*(shown[k] for k in picked)) as inner:
         try:
             with _Within(name):
@@ -175,7 +176,7 @@ def run_body(
 
 def _example(m: Capturing, x: Tensor, axis: int | None) -> Tensor:
     """A stand-in for `x`, or for one of a batch along `axis`, in the same memory."""
-    with torch._C.DisableTorchFunction(), m.world.mode:
+    with no_torch_function(), m.world.mode:
         if axis is None:
             return x.detach()
         if not x.shape[axis]:
@@ -219,7 +220,7 @@ def _transformed(
     call.__name__ = call.__qualname__ = f"{name}_{body.name}".replace("<lambda>", "function")
     setattr(call, BODY, body.calls)
     try:
-        results = m.world.recorder.call_whole(call, *tensors, *body.outside)
+        results = m.recorder.call_whole(call, *tensors, *body.outside)
     except Exception as error:  # noqa: BLE001  # whatever functorch refuses
         raise GraphBreak(f"{name} raises {error!r}") from None
     if not all(x is None or is_scalar(x[0]) for x in shape[0]):
@@ -241,7 +242,7 @@ def _look_into(name: str, x: Any) -> None:
     if type(x) in (tuple, list, dict, collections.OrderedDict) or hasattr(x, "_fields"):
         for item in x.values() if isinstance(x, dict) else x:
             _look_into(name, item)
-    elif is_pytree_class(type(x)):
+    elif type(x) in pytree.SUPPORTED_NODES:
         raise GraphBreak(f"{name} of a {type(x).__qualname__}, which torch alone looks into")
     elif type(x) is Number:
         x.need()
@@ -359,20 +360,19 @@ class _Context:
         self.saved_tensors: tuple[Any, ...] = ()
         self.dirty: tuple[Any, ...] = ()
 
+    @inlined
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
 
+    @inlined
     def mark_dirty(self, *tensors: Any) -> None:
         self.dirty = tensors
 
+    @inlined
     def note(self, *_: Any) -> None:
         """What torch is told of results; it shows in them once `apply` is called."""
 
     save_for_forward = mark_non_differentiable = set_materialize_grads = note
-
-
-for _method in (_Context.save_for_backward, _Context.mark_dirty, _Context.note):
-    _method.__dict__["_fusee_inlined"] = True
 
 
 @stands_for(apply_function)
@@ -389,12 +389,12 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         raise GraphBreak(f"vmap asks {cls.__qualname__} for a `vmap` of its own")
     if m.policy.is_in_graph(cls):
         return _apply_whole(m, cls, given)
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]
     is_grad = torch.is_grad_enabled()
     has_asked, m.asks_compiling = m.asks_compiling, False
-    calls = m.world.recorder.calls
+    calls = m.recorder.calls
     if not (is_grad and any(needs)):  # nothing goes backward: it is what its lines do
         _switch_grad(m, False)
         try:
@@ -403,7 +403,7 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
             _switch_grad(m, is_grad)
     if m.modes:
         raise GraphBreak(f"a function mode hears what {cls.__qualname__} computes")
-    with m.world.recorder.apart():
+    with m.recorder.apart():
         set_grad_enabled(False)
         try:
             context = _Context(needs)
@@ -420,7 +420,7 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         finally:
             set_grad_enabled(is_grad)
             asks, m.asks_compiling = m.asks_compiling, m.asks_compiling or has_asked
-    m.world.recorder.calls = calls
+    m.recorder.calls = calls
     if m.world.changes()[1:] != before:
         raise GraphBreak(f"{cls.__qualname__} does more than compute tensors")
     if asks:  # it would run otherwise on stand-ins, and keep them
@@ -434,15 +434,15 @@ def _apply_whole(m: Capturing, cls: Any, given: Args) -> Any:
 
     apply.__name__ = apply.__qualname__ = cls.__name__
     apply.__module__ = cls.__module__
-    return m.world.recorder.call_whole(apply, *map(m.deep, given))
+    return m.recorder.call_whole(apply, *map(m.deep, given))
 
 
 def _switch_grad(m: Capturing, is_on: bool) -> None:
     """Switch gradients, of which no function mode hears."""
     before = State.now()
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         set_grad_enabled(is_on)
-    m.world.recorder.switch(before, State.now())
+    m.recorder.switch(before, State.now())
 
 
 def _run_forward(m: Capturing, cls: Any, given: Args, context: _Context) -> Any:
@@ -505,9 +505,9 @@ def _saving(policy: Any, out: Any, op: Any, args: Any, kwargs: Any) -> bool:
 
 def _recomputed(m: Capturing, policy: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     before = m.world.changes()[1:]
-    with m.world.recorder.recomputed(policy) as made:
+    with m.recorder.recomputed(policy) as made:
         result = m.call(function, *args, **kwargs)
-    has_effects = m.world.changes()[1:] != before or m.world.recorder.writers(made)
+    has_effects = m.world.changes()[1:] != before or m.recorder.writers(made)
     if torch.is_grad_enabled() and has_effects:
         raise GraphBreak("what runs under checkpoint() has effects, and has them twice in eager")
     return result
@@ -599,7 +599,7 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     leaves = pytree.tree_leaves(operands)
     if sum(isinstance(x, FakeTensor) for x in leaves) + len(constants) < len(leaves):
         raise GraphBreak(f"{name} of operands that are no tensors")
-    with torch._C.DisableTorchFunction(), m.world.mode:
+    with no_torch_function(), m.world.mode:
         inner = form.given(given)
     bodies = {k: run_body(m, name, given[k], inner, {}, None) for k in form.functions}
     outside = {id(x): x for body in bodies.values() for x in body.outside}
@@ -617,7 +617,7 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         )
     if name == "while_loop":
         _check_turns(name, given[2], (), last)
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             if first.results[0].meta["example_value"].dtype is not torch.bool:
                 raise GraphBreak("what decides on another turn of while_loop is no bool")
     elif name in ("scan", "map_impl"):
@@ -630,13 +630,13 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     given[form.lifted] = (*given[form.lifted], *outside.values())
     leaves = pytree.tree_leaves([x for k, x in enumerate(given) if k not in form.functions])
     results = _results(m, last, leaves, *form.stacked(given))
-    m.world.recorder.write(getattr(higher_order, name), "", tuple(given), {}, results)
+    m.recorder.write(getattr(higher_order, name), "", tuple(given), {}, results)
     return pytree.tree_unflatten(results, last.spec)
 
 
 def _check(name: str, body: FunctionBody, operands: Sequence[Tensor]) -> None:
     """raises GraphBreak for a function that does more than compute new tensors."""
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         shared = {x.untyped_storage()._cdata for x in operands}
         shared |= storages(n for n in body.module.graph.nodes if n.op == "placeholder")
         results = storages(body.results)
@@ -658,7 +658,7 @@ def _check(name: str, body: FunctionBody, operands: Sequence[Tensor]) -> None:
 def _check_turns(name: str, carried: Args, rows: Args, body: FunctionBody) -> None:
     """raises GraphBreak where a turn gives the next other tensors than it got, or has no row."""
     found = [node.meta["example_value"] for node in body.results]
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         before, after = ([(x.dtype, x.shape, x.device) for x in some] for some in (carried, found))
         if before != after[: len(before)] or (not rows and len(after) > len(before)):
             raise GraphBreak(
@@ -671,7 +671,7 @@ def _check_turns(name: str, carried: Args, rows: Args, body: FunctionBody) -> No
 
 def _described(body: FunctionBody) -> tuple[Any, list[str]]:
     found = [n.meta["example_value"] for n in body.results]
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         rows = [f"{x.dtype} {tuple(x.shape)} of strides {x.stride()}" for x in found]
     return body.spec, rows
 
@@ -699,7 +699,7 @@ def _results(
 ) -> tuple[Tensor, ...]:
     """Stand-ins of what the call gives."""
     found = []
-    with torch._C.DisableTorchFunction(), m.world.mode:
+    with no_torch_function(), m.world.mode:
         wants = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
         for k, node in enumerate(body.results):
             x = node.meta["example_value"].detach()
@@ -730,7 +730,7 @@ def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if type(scale) is Number:
         scale.need()
     working = torch.float64 if query.dtype == torch.float64 else torch.float32
-    with torch._C.DisableTorchFunction(), m.world.mode:
+    with no_torch_function(), m.world.mode:
         score = torch.empty((), dtype=working, device=query.device)
         places = tuple(torch.empty((), dtype=torch.int64, device=query.device) for _ in range(4))
     scoring = _body(m, score_mod, (score, *places))
@@ -762,15 +762,15 @@ def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
     setattr(flex_attention, BODY, [*scoring.calls, *masking.calls])
     given = (query, key, value, *scoring.outside, *masking.outside)
-    return m.world.recorder.call_whole(flex_attention, *given)
+    return m.recorder.call_whole(flex_attention, *given)
 
 
 def _body(m: Capturing, function: Any, given: Args) -> FunctionBody:
-    m.world.recorder.by_index += 1
+    m.recorder.by_index += 1
     try:
         body = run_body(m, "flex_attention", function, given, {}, None)
     finally:
-        m.world.recorder.by_index -= 1
+        m.recorder.by_index -= 1
     if len(body.results) != 1 or any(effects(n) & {"writes", "draws"} for n in body.calls):
         raise GraphBreak(
             f"the function {body.name} under flex_attention does more than compute a number"

@@ -46,7 +46,7 @@ from fusee.capture.grads import is_held, is_watched
 from fusee.capture.graph_break import GraphBreak, Lost
 from fusee.capture.guards import EqualsMatch, Keys
 from fusee.capture.mirrors import Mirror
-from fusee.capture.policy import enabled
+from fusee.capture.policy import enabled, inlined
 from fusee.capture.sources import ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FakeTensor,
@@ -54,6 +54,7 @@ from fusee.capture.torch_api import (
     has_saved_tensor_hooks,
     history,
     leaf_gradients,
+    no_torch_function,
     pytree,
     run_for_real,
     saves,
@@ -83,8 +84,8 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         leaves = _leaves(m, losses[0], tangent) if is_usual else None
         if leaves is None:
             raise GraphBreak(f"{name} runs autograd, between two graphs", "")
-        recorder, before = m.world.recorder, [grads.read(m, leaf) for leaf in leaves]
-        with torch._C.DisableTorchFunction(), recorder.mode, torch.no_grad():
+        recorder, before = m.recorder, [grads.read(m, leaf) for leaf in leaves]
+        with no_torch_function(), recorder.mode, torch.no_grad():
             found = [as_autograd_keeps(leaf) for leaf in leaves]
         recorder.write(leaf_gradients, "", (losses[0], tangent, *leaves), {}, found)
         ambient = torch.is_grad_enabled()
@@ -105,7 +106,7 @@ _NONE = None, None, None
 
 def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[Tensor] | None:
     """The leaves at which a pass ends; None if it is autograd's own."""
-    world, recorder = m.world, m.world.recorder
+    world, recorder = m.world, m.recorder
     if not isinstance(loss, FakeTensor) or id(loss) in world.inputs or not loss.requires_grad:
         return None
     if m.modes or world.seen or has_saved_tensor_hooks() or is_watched():
@@ -113,7 +114,7 @@ def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[Tensor] | None:
     if world.passed is None or not (recorder.is_main and world.varies.with_backward):
         return None
     nodes = [*history(loss)]
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         if tangent is None:
             is_odd = loss.is_complex() or loss.numel() != 1
         else:
@@ -143,7 +144,7 @@ def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[Tensor] | None:
 def _is_plain(m: Capturing, leaf: Tensor) -> bool:
     """Whether nothing but the pass itself, and what is guarded, decides on the grad of a leaf."""
     real, origin = m.world.inputs[id(leaf)]
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         if not real.is_leaf or real.layout is not torch.strided or _HOOKS(real) != _NONE:
             return False
         if is_held(real):
@@ -165,7 +166,7 @@ _register(torch.autograd.grad, "torch.autograd.grad", "outputs", "grad_outputs")
 @stands_for(Tensor.register_hook)
 def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
     """A hook that only computes is a part of the graph: autograd runs it as it does in eager."""
-    recorder, name, f = m.world.recorder, "register_hook", m.frames[-1]
+    recorder, name, f = m.recorder, "register_hook", m.frames[-1]
     is_own = isinstance(x, FakeTensor) and id(x) not in m.world.inputs and not m.world.seen
     if not (is_own and recorder.is_main and x.requires_grad and id(x) not in recorder.leaves):
         raise GraphBreak("register_hook() of a tensor from outside, or that requires no grad")
@@ -173,7 +174,7 @@ def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
     if is_kept or not _is_settled(m, hook):
         raise _unfit(m, x, "that may be removed, or do otherwise in the backward pass")
     body = run_body(m, name, hook, (x,), {}, None)
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         found = [node.meta["example_value"] for node in body.results]
         is_like = all(y.shape == x.shape and y.dtype == x.dtype for y in found)
     if len(body.leaves) != 1 or not is_like or any(map(effects, body.calls)):
@@ -192,7 +193,7 @@ def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
 
 def _unfit(m: Capturing, x: Tensor, why: str) -> GraphBreak | Lost:
     """What ends the graph before a hook that Python registers, if need be at its beginning."""
-    return m.world.recorder.ending("register_hook", x, f"a hook of a tensor {why}")
+    return m.recorder.ending("register_hook", x, f"a hook of a tensor {why}")
 
 
 def _is_settled(m: Capturing, hook: Any) -> bool:
@@ -222,6 +223,7 @@ _CLASSES: tuple[Any, ...] = (
 # ------------------------------------------------------------------------------ step, zero_grad
 
 
+@inlined
 def _without_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """What torch wraps around `step`, without its calls for TorchDynamo."""
     before = torch.is_grad_enabled()
@@ -230,9 +232,6 @@ def _without_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         return step(self, *args, **kwargs)
     finally:
         torch.set_grad_enabled(before)
-
-
-_without_grad.__dict__["_fusee_inlined"] = True
 
 
 _USE_GRAD: Any = base._use_grad_for_differentiable(print)
@@ -335,7 +334,7 @@ def _graded(m: Capturing, params: list[Any]) -> Iterator[dict[int, Any]]:
     """Inside, parameters have grads where the program has written some. These, by id of what is
     there in their place: it says what they are like, and takes no memory."""
     world, found, before = m.world, dict[int, Any](), []
-    with torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), no_torch_function():
         try:
             for fake in params:
                 grad: Any = world.slots.get((id(fake), "grad"), (ABSENT,))[-1]
@@ -387,7 +386,7 @@ def _get_value(m: Capturing, x: Any) -> Any:
         return x
     if x.is_complex() or not x.is_floating_point():
         raise GraphBreak("a count of steps that is no float")
-    return m.world.recorder.item(x)
+    return m.recorder.item(x)
 
 
 SPECIAL[base._stack_if_compiling] = lambda m, x: x

@@ -99,7 +99,7 @@ def escapes(x: T) -> T:
 def copies(x: T) -> T:
     deep = copy.deepcopy(PLAIN)
     shallow = copy.copy(PLAIN)
-    same = deep.me is deep, shallow.items is PLAIN.items
+    same = deep.me is deep, shallow.items is PLAIN.items, copy.deepcopy(SHOWN.__format__)("")
     filled = copy.copy(collections.defaultdict(list, {"a": [LIMIT]}))
     filled["missing"]
     return copy.copy(COPIED), deep.items, shallow.a, same, filled, x + 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import enum
 import functools
@@ -557,7 +556,7 @@ def test_builtins_refuse_names(call: T) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: operator.setitem(x, 0), lambda x: copy.copy(x, 1), lambda x: sys.exc_info(1),
+        lambda x: operator.setitem(x, 0), lambda x: sys.exception(1), lambda x: sys.exc_info(1),
         lambda x: x.as_subclass(), lambda x: torch.nn.Parameter(x, True, 1),
     ],
 )  # fmt: skip

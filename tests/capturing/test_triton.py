@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fusee
-from fusee.torch_functions.triton_kernels import written
+from fusee.torch_functions import written
 
 launched: list[tuple[type, Any]] = []
 tl = types.ModuleType("triton.language")  # kernels below are read, not run

@@ -373,11 +373,7 @@ class Replayer:
     # ------------------------------------------------------------------------------ recording
 
     def _record(
-        self,
-        one: _OneStream,
-        inputs: Sequence[Any],
-        lent: _Lent | None,
-        values: Mapping[int, int],
+        self, one: _OneStream, inputs: Sequence[Any], lent: _Lent | None, values: Mapping[int, int]
     ) -> _CudaGraph | None:
         """values   of inputs: which of what is lent, if all of that may be taken over"""
         if one.frames is None:
