@@ -98,9 +98,10 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         if enabled:
-            if gc.get_count()[0] > gc.get_threshold()[0] and not gc.get_freeze_count():
-                # a collection is due: all that there is becomes old, without being looked at; what
-                # a program has frozen would be thawed
+            due = 10 * gc.get_threshold()[0]  # fewer are looked at in a millisecond
+            if 0 < due < gc.get_count()[0] and not gc.get_freeze_count():
+                # all that there is becomes old, without being looked at; what a program has frozen
+                # would be thawed
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
