@@ -784,7 +784,7 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
         kinds.update([torch.complex128] if type(x) is complex else [])
         return type(x), None if isinstance(x, (*OPEN_NUMBERS, torch.Generator)) else x
     kinds.add(x.dtype)
-    return x.dtype, x.dim(), x.numel() == 0
+    return x.dtype, x.dim(), any(type(n) is int and n == 0 for n in x.shape)  # open sizes are none
 
 
 def _smallest(x: Any, value: int, most: int) -> Any:

@@ -147,13 +147,14 @@ def _forwarded(
     if producer is None or producer is member or producer.loop.index != value.attr[1]:
         return None
     stored = producer.stored()
-    if producer.loop.acc is None and producer.phase != member.phase:
+    if producer.phase != member.phase:
+        running = {s.acc for m in by_buffer.values() if m.loop.scan for s in m.loop.gathered}
+        if running and any(v.op in ("acc", "carry") and v.attr in running for v in walk([stored])):
+            return None  # at each point it is another, in its own phase
         profile = stored.table.profile
         limit = profile.reloaded if producer.loop.buffer in live else profile.again
-        if stored.cost > limit:
+        if producer.loop.acc is None and stored.cost > limit:
             return None
-    elif producer.loop.scan and producer.phase != member.phase:
-        return None
     # masked: the mask may protect what the producer never computed
     return None if value.args else stored
 

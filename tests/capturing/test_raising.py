@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import fusee
-from fusee.fake import may_raise, name_may_raise
+from fusee.fake import may_raise, name_may_raise, torch_python
 from tests.check import copy_tree
 from tests.counting import Counting
 
@@ -580,3 +582,13 @@ def test_a_generator_exit_that_no_generator_takes() -> None:
             with pytest.raises(GeneratorExit):
                 compiled(y)
             assert x.equal(y)
+
+
+def test_what_is_known_of_dtypes_does_not_hang_on_whose_sizes_are_open() -> None:
+    """It is a key: torch's open numbers and ours are never compared."""
+    env = ShapeEnv()
+    size = env.create_unbacked_symint()
+    with FakeTensorMode(shape_env=env):
+        x = torch.empty(size, 3)
+    assert torch_python._kind([x, size], set())[0] == (torch.float32, 2, False)
+    assert torch_python._kind([NONE], set())[0] == (torch.float32, 2, True)

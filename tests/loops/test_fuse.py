@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import hypothesis
@@ -10,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fusee
 from fusee.backends import lookup
 from fusee.loops import Buffer, Kernel, Loop, Role, Values, kernel_of
 from fusee.loops.associative import SCAN, combine_of
@@ -253,3 +255,22 @@ def test_what_reads_a_running_sum_is_in_its_phase() -> None:
     (kernel,) = kernels_of(fn, torch.empty(64, 100), torch.empty(64, 100))
     shown = kernel.show()
     assert shown.count(" = ") == 1 and shown.count("for r0") == 3
+
+
+@pytest.mark.parametrize("shape", [(7,), (64, 100), (100, 7), (3, 1000)], ids=str)
+def test_what_is_made_of_a_running_sum_is_made_in_its_phase_alone(shape: tuple[int, ...]) -> None:
+    """Later phases load it: the sum is another one by then."""
+
+    def first_zero(g: Tensor, x: Tensor) -> Any:
+        first = ((x == 0).cumsum(-1) == 1) & (x == 0)
+        return torch.where(first, g, x).cumprod(-1), first.cumsum(-1), first.sum(-1)
+
+    def added(g: Tensor, x: Tensor) -> Any:
+        y = x.cumsum(-1) * 2 + g
+        return torch.where(y > 0, g, x).cumsum(-1), y.cumsum(-1), y.amax(-1)
+
+    g, x = torch.randn(shape), torch.randn(shape).clamp(min=0)
+    for fn, dynamic in itertools.product((first_zero, added), (None, True)):
+        options: dict[str, Any] = {"cache": False, "prices": False}
+        compiled = fusee.compile(fn, options=options, dynamic=dynamic)
+        torch.testing.assert_close(compiled(g, x), fn(g, x), rtol=1e-4, atol=1e-4)
