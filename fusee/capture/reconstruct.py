@@ -413,9 +413,8 @@ class Rebuild:
         self._memo[id(x)] = name  # its attributes may point back to it
         if issubclass(type(x), dict):
             parts = yield from _each(_pairs(x))
-            for pair in zip(
-                parts[::2], parts[1::2]
-            ):  # OrderedDict.update asks the class for its own
+            # OrderedDict.update asks the class for its own
+            for pair in zip(parts[::2], parts[1::2]):
                 self.lines.append(self.call(dict_class(x).__setitem__, name, *pair))
         elif issubclass(type(x), (list, set)):
             kind_in_c, fill = (list, list.extend) if isinstance(x, list) else (set, set.update)

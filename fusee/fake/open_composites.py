@@ -613,6 +613,11 @@ def _istft(input: Tensor, *args: Any, **named: Any) -> Tensor:
 # ---------------------------------------------------------------------------- running products
 
 
+def _learns(input: Tensor) -> bool:
+    """Whether an autograd function of ours is to stand for a call."""
+    return input.requires_grad and torch.is_grad_enabled() and not is_transforming()
+
+
 class _Prod(torch.autograd.Function):
     """A product over one axis. Eager divides by each factor where nothing is zero, or else scans.
 
@@ -646,9 +651,8 @@ def _prod(input: Tensor, *given: Any, **named: Any) -> Any:
     places = {**dict(zip(("dim", "keepdim"), given)), **named}
     dim, dtype = places.get("dim"), places.get("dtype") or input.dtype
     is_plain = input.is_floating_point() and dtype.is_floating_point and input.dim() > 0
-    learns = input.requires_grad and torch.is_grad_enabled() and not is_transforming()
     is_axis = dim is None or (type(dim) is int and _fits(input, (dim,)))
-    if not (is_plain and learns and is_axis) or len(given) > 2 or {*named} - _OF_PROD:
+    if not (is_plain and _learns(input) and is_axis) or len(given) > 2 or {*named} - _OF_PROD:
         return None
     x = input if dtype is input.dtype else input.to(dtype)
     if dim is None:
@@ -692,8 +696,7 @@ class _Cumprod(torch.autograd.Function):
 @_FORMS.rule(torch.cumprod, Tensor.cumprod)
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     is_plain = input.is_floating_point() and dtype in (None, input.dtype) and input.dim() > 0
-    learns = input.requires_grad and torch.is_grad_enabled() and not is_transforming()
-    if not (is_plain and learns):
+    if not (is_plain and _learns(input)):
         return None
     return _Cumprod.apply(input, dim)  # type: ignore[no-untyped-call]
 

@@ -114,7 +114,8 @@ class Exchange:
         if end <= WARP:
             return parts
         if self.apart == 1:
-            return self._by_warps(t, how, parts)
+            _, parts = self._of_warps(t, how, parts)
+            return self._by_shuffles(t, how, parts, 1, self.threads // WARP)
         distance = max(self.apart, WARP)
         while distance < end:
             self._put(t, how, parts, self._places(t, how, self.tid, self.block, 0))
@@ -136,9 +137,6 @@ class Exchange:
             parts = how.merge(t, parts, others)
             distance *= 2
         return parts
-
-    def _by_warps(self, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
-        return self._by_shuffles(t, how, self._of_warps(t, how, parts)[1], 1, self.threads // WARP)
 
     def _of_warps(self, t: InsertPoint, how: Carried, parts: list[str]) -> tuple[str, list[str]]:
         """One place per warp, which all warps read; each reduction has places of its own. Which
