@@ -48,8 +48,7 @@ from fusee.sym import Size, Symbol, substitute, symbols
 # weighs it and every target reads it.
 
 
-@dataclass(frozen=True)
-class ScalarOp:
+class ScalarOp(NamedTuple):
     """One row of the vocabulary. `result`: "same" as the operands, or a dtype's name."""
 
     name: str
@@ -143,9 +142,8 @@ def identity(op: str, dtype: torch.dtype) -> float | int | bool:
 # ---------------------------------------------------------------------------- profile
 
 
-@dataclass(frozen=True)
-class Profile:
-    """What a machine is good at, as far as loops are concerned. This one: one thread, no vectors.
+class Profile(NamedTuple):
+    """What a machine is good at, as far as loops are concerned. PLAIN: one thread, no vectors.
 
     Costs are in additions, sizes in elements.
 
@@ -195,6 +193,9 @@ class Profile:
     gathers: int = 0
     pairs: bool = False
     raises: bool = True
+
+
+PLAIN = Profile()
 
 
 # ------------------------------------------------------------------------------ buffers
@@ -302,7 +303,7 @@ MOST = 1 << 30
 class Values:
     """The table that makes equal values identical. One per LoopGraph."""
 
-    def __init__(self, profile: Profile = Profile()) -> None:  # it is frozen
+    def __init__(self, profile: Profile = PLAIN) -> None:
         self.profile = profile
         self._known: dict[tuple[object, ...], Value] = {}
 

@@ -13,7 +13,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -273,8 +273,7 @@ BITS = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "bfloat": 16, "i32": 32, "float
 BITS |= {"i64": 64, "double": 64}
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """What code is generated for: LLVM's feature names, and the width of a vector register.
 
     `vector_bits` 0 takes the widest that the features offer. With `is_simt` the machine runs many

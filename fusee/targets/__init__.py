@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -163,7 +162,7 @@ def link_graph(
         plan, room = plan.with_room(code.shared for code, _ in launches)
         for k, (code, kernels) in enumerate(launches):
             if room is not None and code.shared != 0:
-                launches[k] = Launch(replace(code, buffers=(*code.buffers, room)), kernels)
+                launches[k] = Launch(code._replace(buffers=(*code.buffers, room)), kernels)
     with timed("host"):
         host = emit_host(plan, launches, arguments)
         log.publish("host", "", host.source)
@@ -215,7 +214,7 @@ def _emitted(
         ours, params = dict(zip(theirs, buffers, strict=True)), [*twin.params]
         for place, number in zip(twin.given, numbers.values(), strict=True):
             params[place] = number.word
-        code = replace(twin, buffers=tuple(ours[b] for b in twin.buffers), params=tuple(params))
+        code = twin._replace(buffers=tuple(ours[b] for b in twin.buffers), params=tuple(params))
         launch = Launch(code, (item,))
         if batches is None or not batches.takes(batch, launch):
             end()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fusee.codegen.llvm.body import (
     SUM_ACROSS,
@@ -245,8 +245,7 @@ STRIPS, WIDEST_STRIP = 16, 1024
 SQUARE = 8
 
 
-@dataclass(frozen=True)
-class KernelCode:
+class KernelCode(NamedTuple):
     """A kernel's function and what the host must give it.
 
     `declares` are lines and whole functions that the module needs once. `params` are expressions

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -737,7 +737,7 @@ class Scan(Along):
 
     def __init__(self, body: Body, phase: Phase) -> None:
         super().__init__(body, phase)
-        stages = (replace(s, copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
+        stages = (s._replace(copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
         self.stages = list(dict.fromkeys(stages))
         self.outer_kinds = {acc: how.outer_kinds(self.lanes) for acc, how in self.hows.items()}
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from fusee.codegen.llvm.body import emit_value
 from fusee.codegen.llvm.lanes import Stage
@@ -34,8 +34,7 @@ WIDE_BYTES, NARROW_BYTES = 8, 32
 UNDER_WAY, LIGHT = 4, 96
 
 
-@dataclass(frozen=True)
-class SharedTile:
+class SharedTile(NamedTuple):
     """The sizes of a tile, and the loads that are crossed."""
 
     along: Symbol

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -60,8 +60,7 @@ def normal_dims(dims: Any, x: Tensor) -> list[int]:
     return sorted({dim % max(rank, 1) for dim in dims} & set(range(rank)))
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """What becomes of elements: accumulated in `dtype`, then after(accumulator) in `result`.
 
     which   of argmax and argmin: the number of an element

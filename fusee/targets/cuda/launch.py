@@ -32,7 +32,6 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -452,8 +451,7 @@ def batched(codes: Sequence[KernelCode]) -> KernelCode:
     begins: list[Size] = [0]
     for code in codes:
         begins.append(begins[-1] + code.total)
-    return replace(
-        first,
+    return first._replace(
         name=name,
         text=f"define ptx_kernel void @{name}{given} {{\n{text}",
         buffers=tuple(b for code in codes for b in code.buffers),
