@@ -72,7 +72,7 @@ def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile
         return None
     stored = {s.buffer for s in stores}
     lane = _commonest(kernel.outer, [s.index for s in stores])
-    values = {id(v): v for order in orders for v in order if v.op == "load"}.values()
+    values = dict.fromkeys(v for order in orders for v in order if v.op == "load")
     if lane is None:
         return None
     crossed = [
@@ -185,7 +185,7 @@ class Crossing:
             for load, place in zip(tile.loads, places, strict=True):
                 kind = _kind(load)
                 name = level.op(f"load {kind}, {_address(kind, place)}")
-                known[id(load)] = from_memory(t, load.dtype, name) if kind == "i8" else name
+                known[load] = from_memory(t, load.dtype, name) if kind == "i8" else name
             idle = body.idle if loads & self.ctx.stored else None
             if idle is not None:
                 body.idle = None  # a point may read there what it overwrites

@@ -257,7 +257,7 @@ class Lowering:
         self._axes: dict[Shape, Index] = {}
         self._symbols: dict[tuple[str, Size], Symbol] = {}
         self._offsets: dict[tuple[Index, tuple[Size, ...], Size], Size] = {}
-        self._loads: dict[int, tuple[Value, ...]] = {}
+        self._loads: dict[Value, tuple[Value, ...]] = {}
         self.demands: list[tuple[int, Loop]] = []  # and before which step: pointwise.py
         self._count = 0
 
@@ -506,10 +506,10 @@ class Lowering:
 
     def loads(self, value: Value) -> tuple[Value, ...]:
         """Every load below `value`."""
-        found = self._loads.get(id(value))
+        found = self._loads.get(value)
         if found is None:
             found = tuple([v for v in walk([value]) if v.op == "load"])
-            self._loads[id(value)] = found
+            self._loads[value] = found
         return found
 
     def is_heavy(self, tensor: Tensor, by_loads: bool = True) -> bool:

@@ -533,7 +533,7 @@ class Copies:
     def __init__(
         self, gpu: Gpu, stay: Sequence[Tensor], into: bool, stream: Callable[[], int]
     ) -> None:
-        self.stay, self.into, self.stream, self.run = stay, into, stream, runner(gpu)
+        self.stay, self.into, self.stream, self.run = stay, into, stream, runner(gpu)()
         build = KernelBuild(gpu, use_disk=True, check=False)
         launches: list[LaunchSpec] = []
         for dtype in _WORDS:
