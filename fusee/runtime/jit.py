@@ -24,6 +24,7 @@ import re
 import sys
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -549,7 +550,7 @@ class Build:
 
     def make(self, text: str) -> bytes:
         """Code of a unit; called in a compiling thread."""
-        return emitter(self.target).emit(text)
+        return emit(self.target, text)
 
     def load(self, names: Sequence[str], objects: Sequence[bytes]) -> Sequence[Library]:
         """For each unit the library that has its function. raises SettingError"""
@@ -641,13 +642,25 @@ def _salt(target: Cpu) -> str:
     return "\n".join((_VERSION, version(), target.triple, target.name, target.flags))
 
 
-def emitter(target: Cpu) -> Emitter:
-    """This thread's emitter for `target`."""
-    emitters: dict[Cpu, Emitter] = getattr(_of_thread, "emitters", None) or {}
-    if target not in emitters:
-        emitters[target] = Emitter(target.triple, target.name, target.flags)
-        _of_thread.emitters = emitters
-    return emitters[target]
+# Those that no thread uses. Taking and leaving one is atomic.
+_idle: defaultdict[Cpu, list[Emitter]] = defaultdict(list)
+
+
+def emit(target: Cpu, text: str) -> bytes:
+    """As Emitter has it. Called in a compiling thread."""
+    try:
+        emitter = _idle[target].pop()
+    except IndexError:
+        emitter = Emitter(target.triple, target.name, target.flags)
+    try:
+        return emitter.emit(text)
+    finally:
+        _idle[target].append(emitter)
+
+
+def add_emitter(target: Cpu) -> None:
+    """One more, before it is needed: while Python is busy a thread takes long to make one."""
+    _idle[target].append(Emitter(target.triple, target.name, target.flags))
 
 
 # ---------------------------------------------------------------------------- builtins
