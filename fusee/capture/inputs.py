@@ -788,13 +788,15 @@ class World:
             self.fact(guards.Distinct, first[0], (first, rest))
 
     def know_cells(self, function: types.FunctionType) -> None:
-        """The cells of a function from outside. If the function is fixed, so are its cells."""
-        owner = self._origins.get(id(function))
-        if owner is None:
+        """The code and cells of a function from outside. If it is fixed, so are its cells."""
+        if (owner := self._origins.get(id(function))) is None:
             return
-        for k, cell in enumerate(function.__closure__ or ()):
-            name = function.__code__.co_freevars[k]
+        if not is_trusted(function.__module__):  # importing a module anew may give it other code
+            self.fact(guards.IdMatch, self.place(function, "__code__"), function.__code__)
+        for k, (x, cell) in enumerate(
+            zip(function.__code__.co_freevars, function.__closure__ or ())
+        ):
             if isinstance(owner, Held):
-                self.hold(cell, name)
+                self.hold(cell, x)
             else:
                 self.load(cell, self.item(self.place(function, "__closure__"), k))
