@@ -789,14 +789,11 @@ class World:
 
     def know_cells(self, function: types.FunctionType) -> None:
         """The code and cells of a function from outside. If it is fixed, so are its cells."""
-        if (owner := self._origins.get(id(function))) is None:
-            return
-        if not is_trusted(function.__module__):  # importing a module anew may give it other code
-            self.fact(guards.IdMatch, self.place(function, "__code__"), function.__code__)
-        for k, (x, cell) in enumerate(
-            zip(function.__code__.co_freevars, function.__closure__ or ())
-        ):
+        owner, code = self._origins.get(id(function)), function.__code__
+        if owner and not is_trusted(function.__module__):  # a reload may give it other code
+            self.fact(guards.IdMatch, self.place(function, "__code__"), code)
+        for k, cell in enumerate((owner and function.__closure__) or ()):
             if isinstance(owner, Held):
-                self.hold(cell, x)
+                self.hold(cell, code.co_freevars[k])
             else:
                 self.load(cell, self.item(self.place(function, "__closure__"), k))
