@@ -53,6 +53,8 @@ PROGRAMS: dict[str, Callable[[Tensor, int], Any]] = {
     "smoothed": lambda x, k: F.cross_entropy(x[:, :, 0, 0], CLASSES, label_smoothing=k / 10),
     "axis": lambda x, k: x.softmax(k).sum(k - 1),
     "places": lambda x, k: x.roll(k, -1).tril(k - 2).topk(k)[0],
+    "steps": lambda x, k: x[:, ::k, ::k].sum((1, 2)),
+    "a cut and a step": lambda x, k: x[:, k:, ::k].sum(2),
     "diagonal": lambda x, k: torch.diag_embed(x.diagonal(k - 2, 2, 3), k),
     "norm": lambda x, k: torch.linalg.vector_norm(x, k, -1),
     "correction": lambda x, k: x.std(-1, correction=k),
