@@ -156,9 +156,11 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
     full = call.__name__
     name = full.strip("_").removeprefix("foreach_")
     form = _FORMS.get(name) or _FORMS.get(name.removeprefix("i"))
+    is_in_place = full.endswith("_") and not full.endswith("__")
     if form is None:
-        return _OTHERS.get(full.strip("_"))
-    writes = name not in _FORMS or (full.endswith("_") and not full.endswith("__"))
+        found = _OTHERS.get(full.strip("_"))
+        return _writing(found) if found and is_in_place else found
+    writes = name not in _FORMS or is_in_place
     one = _widening(form, writes)
     return _for_each(one) if "foreach" in full else one
 
@@ -213,9 +215,6 @@ _FORMS: dict[str, Callable[..., Tensor]] = {
     "rsub": lambda x, y, alpha=1: _number(y, x) - x * alpha,
     "addcmul": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a * b),
     "addcdiv": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a / b),
-    "clamp": lambda x, min=None, max=None: _bound(
-        _bound(x, torch.clamp_min, min), torch.clamp_max, max
-    ),
     "lerp": lambda x, end, weight: torch.lerp(
         x, end, _cast(_number(weight, x), x.dtype).expand_as(x)
     ),
@@ -223,7 +222,7 @@ _FORMS: dict[str, Callable[..., Tensor]] = {
 
 
 def _bound(x: Tensor, clamp: Callable[..., Tensor], end: Any) -> Tensor:
-    return x if end is None else clamp(x, _number(end, x))
+    return x if end is None else _rounded(clamp)(x, end)
 
 
 def _spaced(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any) -> Tensor:
@@ -270,6 +269,9 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     **{x: _rounded(getattr(torch, x)) for x in ("remainder", "fmod")},
     "mod": _rounded(torch.remainder),
     "floor_divide": lambda x, y: on_tensors(operator.floordiv)(x, y),  # type: ignore[misc]
+    "clamp": lambda x, min=None, max=None: _bound(
+        _bound(x, torch.clamp_min, min), torch.clamp_max, max
+    ),
     "clamp_min": lambda x, min: _rounded(torch.clamp_min)(x, min),
     "clamp_max": lambda x, max: _rounded(torch.clamp_max)(x, max),
     "setitem": lambda x, at, value: operator.setitem(x, at, value.value.to(x.dtype)),
@@ -282,13 +284,23 @@ _OTHERS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _writing(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, *args, **kwargs: _put(x, form(x, *args, **kwargs))
+
+
+def _put(x: Tensor, found: Tensor) -> Tensor:
+    if not torch.can_cast(found.dtype, x.dtype):
+        raise RuntimeError(f"result type {found.dtype} can't be cast to {x.dtype}")
+    return x.copy_(found)
+
+
 def _widening(form: Callable[..., Tensor], writes: bool) -> Callable[..., Tensor]:
     """On wider operands; what it gives has the operands' dtype, or is written to the first."""
 
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         found = form(*map(_widened, (x, *args)), **kwargs)
         if writes:
-            return x.copy_(found)
+            return _put(x, found)
         dtype = torch.result_type(x, 1.0)
         for other in args:
             if isinstance(other, Tensor):

@@ -252,6 +252,17 @@ def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 _FUNCTIONS.rule(Tensor.type_as)(lambda t, x, other: _to(t, x, other) if _is_plain(x) else None)
 
 
+@_FUNCTIONS.rule(torch.pow, Tensor.pow, Tensor.__pow__)
+def _pow(t: Tracer, *given: Any) -> Any:
+    """Gradients of powers compare a number, and an open one cannot be: it is a tensor."""
+    is_open = [type(x) is torch.SymInt for x in given]
+    made = [torch.scalar_tensor(x) if open_ else x for x, open_ in zip(given, is_open)]
+    return torch.pow(*made) if any(is_open) else None
+
+
+_FUNCTIONS.rule(Tensor.__rpow__)(lambda t, x, base: _pow(t, base, x))
+
+
 @_FUNCTIONS.rule(torch.nn.functional.dropout, torch.dropout)
 def _dropout(
     t: Tracer, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False

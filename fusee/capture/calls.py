@@ -229,7 +229,7 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if own is not None:
         if m.world.seen:
             raise GraphBreak(f"a {type(own).__qualname__} beside subclasses of torch.Tensor")
-        method = m.attribute(type(own), "__torch_function__")
+        method = m.attribute(own, "__torch_function__")
         result = m.call(method, function, (type(own),), given, named)
         if result is not NotImplemented:
             return result

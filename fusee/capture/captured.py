@@ -43,6 +43,7 @@ from fusee.capture.sources import (
     Source,
     in_words,
     looking,
+    of_code,
     size_source,
     variable,
 )
@@ -244,7 +245,8 @@ class Captured:
             return None
         conditions, names = self.conditions
         named = {fact: row for fact in self.facts.rows if (row := _named(fact))}
-        others = Facts(rows=[fact for fact in self.facts.rows if fact not in named])
+        codes = {x: (f, x.value) for x in self.facts.rows if (f := of_code(x.origin))}
+        others = Facts(rows=[x for x in self.facts.rows if x not in named and x not in codes])
         fresh = _fresh(others, others.rows, values)
         listed = [x.name if isinstance(x, Local) else "" for x in others.listed]
         asked = [x.groupdict() for x in map(_STATE.fullmatch, conditions) if x]
@@ -252,13 +254,12 @@ class Captured:
         if fresh is None or not is_all or len(asked) < len(conditions):
             return None
         state = {x["name"] or x["level"]: _VALUES.get(x["value"], 0) for x in asked}
-        found, empty = [*named.values()], ()
+        found = [*named.values()]
         if state.pop("forward", None) is not None:
             found.append((vars(names["_forward"]), "_current_level", -1))
-        if state.pop("hooked", None) is not None:
-            (empty,) = names["_hooked"].args
-        function = self.place.function
-        return quick_check(state, found, empty, (function, function.__code__), fresh[1])
+        (empty,) = names["_hooked"].args if state.pop("hooked", None) is not None else ((),)
+        own = self.place.function
+        return quick_check(state, found, empty, [(own, own.__code__), *codes.values()], fresh[1])
 
     @property
     def raises(self) -> bool:

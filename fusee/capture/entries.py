@@ -470,9 +470,10 @@ class CompiledFunction:
 
     def _next(self, f: Frame, between: Between) -> tuple[Site, Entry | None, Values]:
         """The entry that goes on from where a frame stands."""
-        code, held, unread = f.code, f.locals, overwritten(f.code, f.program, f.at)
-        bound = [x for x in code.co_varnames if held.get(x, UNBOUND) is not UNBOUND]
-        names = (*[x for x in bound if x not in unread or tells_of_its_end(held[x])],)
+        # an import that compiling does may keep this frame: what lives is named in `values` alone
+        code, unread = f.code, overwritten(f.code, f.program, f.at)
+        bound = [x for x in code.co_varnames if f.locals.get(x, UNBOUND) is not UNBOUND]
+        names = (*[x for x in bound if x not in unread or tells_of_its_end(f.locals[x])],)
         own = (*[name for name in f.cells if name not in code.co_freevars],)
         handled = between.handled is not None
         key = (f.at, len(f.stack), names, own, handled)
@@ -480,8 +481,8 @@ class CompiledFunction:
         if site is None:
             place = Place(self.function, f.at, len(f.stack), names, own, handled, self.of_code)
             site = self.sites.setdefault(key, Site(place))
-        known = *[f.function] * self.of_code, *[held[x] for x in names], *f.stack
-        values = dict(zip(site.alive, (*known, *[f.cells[x] for x in own], between.handled)))
+        function, cells = [f.function] * self.of_code, [*map(f.cells.get, own), between.handled]
+        values = dict(zip(site.alive, (*function, *[f.locals[x] for x in names], *f.stack, *cells)))
         return site, self._entry(site, values), values
 
     def _entry(self, site: Site, values: Values, is_tried: bool = False) -> Entry | None:

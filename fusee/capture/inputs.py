@@ -788,13 +788,12 @@ class World:
             self.fact(guards.Distinct, first[0], (first, rest))
 
     def know_cells(self, function: types.FunctionType) -> None:
-        """The cells of a function from outside. If the function is fixed, so are its cells."""
-        owner = self._origins.get(id(function))
-        if owner is None:
-            return
-        for k, cell in enumerate(function.__closure__ or ()):
-            name = function.__code__.co_freevars[k]
+        """The code and cells of a function from outside. If it is fixed, so are its cells."""
+        owner, code = self._origins.get(id(function)), function.__code__
+        if owner and not is_trusted(function.__module__):  # a reload may give it other code
+            self.fact(guards.IdMatch, self.place(function, "__code__"), code)
+        for k, cell in enumerate((owner and function.__closure__) or ()):
             if isinstance(owner, Held):
-                self.hold(cell, name)
+                self.hold(cell, code.co_freevars[k])
             else:
                 self.load(cell, self.item(self.place(function, "__closure__"), k))

@@ -50,6 +50,7 @@ from fusee.capture.frame import (
     unbound,
 )
 from fusee.capture.graph_break import Anew, GraphBreak, Opaque
+from fusee.capture.guards import IdMatch
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import (
     OF_SETS,
@@ -60,7 +61,7 @@ from fusee.capture.mirrors import (
     pairs_of,
     read_order,
 )
-from fusee.capture.sources import IN_C, is_trusted
+from fusee.capture.sources import IN_C, Held, Item, is_trusted
 from fusee.capture.torch_api import DYNAMO, FakeTensor
 
 _IN_PLACE = len(BINARY) // 2
@@ -130,7 +131,11 @@ class Interpreter(Capturing):
         full = importlib.util.resolve_name("." * level + name, f.globals.get("__package__") or "")
         if full not in sys.modules:
             raise GraphBreak(f"importing {full} runs its code", "import it at the top of the file")
-        return self.world.hold(super().import_name(f, name, level, names), full)
+        found = super().import_name(f, name, level, names)
+        key = full if names else full.partition(".")[0]
+        if not is_trusted(key):  # a program may put another in its place
+            self.world.fact(IdMatch, Item(Held(sys.modules, "sys.modules"), key), found)
+        return self.world.hold(found, full)
 
     def import_from(self, module: Any, name: str) -> Any:
         found = self.call(getattr, module, name, ABSENT)

@@ -207,6 +207,12 @@ class Attr(Part):
         return getattr(of, self.name)
 
 
+def of_code(origin: Origin) -> types.FunctionType | None:
+    """The function that the entry holds and whose code this is, if it is one's."""
+    held = origin.of if isinstance(origin, Attr) and origin.name == "__code__" else None
+    return held.value if isinstance(held, Held) and type(held.value) is types.FunctionType else None
+
+
 C_DESCRIPTORS = types.MemberDescriptorType, types.GetSetDescriptorType
 _generic_dict: Any = ctypes.pythonapi.PyObject_GenericGetDict
 _generic_dict.restype = ctypes.py_object

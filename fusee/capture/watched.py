@@ -22,10 +22,9 @@ from typing import Any
 import torch
 
 from fusee.capture.frame import ABSENT
-from fusee.capture.sources import Dict, Held, Item, Origin
+from fusee.capture.sources import Dict, Held, Item, Origin, of_code
 from fusee.runtime.change_detection import CheckTable, Watch, can_watch, changed, compare, pointer
 from fusee.runtime.jit import answer, answered, bound, builtin, symbol
-from fusee.runtime.launch import word
 from fusee.runtime.llvm_text import Level, Writer, evaluation
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -51,7 +50,7 @@ class Watched:
     def _forget(self) -> None:
         self._dicts: dict[int, dict[Any, Any]] = {}
         self._lists: dict[int, list[Any]] = {}
-        self._owners: dict[int, tuple[Any, dict[Any, Any]]] = {}
+        self._owners: dict[tuple[int, Any], tuple[Any, Any]] = {}
         self._tensors: list[torch.Tensor] = []
         self._through: dict[int, dict[Any, Any]] = {}
         self._wholly: dict[int, tuple[Any, ...]] = {}
@@ -170,12 +169,15 @@ class Watched:
     def _part(self, origin: Origin) -> Any:
         if isinstance(origin, Held):
             return origin.value
+        if (function := of_code(origin)) and pointer(function, function.__code__):
+            code = function.__code__
+            return self._owners.setdefault((id(function), code), (function, code))[1]
         if isinstance(origin, Dict):
             owner = self._object(origin.of)
             if owner is ABSENT or pointer(owner) is None:
                 return ABSENT  # another `__dict__` could not be noticed
             found = owner, object.__getattribute__(owner, "__dict__")
-            return self._owners.setdefault(id(owner), found)[1]
+            return self._owners.setdefault((id(owner), None), found)[1]
         of = self._container(origin.of) if isinstance(origin, Item) else None
         if of is None or not isinstance(origin, Item) or (id(of), origin.key) in self.replaced:
             return ABSENT
@@ -222,7 +224,7 @@ def quick_check(
     state: Mapping[str, int | None],
     found: Sequence[tuple[dict[str, Any], str, Any]],
     empty: Sequence[dict[Any, Any]],
-    code: tuple[types.FunctionType, types.CodeType],
+    codes: Sequence[tuple[types.FunctionType, types.CodeType]],
     table: CheckTable,
 ) -> Callable[..., int] | None:
     """`differs` of the arguments, which are the table's elements, as a builtin; it gives -1 if also
@@ -230,19 +232,19 @@ def quick_check(
     state   these of _STATE are as they should be; None: as they are now
     found   each dict holds this at its key
     empty   these hold nothing
-    code    the function has this code
+    codes   each function has this code
 
     It keeps none of them alive. None where not all of that is where it is looked for.
     """
-    at = _code_offset()
+    owned = [(pointer(*row) or 0, id(row[1])) for row in codes]
     rows = [(name, row) for name in state for row in _STATE[name]]
     calls = tuple(row for _, row in rows)
     names = (x for call in calls for x in call if isinstance(x, str))
-    if at is None or not all(map(symbol, names)):
+    if not owned[0][0] or not all(map(symbol, names)):
         return None
     wanted = [_now(*row) if (x := state[name]) is None else x for name, row in rows]
-    words = [*wanted, 1 + len(empty), id(code[0]) + at, id(code[1])]
-    words += itertools.chain(*((id(x) + _DICT_SIZE, 0) for x in empty))
+    owned += ((id(x) + _DICT_SIZE, 0) for x in empty)
+    words = [*wanted, len(owned), *itertools.chain(*owned)]
     words += [len(found), *(id(x) for row in found for x in row), *table.words]
     made: Callable[..., int] = bound(_quick(calls), array("Q", words).tobytes())
     return made
@@ -253,14 +255,6 @@ def _now(function: str, given: int | str, bits: int) -> int:
     given = kind(symbol(given) or 0)(0) if isinstance(given, str) else given
     result: int = kind(symbol(function) or 0)(given)
     return (result & _BYTE) ^ 1 if bits == _NO else result & bits
-
-
-@functools.cache
-def _code_offset() -> int | None:
-    """Where a function has its code."""
-    places = range(8, types.FunctionType.__basicsize__, 8)
-    code = id(quick_check.__code__)
-    return next((k for k in places if word(id(quick_check) + k) == code), None)
 
 
 @functools.cache

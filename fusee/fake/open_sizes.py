@@ -112,7 +112,7 @@ def _selected(x: Tensor, axis: int, index: Any) -> Tensor:
 @OPEN_VIEWS.rule("slice.Tensor")
 def _sliced(x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     axis = _axis(axis, x.dim())
-    if type(step) is not int or step < 1:
+    if step < 1:
         return None
     first, last = narrowed(x, axis, start, end, step)
     count = (last - first + (step - 1)) // step if last >= first else 0

@@ -34,7 +34,7 @@ from torch import fx
 
 from fusee.errors import user_frame
 from fusee.source import Args, Kwargs
-from fusee.sym import Size, Symbol, substitute, symbols
+from fusee.sym import Expr, Size, Symbol, substitute, symbols
 
 # ---------------------------------------------------------------------------- scalar
 # The scalar vocabulary: every element-wise operation that a target must be able to emit.
@@ -385,12 +385,14 @@ def literal(x: float | int | bool, dtype: torch.dtype) -> float | int | bool:
     return whole - (1 << bits) if dtype.is_signed and whole >> (bits - 1) else whole
 
 
-def const(like: Value, number: float | int | bool) -> Value:
-    """A literal of the dtype of `like`."""
+def const(like: Value, number: float | int | bool | Expr) -> Value:
+    """A literal of the dtype of `like`, or an open number."""
+    if isinstance(number, Expr):
+        return like.table.index(number, like.dtype)
     return like.table.const(literal(number, like.dtype), like.dtype)
 
 
-Operand = Union["Value", float, int, bool]
+Operand = Union["Value", float, int, bool, Expr]
 
 
 def _values(operands: tuple[Operand, ...]) -> tuple[Value, ...]:

@@ -621,7 +621,9 @@ row(
     "softshrink",
     softshrink,
     gradient=shrink_backward,
-    unless=lambda call, x, lambd=0.5: None if lambd >= 0 else "ATen refuses a negative lambda",
+    unless=lambda call, x, lambd=0.5: (
+        None if isinstance(lambd, (int, float)) and lambd >= 0 else "ATen refuses a negative lambda"
+    ),
 )
 row("hardshrink", hardshrink, gradient=shrink_backward)
 row("threshold", threshold, gradient=threshold_backward, laid_as="second")

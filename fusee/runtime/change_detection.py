@@ -21,6 +21,7 @@ import functools
 import itertools
 import sys
 import threading
+import types
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -82,7 +83,8 @@ class Watch:
 
     Keeps all of them alive.
 
-    owners   objects, each with the dict that is its `__dict__`; each has a `pointer`
+    owners   objects, each with the dict that is its `__dict__`, or functions with their code; each
+             has a `pointer`
     """
 
     def __init__(
@@ -90,14 +92,14 @@ class Watch:
         dicts: Sequence[dict[Any, Any]],
         tensors: Sequence[Tensor] = (),
         lists: Sequence[list[Any]] = (),
-        owners: Sequence[tuple[Any, dict[Any, Any]]] = (),
+        owners: Sequence[tuple[Any, Any]] = (),
     ) -> None:
         self.dicts = list(dicts)
         words = [len(self.dicts) + len(owners)]
         for one in self.dicts:
             words += (id(one) + _VERSION_OFFSET, _version(one))
         for owner, its in owners:
-            words += (pointer(owner) or 0, id(its))
+            words += (pointer(owner, its) or 0, id(its))
         words.append(len(tensors))
         for tensor in tensors:
             words += _row(tensor)
@@ -419,8 +421,12 @@ def available() -> bool:
     return len({first, second, third, _version(probe)}) == 4 and _places() is not None
 
 
-def pointer(owner: Any) -> int | None:
-    """The address of the word that points to an object's `__dict__`; None if it is elsewhere."""
+def pointer(owner: Any, its: Any = None) -> int | None:
+    """The address of the word that points to an object's `__dict__`, or to the code of a function,
+    if that is `its`; None if it is elsewhere."""
+    if isinstance(its, types.CodeType):
+        words = range(id(owner) + 8, id(owner) + types.FunctionType.__basicsize__, 8)
+        return next((at for at in words if word(at) == id(its)), None)
     kind = type(owner)
     offset = _MANAGED_DICT_OFFSET if kind.__flags__ & _MANAGED_DICT else kind.__dictoffset__
     if not offset or (offset < 0 and offset != _MANAGED_DICT_OFFSET):

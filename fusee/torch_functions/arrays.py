@@ -507,10 +507,10 @@ def _joined(m: Capturing, name: str, operands: list[Array], shadow: Any, found: 
 
 def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: Tensor) -> Array:
     """The array that NumPy says it is, with the elements of a tensor."""
-    for one in operands:
-        if shadow is one.shadow:
-            return one
     is_view = isinstance(shadow, np.ndarray)
+    for one in operands:
+        if is_view and shadow is one.shadow:  # there is one False
+            return one
     of = next((one for one in operands if is_view and _root(one.shadow) is _root(shadow)), None)
     with torch._C.DisableTorchFunction():
         is_same = tuple(x.shape) == shadow.shape and torch_dtype(shadow.dtype) is x.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import subprocess
 import sys
 import warnings
@@ -842,3 +843,12 @@ def test_objects_as_operands_of_arrays(kind: type[Money]) -> None:
     x, one = np.arange(3.0), kind()
     for want, got in zip(fn(x, one), fusee.compile(fn)(x, one), strict=True):
         assert type(want) is type(got) and str(want) == str(got)
+
+
+@pytest.mark.parametrize("compared", [operator.gt, operator.ge, operator.eq, np.greater])
+def test_comparisons_of_numpys_bools(compared: Callable[..., Any]) -> None:
+    """Where NumPy's False for an operand is its False for the result as well."""
+    traced = Traced(lambda x, k: (x + 1, compared(k, 2)))
+    for number in (np.int64(7), np.int64(8), np.bool_(True), np.bool_(False)):
+        made = traced(torch.ones(2), number)[1]
+        assert type(made) is np.bool_ and made == compared(number, 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,16 @@ class Wrapped:
         return cls(func(*given, **(kwargs or {})))
 
 
+class Telling:
+    """Its method is no classmethod, which torch takes as well."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.name, func.__name__, len(args)
+
+
 def test_both_ways_to_find_an_attribute() -> None:
     same(lambda a, x: (x * a.rest + a.answer, hasattr(a, "other")), Asked(), torch.ones(2))
 
@@ -73,6 +84,9 @@ def test_objects_that_torch_asks() -> None:
 
     assert len(same(fn, torch.ones(2), Wrapped(torch.ones(2))).graphs) == 1
     same(lambda x: (x.sum(), (x + Wrapped(x)).tensor), torch.ones(2), breaks=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        same(lambda x, given: (torch.add(given, x), x + 1), torch.ones(2), Telling("a"))
 
 
 def test_words_of_errors() -> None:

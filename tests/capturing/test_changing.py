@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -232,3 +233,25 @@ def test_a_compiled_module_that_gets_another_class(kind: Any, hook: bool, in_pla
         module.__class__ = eager.__class__ = cls
         if not (in_place and cls is _Around):  # torch's own __call__ is what is compiled
             assert compiled(x).equal(eager(x))
+
+
+def test_modules_that_are_imported_within_and_replaced() -> None:
+    def fn(x: T) -> T:
+        import fusee_none.part
+        from fusee_none.part import scale
+
+        return x * scale + fusee_none.shift
+
+    traced = Traced(fn)
+    try:
+        for scale in (2, 2, 3):
+            package, part = (types.ModuleType(name) for name in ("fusee_none", "fusee_none.part"))
+            package.part, package.shift, part.scale = part, 10 * scale, scale
+            sys.modules |= {"fusee_none": package, "fusee_none.part": part}
+            for _ in range(2):
+                assert traced(torch.ones(2)).equal(fn(torch.ones(2)))
+        assert not traced.stops
+    finally:
+        del sys.modules["fusee_none"], sys.modules["fusee_none.part"]
+    with pytest.raises(ModuleNotFoundError, match="No module named 'fusee_none'"):
+        traced(torch.ones(2))

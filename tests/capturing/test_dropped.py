@@ -661,3 +661,28 @@ def test_a_class_that_was_asked_for_as_an_abstract_ones_is_let_go_of() -> None:
     traced = Traced(lambda x: _Whole(brk() or 3) * x)
     assert torch.equal(traced(torch.ones(2)), torch.full((2,), 3.0))
     assert not any("let go" in stop for stop in traced.stops), traced.stops
+
+
+def test_a_frame_that_compiling_left_keeps_nothing_of_the_program() -> None:
+    frames = []
+
+    def backend(gm: Any, examples: Any) -> Any:
+        frames.append(sys._getframe())  # as an error does that an import keeps
+        return gm.forward
+
+    def fn(x: Any, log: list[str]) -> Any:
+        kept = g(log)
+        next(kept)
+        brk()
+        y = x + 1
+        brk()
+        del kept
+        log.append("after")
+        return y
+
+    compiled, found = fusee.compile(fn, backend=backend), []
+    for run in (fn, compiled, compiled):
+        log: list[str] = []
+        run(torch.ones(2), log)
+        found.append(log)
+    assert found[0] == found[1] == found[2] and frames

@@ -474,6 +474,40 @@ def test_calls_that_take_floats_that_vary(name: str, dtype: torch.dtype) -> None
         assert traced.entries == 2  # else a number that does not fit is refused
 
 
+IN_PLACE = "clamp_ clamp_min_ clamp_max_ remainder_ fmod_ floor_divide_ add_ mul_ pow_ gt_".split()
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_writes_of_floats_that_integers_make(name: str, dtype: torch.dtype) -> None:
+    def fn(x: Tensor, k: int) -> Any:
+        y = x * 1
+        return getattr(y, name)(k / 3 + 0.1) + 1, y
+
+    compiled = fusee.compile(fn)
+    for k in (1, 2, 4):
+        found: list[Any] = []
+        for run in (fn, compiled):
+            try:
+                found.append(run(torch.linspace(-3, 3, 24).to(dtype), k))
+            except RuntimeError as error:  # an integer takes no float
+                found.append(str(error))
+        if isinstance(found[0], str):
+            assert found[1] == found[0]
+        else:
+            torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+def test_a_limit_that_varies_is_rounded_before_it_is_compared() -> None:
+    compiled = fusee.compile(lambda x, k: x.clamp(-k / 3, k / 3) * 2)
+    x = torch.tensor([0.66796875, 0.5, 1.3359375, 2.0], dtype=torch.bfloat16)
+    for k in (1, 2, 4):
+        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        compiled(leaf, k).sum().backward()
+        (other.clamp(-k / 3, k / 3) * 2).sum().backward()
+        assert [*map(str, (leaf.grad,))] == [*map(str, (other.grad,))]
+
+
 def test_distributions_of_floats_that_vary() -> None:
     """They ask whether their arguments are like tensors."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,6 +44,40 @@ def test_defaults_and_code_that_are_assigned() -> None:
     torch.testing.assert_close(traced(X, 1, sign=4), X * 4)
     with pytest.raises(TypeError, match="unexpected keyword argument 'shift'"):
         traced(X, shift=1)
+
+
+class Scaled:
+    def scaled(self, x: T) -> T:
+        return x * 2
+
+    @staticmethod
+    def shifted(x: T) -> T:
+        return x + 1
+
+
+def _helper(x: T) -> T:
+    return x - 5
+
+
+@pytest.mark.parametrize("between", ["", "print(end='')"])
+def test_code_of_functions_within_that_is_assigned(between: str, request: Any) -> None:
+    """As IPython's autoreload does."""
+    names = {"helper": _helper, "made": Scaled(), "kind": Scaled}
+    exec(f"def fn(x):\n y = helper(x)\n {between}\n return kind.shifted(made.scaled(y))", names)
+    fn, traced = names["fn"], Traced(names["fn"])
+    for function, code in (
+        (_helper, lambda x: x - 7),
+        (Scaled.scaled, lambda self, x: x * 3),
+        (Scaled.shifted, lambda x: x + 9),
+    ):
+        request.addfinalizer(partial(setattr, function, "__code__", function.__code__))
+        for _ in range(2):
+            assert torch.equal(traced(X), fn(X))
+        function.__code__ = code.__code__
+        entries = traced.entries
+        for _ in range(2):
+            assert torch.equal(traced(X), fn(X))
+        assert traced.entries == entries + 1
 
 
 class Net(nn.Module):

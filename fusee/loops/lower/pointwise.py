@@ -439,9 +439,9 @@ def _div_mode(call: OpCall, x: Operand, y: Operand, *, rounding_mode: str | None
 @lowers("float_power.Tensor_Tensor float_power.Scalar float_power.Tensor_Scalar")
 def _pow(call: OpCall, x: Operand, exponent: Operand) -> Tensor:
     if not call.meta.dtype.is_floating_point:
-        if isinstance(exponent, Tensor):
+        if not isinstance(exponent, (int, float)):
             raise NotLowered("integer power with exponents known only at run time")
-        if isinstance(exponent, (int, float)) and exponent < 0:
+        if exponent < 0:
             raise NotLowered("ATen refuses negative powers of integers")
     if isinstance(exponent, (int, float)) and call.op is torch.ops.aten.pow.Tensor_Scalar:
         return result(call, lambda v: power(v, exponent), x)

@@ -105,7 +105,7 @@ class Windows:
     def overlap(self) -> bool:
         """Whether windows of several axes have elements in common, or are cut off at an edge."""
         pairs = zip(self.stride, self.kernel, strict=True)
-        is_apart = not any(self.padding) and all(s == n for s, n in pairs)
+        is_apart = all(n == 0 for n in self.padding) and all(s == n for s, n in pairs)
         return not is_apart and sum(n != 1 for n in self.kernel) > 1
 
     def by_axes(self, kind: str, dtype: torch.dtype, outside: float | int) -> Tensor:

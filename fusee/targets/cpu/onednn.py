@@ -210,7 +210,8 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     out = val(node)
     is_static = edit.is_static(weight) and edit.is_static(bias)
-    if out.dim() != 4 or transposed or not is_static:
+    is_known = known((*stride, *padding, *dilation, groups))  # type: ignore[misc]
+    if out.dim() != 4 or transposed or not (is_static and is_known):
         return ""
     if _is_one_pixel(edit, node):
         with edit.before(node):
