@@ -195,14 +195,12 @@ def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
     return [
         node
         for node in aten.graph.nodes
-        if node.target in loops and not is_view(node.target) and not _is_complex(node)
+        if node.target in loops and not is_view(node.target)
+        # whatever its operator, what has complex operands or results is ATen's call
+        if not any(
+            t.is_complex() for x in (node, *node.all_input_nodes) for t in tensors_in(x.meta["val"])
+        )
     ]
-
-
-def _is_complex(node: fx.Node) -> bool:
-    """Whether it is ATen's call whatever its operator: it has complex operands or results."""
-    rows = (tensors_in(x.meta["val"]) for x in (node, *node.all_input_nodes))
-    return any(x.is_complex() for row in rows for x in row)
 
 
 def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
