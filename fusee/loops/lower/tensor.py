@@ -297,14 +297,8 @@ class Lowering:
     ) -> Tensor:
         """`recipe` gives the view's place from the base's, or None where strides can't say it."""
         tensor = Tensor(self, shape, base.dtype)
-        storage = base.storage
-        if storage is not None and recipe is not None:
-            tensor._storage = recipe(storage)
-            if tensor._storage is not None:
-                return tensor
-            recipe = None
         tensor.base, tensor.index_map, tensor.recipe = base, index_map, recipe
-        return self._bounded(tensor, (base,), base.weight)
+        return tensor if tensor.storage else self._bounded(tensor, (base,), base.weight)
 
     def beside(self, shape: Shape, dtype: torch.dtype, pieces: Pieces) -> Tensor:
         tensor = Tensor(self, shape, dtype)
