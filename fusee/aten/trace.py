@@ -40,7 +40,7 @@ from fusee.aten.canonicalize import (
     in_torchs_words,
     keep_core,
 )
-from fusee.aten.control_flow import RUNS, as_tensor, is_float
+from fusee.aten.control_flow import RUNS, as_tensor, is_inexact
 from fusee.aten.control_flow import operator as control_flow
 from fusee.aten.mutation import write_rule
 from fusee.aten.scalars import (
@@ -166,7 +166,7 @@ def _run(
         call = _module(t, gm, target, attribute)
     if is_read(call, args):
         call = read
-    elif call is Tensor.item and t.b.twins.env is not None and not is_float(args[0]):
+    elif call is Tensor.item and t.b.twins.env is not None and not is_inexact(args[0]):
         call = call if args[0].dtype is torch.bool else t.number
     elif call is torch.ops.aten._assert_scalar.default and isinstance(args[0], torch.SymBool):
         holds = args[0].node

@@ -107,7 +107,7 @@ def bill(
             name = name_of(op_of(nodes[0]))
         kind = f"{name}{_known_layout(costs, nodes, layouts) if is_listed else ''}"
         if kind not in priced:
-            priced[kind] = known(prices.own, kind)
+            priced[kind] = price_of(prices.own, kind)
         own, loop = priced[kind]
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
         once = f"{name}{' number' * any(map(_has_number, nodes))} once"
@@ -203,7 +203,7 @@ def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
     ]
 
 
-def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
+def price_of(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
     """What is known of a kind; of what is not listed, of the one that differs by fewest words."""
     if kind not in own:
         # in training `log_softmax` is `_log_softmax`, `layer_norm` is `native_layer_norm`
