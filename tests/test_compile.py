@@ -23,6 +23,7 @@ from fusee import api
 from fusee.backends import registry
 from fusee.errors import (
     BackendError,
+    CompileError,
     FuseeError,
     FuseeWarning,
     GraphBreakError,
@@ -30,6 +31,7 @@ from fusee.errors import (
     UnknownBackend,
     anchor,
 )
+from fusee.runtime import jit
 from tests.counting import Counting
 
 ROOT = Path(__file__).parent.parent
@@ -472,6 +474,25 @@ def test_backends_that_fail(problem: str, environment: pytest.MonkeyPatch, tmp_p
     with pytest.warns(FuseeWarning, match=f"runs eagerly: backend .* {problem}") as said:
         torch.testing.assert_close(fast(x), step(x))
         torch.testing.assert_close(fast(x, 3.0), step(x, 3.0))
+    assert len(said) == 1
+
+
+def test_code_that_llvm_refuses_runs_eagerly_where_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also though threads are still busy with it when the backend is done."""
+    real = jit.Build.add
+
+    def add(build: jit.Build, text: str, name: str = "kernel") -> str:
+        return real(build, text.replace("fmul", "fmull") + f"; {id(build)}", name)
+
+    monkeypatch.setattr(jit.Build, "add", add)
+    with pytest.raises(CompileError, match="fmull"):
+        api.compile(step, options={"cache": False})(x)
+    fast = api.compile(step, options={"cache": False, "fallback": "eager"})
+    with pytest.warns(FuseeWarning, match="runs eagerly: backend .* LLVM") as said:
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), step(x))
     assert len(said) == 1
 
 

@@ -29,7 +29,7 @@ import math
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch import Tensor, fx
@@ -414,8 +414,7 @@ class AtenGraph:
 Order = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class PartSource:
+class PartSource(NamedTuple):
     """What runs a part whose results are all new tensors, with eager ATen.
 
     source        of the function `graph`; constants are globals

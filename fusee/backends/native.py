@@ -17,6 +17,7 @@ with the reason in the report and one warning.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -52,7 +53,7 @@ from fusee.backends.report import (
 )
 from fusee.codegen import HostArguments
 from fusee.config import Options
-from fusee.errors import InputError, MissingFake, TraceError
+from fusee.errors import InputError, MissingFake, MissingPackage, TraceError
 from fusee.loops import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.checker import (
     check_graph,
@@ -67,6 +68,7 @@ from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, gc_paused
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
+from fusee.runtime.jit import prepare
 from fusee.targets import Built, Kept, Target
 from fusee.targets.cpu import CPU
 
@@ -244,6 +246,12 @@ def compile_aten(
     report.replays, run = built.replays, built.run
     _fill_report(report, plan, built)
     return run if plain else returning(aten, run, spread=False)
+
+
+def begin(options: Options) -> None:
+    """Let threads compile what every program needs while a graph is captured."""
+    with contextlib.suppress(MissingPackage):  # the graph says so, if there is one
+        prepare()
 
 
 def compile_native(

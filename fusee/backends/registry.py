@@ -66,7 +66,7 @@ class Backend:
     has_backward whether it takes graphs with backward passes in them
     tells_writes whether an error of a graph shows if an input was written to before
     keeps     whether, with these options, what is captured for it outlives the process
-    begin     called with the options when a capture begins, so that files are read meanwhile
+    begin     called with the options when a capture begins, for what threads can do meanwhile
     resume    the compiled graph from what another process kept of it, beside the capture, or None:
               `(options, sidecar, example_inputs, recompile)`
     """
@@ -466,6 +466,7 @@ register(
         is_open=True,
         has_backward=True,
         tells_writes=True,
+        begin=later("fusee.backends.native", "begin"),
     )
 )
 _engine(

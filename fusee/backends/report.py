@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, fx, nn
@@ -58,8 +58,7 @@ class KernelRow:
         return f"{self.function}  {self.origin}{used and f'  ({used})'}"
 
 
-@dataclass(frozen=True)
-class ExternRow:
+class ExternRow(NamedTuple):
     """One call to ATen, with the reason why it is no loop."""
 
     op: str
@@ -108,8 +107,7 @@ class RegionRow:
         return f"{self.name}  {where}; {sum(self.ops.values())} calls: {listed}{more}{sizes}{mean}"
 
 
-@dataclass(frozen=True)
-class UnclaimedRow:
+class UnclaimedRow(NamedTuple):
     """A call that an engine does not run, and why."""
 
     op: str

@@ -53,7 +53,7 @@ from fusee.capture.policy import (
     is_suspending,
     original,
 )
-from fusee.capture.sources import is_made_anew, is_trusted
+from fusee.capture.sources import is_made_anew, is_python
 from fusee.capture.torch_api import (
     AROUND_FORWARD,
     DYNAMO,
@@ -65,9 +65,16 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
-from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
+from fusee.errors import (
+    BackendError,
+    CompileError,
+    GraphBreakError,
+    RecompileError,
+    source_line,
+)
 from fusee.fake import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
+from fusee.runtime.jit import Build, deferred
 
 # ---------------------------------------------------------------------------- entrances
 # How calls come in: functions with the signature of what is compiled, written as source.
@@ -521,28 +528,39 @@ class CompiledFunction:
             self._refuse_break(captured)
         except GraphBreakError as error:
             return self._without_symbols(captured, place, values, error)
-        run = compiled = None
+        compiled = None
+        builds: Sequence[Build] = ()  # threads are busy with them while guards are written
         # under fullgraph Python runs all of a function that raises: it has no pieces
-        if not captured.eager and not (self.fullgraph and captured.raises):
+        has_pieces = not captured.eager and not (self.fullgraph and captured.raises)
+        if has_pieces:
             begin = time.perf_counter()
             try:
-                compiled = twin or captured.compiled(self.compile_graph)
+                with deferred() as builds:
+                    compiled = twin or captured.compiled(self.compile_graph)
             except BackendError as error:
                 if not self.varies.as_torch:  # ours do no better with constants
                     raise
                 return self._without_symbols(captured, place, values, error)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
-            if captured.is_plain and getattr(compiled, "is_captured", False):
-                captured.leave_to_python()
-            else:
-                run = captured.run(compiled, self.nested)
-        elif captured.is_around and place.at < 0:
-            run = self._around
+        is_left = captured.is_plain and getattr(compiled, "is_captured", False)
+        if is_left:
+            captured.leave_to_python()
         begin = time.perf_counter()  # after the backend, which may ask about sizes too
         if self.guard_filter is not None:
             captured.facts.keep(self.guard_filter, values)
         check, check_source = captured.check(values)
+        try:
+            for build in builds:
+                build.finish()
+        except CompileError:
+            compiled = None
+            compiled = captured.compiled(self.compile_graph)  # by whose rules it may run eagerly
+        run = None
+        if has_pieces and not is_left:
+            run = captured.run(compiled, self.nested)
+        elif captured.is_around and place.at < 0 and not has_pieces:
+            run = self._around
         if keeper is not None and known is None and not captured.is_once:
             keeper.keep(captured, compiled, values, self.policy, self.varies)
         if (found := captured.symbols) is not None:
@@ -774,20 +792,6 @@ def _trace() -> Any:
 def capture(*given: Any) -> Captured:
     """As in trace.py."""
     return _trace().capture(*given)  # type: ignore[no-any-return]
-
-
-# Modules of torch and of Python whose functions run what the program gave them, or its modules.
-_PASS_ON = tuple(
-    "torch.nn.modules. torch.nn.parallel. torch.nn.utils. torch.utils._contextlib"
-    " torch.utils.checkpoint torch.amp. contextlib functools".split()
-)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_python(module: str) -> bool:
-    """Whether functions of a module run in Python: nothing of the program's is behind them."""
-    is_known = is_trusted(home := module.partition(".")[0]) or home in sys.stdlib_module_names
-    return is_known and not module.startswith(_PASS_ON)
 
 
 def _milliseconds(begin: float) -> float:

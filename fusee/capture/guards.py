@@ -629,8 +629,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ------------------------------------------------------------------------------ for filters
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(NamedTuple):
     """A fact as the functions for `guard_filter_fn` see it; fields as torch.compiler has them."""
 
     name: str

@@ -192,10 +192,10 @@ class World:
 
     def origin(self, obj: Any) -> Origin | None:
         """Where an object came from; None for one that the program made, and for scalars."""
-        passing = self._passing.pop(id(obj), None)
-        if passing is not None:
-            self.fix(obj, passing, None)
-        return self._origins.get(id(obj))
+        key = id(obj)
+        if key in self._passing:
+            self.fix(obj, self._passing.pop(key), None)
+        return self._origins.get(key)
 
     def passed_from(self, obj: Any) -> Origin | None:
         """The same, for what is only passed on: then a module may be another one."""

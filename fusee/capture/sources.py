@@ -47,6 +47,20 @@ def is_trusted(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in _TRUSTED
 
 
+# Modules of torch and of Python whose functions run what the program gave them, or its modules.
+_PASS_ON = tuple(
+    "torch.nn.modules. torch.nn.parallel. torch.nn.utils. torch.utils._contextlib"
+    " torch.utils.checkpoint torch.amp. contextlib functools".split()
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_python(module: str) -> bool:
+    """Whether functions of a module run in Python: nothing of the program's is behind them."""
+    is_known = is_trusted(home := module.partition(".")[0]) or home in sys.stdlib_module_names
+    return is_known and not module.startswith(_PASS_ON)
+
+
 def names_operators(module: types.ModuleType) -> bool:
     """Whether it is a namespace of operators that are registered while the program runs."""
     home, _, name = module.__name__.rpartition(".")

@@ -24,9 +24,9 @@ import torch
 from fusee.capture.frame import ABSENT
 from fusee.capture.sources import Dict, Held, Item, Origin
 from fusee.runtime.change_detection import CheckTable, Watch, can_watch, changed, compare, pointer
-from fusee.runtime.jit import answer, answered, bound, builtin, evaluation, symbol
+from fusee.runtime.jit import answer, answered, bound, builtin, symbol
 from fusee.runtime.launch import word
-from fusee.runtime.llvm_text import Level, Writer
+from fusee.runtime.llvm_text import Level, Writer, evaluation
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 UNCHANGING = (*_DICTS, list, tuple, set, frozenset)  # classes that an instance cannot leave

@@ -76,8 +76,7 @@ class HostCode:
     is_alone: bool
 
 
-@dataclass(frozen=True)
-class HostArguments:
+class HostArguments(NamedTuple):
     """What the host function is called with.
 
     buffers  per input: its buffer, or None for numbers and for tensors that no step reads

@@ -21,6 +21,7 @@ offsets into a buffer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_float
 from dataclasses import dataclass, field
@@ -47,8 +48,7 @@ from fusee.sym import Size, Symbol, substitute, symbols
 # weighs it and every target reads it.
 
 
-@dataclass(frozen=True)
-class ScalarOp:
+class ScalarOp(NamedTuple):
     """One row of the vocabulary. `result`: "same" as the operands, or a dtype's name."""
 
     name: str
@@ -142,9 +142,8 @@ def identity(op: str, dtype: torch.dtype) -> float | int | bool:
 # ---------------------------------------------------------------------------- profile
 
 
-@dataclass(frozen=True)
-class Profile:
-    """What a machine is good at, as far as loops are concerned. This one: one thread, no vectors.
+class Profile(NamedTuple):
+    """What a machine is good at, as far as loops are concerned. PLAIN: one thread, no vectors.
 
     Costs are in additions, sizes in elements.
 
@@ -194,6 +193,9 @@ class Profile:
     gathers: int = 0
     pairs: bool = False
     raises: bool = True
+
+
+PLAIN = Profile()
 
 
 # ------------------------------------------------------------------------------ buffers
@@ -301,7 +303,7 @@ MOST = 1 << 30
 class Values:
     """The table that makes equal values identical. One per LoopGraph."""
 
-    def __init__(self, profile: Profile = Profile()) -> None:  # it is frozen
+    def __init__(self, profile: Profile = PLAIN) -> None:
         self.profile = profile
         self._known: dict[tuple[object, ...], Value] = {}
 
@@ -310,7 +312,7 @@ class Values:
     ) -> Value:
         # repr tells -0.0 from 0.0 and makes NaN equal to itself
         mark = (repr(attr), type(attr)) if op == "const" else attr
-        key = (op, dtype, mark, *map(id, args))
+        key = (op, dtype, mark, *args)
         found = self._known.get(key)
         if found is None:
             found = Value()
@@ -458,34 +460,34 @@ def walk(roots: Iterable[Value]) -> Sequence[Value]:
     """
     orders = []
     for root in roots:
-        done: dict[int, Value] = {}
+        done: dict[Value, None] = {}
         stack = [] if root.order else [root]
         while stack:
-            left = [arg for arg in stack[-1].operands if id(arg) not in done]
+            left = [arg for arg in stack[-1].operands if arg not in done]
             if left:
                 stack += left
             else:
                 value = stack.pop()
-                done[id(value)] = value
-        root.order = root.order or tuple(done.values())
+                done[value] = None
+        root.order = root.order or tuple(done)
         orders.append(root.order)
     if len(orders) == 1:
         return orders[0]
-    return [*{id(value): value for order in orders for value in order}.values()]
+    return list(dict.fromkeys(itertools.chain.from_iterable(orders)))
 
 
 def rewrite(
     roots: Iterable[Value],
     axes: dict[Symbol, Size] | None,
     replace: Callable[[Value], Value | None] | None = None,
-) -> dict[int, Value]:
-    """Values with axis variables substituted and single ones replaced: by the id of each old one.
+) -> dict[Value, Value]:
+    """Values with axis variables substituted and single ones replaced: by each old one.
 
     `replace` sees each value after its operands were rewritten; None keeps it.
     """
-    done: dict[int, Value] = {}
+    done: dict[Value, Value] = {}
     for value in walk(roots):
-        args, attr = tuple(done[id(arg)] for arg in value.args), value.attr
+        args, attr = tuple(done[arg] for arg in value.args), value.attr
         if value.op == "load":
             index = rewrite_index(attr[1], axes, done)
             attr = attr if index is attr[1] else (attr[0], index)
@@ -495,20 +497,20 @@ def rewrite(
         new = value if is_same else value.table.make(value.op, args, value.dtype, attr)
         if replace is not None:
             new = replace(new) or new
-        done[id(value)] = new
+        done[value] = new
     return done
 
 
-def rewrite_index(index: Size, axes: dict[Symbol, Size] | None, done: dict[int, Value]) -> Size:
+def rewrite_index(index: Size, axes: dict[Symbol, Size] | None, done: dict[Value, Value]) -> Size:
     """`index` with axes substituted and its data-dependent parts replaced by rewritten ones."""
     if isinstance(index, int):
         return index
     values: dict[Symbol, Size] = dict(axes or {})
     for symbol in symbols(index):
         payload = symbol.payload
-        if isinstance(payload, Value) and done[id(payload)] is not payload:
+        if isinstance(payload, Value) and done[payload] is not payload:
             assert symbol.hi is not None
-            new = done[id(payload)]
+            new = done[payload]
             values[symbol] = new.table.indirect(new, symbol.hi)
     return substitute(index, values) if values else index
 

@@ -618,37 +618,37 @@ def _argument(argument: object) -> str:
 
 
 class _Body:
-    """`texts`: what stands for each value where it is used, by its id."""
+    """`texts`: what stands for each value where it is used."""
 
     def __init__(self, body: Sequence[Statement]) -> None:
         self.lines: list[str] = []
-        self.texts: dict[int, str] = {}
+        self.texts: dict[Value, str] = {}
         self.names = 0
         wanted = [statement.operands for statement in body]
         order = walk(value for values in wanted for value in values)
-        self.uses = Counter(id(operand) for value in order for operand in value.operands)
-        self.uses.update(id(value) for values in wanted for value in values)
+        self.uses = Counter(operand for value in order for operand in value.operands)
+        self.uses.update(value for values in wanted for value in values)
         indices = [index_of(value) for value in order]
         indices += [statement.index for statement in body if isinstance(statement, Store)]
-        self.hidden = {id(value) for index in indices for value in payloads(index)}
+        self.hidden = {value for index in indices for value in payloads(index)}
         waiting = iter(order)
         for statement, values in zip(body, wanted, strict=True):
-            while any(id(value) not in self.texts for value in values):
+            while any(value not in self.texts for value in values):
                 self._add(next(waiting))
             self.lines.append(self._statement(statement))
 
     def _add(self, value: Value) -> None:
         text = self._text(value)
-        shared = self.uses[id(value)] > 1 and value.operands
-        if shared or id(value) in self.hidden or len(text) > LONGEST:
+        shared = self.uses[value] > 1 and value.operands
+        if shared or value in self.hidden or len(text) > LONGEST:
             name = f"t{self.names}"
             self.names += 1
             self.lines.append(f"{name} = {text}")
             text = name
-        self.texts[id(value)] = text
+        self.texts[value] = text
 
     def _text(self, value: Value) -> str:
-        args = [self.texts[id(arg)] for arg in value.args]
+        args = [self.texts[arg] for arg in value.args]
         if value.op == "const":
             return repr(value.attr)
         if value.op == "index":
@@ -667,16 +667,16 @@ class _Body:
 
     def _index(self, index: Size) -> str:
         names: dict[Symbol, Size] = {
-            symbol: Symbol(self.texts[id(symbol.payload)]).expr
+            symbol: Symbol(self.texts[symbol.payload]).expr
             for symbol in symbols(index)
             if isinstance(symbol.payload, Value)
         }
         return str(substitute(index, names) if names else index)
 
     def _statement(self, statement: Statement) -> str:
-        text = self.texts[id(statement.value)]
+        text = self.texts[statement.value]
         if isinstance(statement, Store):
             equals = "=" if statement.mode == "set" else f"{statement.mode}="
             return f"{statement.buffer}[{self._index(statement.index)}] {equals} {text}"
-        which = "" if statement.which is None else f" at {self.texts[id(statement.which)]}"
+        which = "" if statement.which is None else f" at {self.texts[statement.which]}"
         return f"{statement.acc.name} {statement.acc.op}= {text}{which}"

@@ -195,7 +195,7 @@ class _Fuser:
         self.last_extern = -1
         self.raises = profile.raises and bool(graph.messages)
         self.last_check = -1  # position of the last kernel or call that may raise
-        self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
+        self.cuts: dict[Loop, list[Symbol]] = {}
         self.writers: dict[Buffer, int] = {}
         self.last_reader: dict[Buffer, Loop | Extern | None] = {}
         for step in graph.steps:
@@ -350,22 +350,20 @@ class _Fuser:
         if not any(map(self._cuts, (loop, *members))):
             return False
         loops = [placement.member.loop, *members]  # `loop` in the group's axes
-        cut = {id(loop): self._cuts(loop) for loop in loops}
-        few = max((points_of(x.axes) for x in loops if cut[id(x)]), default=0)
+        cut = {loop: self._cuts(loop) for loop in loops}
+        few = max((points_of(x.axes) for x in loops if cut[x]), default=0)
         axes = {axis for found in cut.values() for axis in found}
         return few > 0 and any(
-            points_of(x.all_axes) >= AGAIN * few and axes & {*x.axes}
-            for x in loops
-            if not cut[id(x)]
+            points_of(x.all_axes) >= AGAIN * few and axes & {*x.axes} for x in loops if not cut[x]
         )
 
     def _cuts(self, loop: Loop) -> Sequence[Symbol]:
         """Axes of which a loop sees pieces with fewer elements than a vector."""
-        found = self.cuts.get(id(loop))
+        found = self.cuts.get(loop)
         if found is None:
-            found = loop, [axis for axis, size in cuts_of(loop) if are_few(size, self.profile)]
-            self.cuts[id(loop)] = found
-        return found[1]
+            found = [axis for axis, size in cuts_of(loop) if are_few(size, self.profile)]
+            self.cuts[loop] = found
+        return found
 
     def _read_outside(self) -> dict[Group, set[Buffer]]:
         """Per group, the buffers that must really be stored."""

@@ -16,8 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -34,8 +33,7 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALVES else dtype
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Overloads of one operator.
 
     formula      from the operands to the result; other arguments follow by position and by name.

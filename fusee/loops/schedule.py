@@ -161,15 +161,15 @@ def rewritten(
     new = rewrite(loop.operands, axes, change)
 
     def of(value: Value | None) -> Value | None:
-        return None if value is None else new[id(value)]
+        return None if value is None else new[value]
 
     return replace(
         loop,
         index=rewrite_index(loop.index, axes, new),
-        value=new[id(loop.value)],
+        value=new[loop.value],
         result=of(loop.result),
         which=of(loop.which),
-        folds=tuple((acc, new[id(value)]) for acc, value in loop.folds),
+        folds=tuple((acc, new[value]) for acc, value in loop.folds),
         reads_memo=loop.reads_memo if change is None else None,
     )
 
@@ -188,12 +188,12 @@ def rewrite_body(
     new = rewrite([v for statement in body for v in statement.operands], axes, change)
     result: list[Statement] = []
     for statement in body:
-        value = new[id(statement.value)]
+        value = new[statement.value]
         if isinstance(statement, Store):
             index = rewrite_index(statement.index, axes, new)
             result.append(Store(statement.buffer, index, value, statement.mode))
         else:
-            which = None if statement.which is None else new[id(statement.which)]
+            which = None if statement.which is None else new[statement.which]
             result.append(Accumulate(statement.acc, value, which))
     return result
 
@@ -598,43 +598,43 @@ class Given(NamedTuple):
     is_inverse: bool
 
 
-def form(kernel: Kernel, given: Mapping[int, Given] = {}) -> tuple[Hashable, list[Buffer]]:
+def form(kernel: Kernel, given: Mapping[Value, Given] = {}) -> tuple[Hashable, list[Buffer]]:
     """(form, the buffers in order of appearance). Unequal forms may still be equal kernels.
 
-    given   constants that are passed, by their ids
+    given   constants that are passed
     """
     return _Form(given).of(kernel)
 
 
 class _Form:
-    def __init__(self, given: Mapping[int, Given]) -> None:
+    def __init__(self, given: Mapping[Value, Given]) -> None:
         self.given = given
         self.buffers: dict[Buffer, int] = {}
         self.accs: dict[object, int] = {}
-        self.values: dict[int, int] = {}
+        self.values: dict[Value, int] = {}
 
     def of(self, kernel: Kernel) -> tuple[Hashable, list[Buffer]]:
         phases = []
         for phase in kernel.phases:
             rows: list[Hashable] = []
             for value in walk(phase.operands):
-                if id(value) in self.values:
+                if value in self.values:
                     continue
-                args = tuple([self.values[id(arg)] for arg in value.args])
-                given = self.given.get(id(value))
+                args = tuple([self.values[arg] for arg in value.args])
+                given = self.given.get(value)
                 attr = self._attr(value.op, value.attr) if given is None else given.is_inverse
                 rows.append((value.op, value.dtype, args, attr))
-                self.values[id(value)] = len(self.values)
+                self.values[value] = len(self.values)
             phases.append((phase.inner, tuple(rows), tuple(map(self._statement, phase.body))))
         key = (kernel.outer, kernel.lanes, kernel.ordered, tuple(phases))
         return key, list(self.buffers)
 
     def _statement(self, statement: Store | Accumulate) -> Hashable:
-        value = self.values[id(statement.value)]
+        value = self.values[statement.value]
         if isinstance(statement, Store):
             place = self._buffer(statement.buffer), self._index(statement.index)
             return (*place, value, statement.mode)
-        which = None if statement.which is None else self.values[id(statement.which)]
+        which = None if statement.which is None else self.values[statement.which]
         return self._acc(statement.acc), statement.acc.op, statement.acc.dtype, value, which
 
     def _attr(self, op: str, attr: object) -> Hashable:
@@ -650,7 +650,7 @@ class _Form:
 
     def _index(self, index: Size) -> Hashable:
         # data-dependent parts are named by the value they load, which differs between twins
-        return index, tuple([self.values[id(value)] for value in payloads(index)])
+        return index, tuple([self.values[value] for value in payloads(index)])
 
     def _buffer(self, buffer: Buffer) -> Hashable:
         number = self.buffers.setdefault(buffer, len(self.buffers))

@@ -31,21 +31,9 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from fusee.errors import FuseeWarning, warn
 from fusee.log import publish
-from fusee.runtime.jit import (
-    STEP_WORDS,
-    Step,
-    answer,
-    answered,
-    argument,
-    builtin,
-    differing,
-    evaluation,
-    number,
-    raised,
-    step_words,
-)
+from fusee.runtime.jit import Early, answer, answered, argument, builtin, differing, number, raised
 from fusee.runtime.launch import layout, word
-from fusee.runtime.llvm_text import Level, Writer
+from fusee.runtime.llvm_text import STEP_WORDS, Level, Step, Writer, evaluation, step_words
 
 _VERSION_OFFSET = 24  # bytes, after the reference count, the type and the number of items
 
@@ -225,7 +213,7 @@ def _byte(address: int) -> int:
     return ctypes.c_uint8.from_address(address).value
 
 
-@functools.cache
+@Early
 def changed() -> Callable[[int], int]:
     """The builtin `changed(watch.address)`: which dict, owner, tensor or list changed first, or -1.
 
@@ -276,7 +264,7 @@ def changed() -> Callable[[int], int]:
     return made
 
 
-@functools.cache
+@Early
 def differs() -> Callable[[int, list[Any]], int]:
     """The builtin `differs(table.address, objects)`: the first element unlike its row, or -1.
 
@@ -706,7 +694,7 @@ def _content(level: Level, start: str, step: str, probes: str, single: str) -> s
     return found[0]
 
 
-@functools.cache
+@Early
 def same_as_recorded() -> Callable[[int, tuple[Tensor, ...], int], int]:
     """The builtin `same(state, inputs, fill)`.
 

@@ -15,6 +15,7 @@ The last part makes Python builtins of such units.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -23,12 +24,11 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -36,7 +36,7 @@ from fusee.config import settings
 from fusee.errors import CompileError, MissingPackage, SettingError
 from fusee.log import publish
 from fusee.runtime.cache import content_key, object_cache
-from fusee.runtime.llvm_text import Level, Writer
+from fusee.runtime.llvm_text import Level
 
 # ---------------------------------------------------------------------------- llvm
 # All contact with LLVM, through llvmlite (tested with 0.50, LLVM 22).
@@ -246,9 +246,17 @@ def link(
     return Library(tracker, {name: tracker[name] for name in names})
 
 
-@functools.cache
 def linker() -> Any:
     """The process's linker. JITLink maps an object as one block, so relative jumps always reach."""
+    with _linking:
+        return _linker()
+
+
+_linking = threading.Lock()
+
+
+@functools.cache
+def _linker() -> Any:
     triple, cpu, _ = host()
     machine = _machine(triple, cpu, "")
     return binding().create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)
@@ -288,8 +296,7 @@ _AVX2 = (*_SSE, "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(NamedTuple):
     """A processor as LLVM names it. `features` are those it has, such as "avx2" or "neon"."""
 
     triple: str
@@ -342,7 +349,7 @@ T = TypeVar("T")
 
 # More of them are in each other's way, and in that of the thread that traces: the first call of ViT
 # on 16 processors takes 0.45 s with two threads, and 0.7 with eight.
-_MOST, _READY = 4, 2
+_MOST = 4
 
 
 class _Rest:
@@ -381,8 +388,11 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Fu
 
 
 def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    """Run a function in one of the threads, or here where none can begin."""
+    """Run a function in one of the threads; here where none can begin, or in one that compiles,
+    which would wait for itself."""
     try:
+        if getattr(_of_thread, "compiles", False):
+            raise RuntimeError("a job of its own")
         return in_thread(function, *args, **kwargs)
     except RuntimeError:
         done: Future[T] = Future()
@@ -400,13 +410,18 @@ def count() -> int:
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count(), thread_name_prefix="fusee-compile")
+    def begin() -> None:
+        _of_thread.compiles = True
+
+    return ThreadPoolExecutor(count(), "fusee-compile", begin)
 
 
 def _in_child() -> None:
     _rest.changed, _rest.running = threading.Condition(), 0
     _pool.cache_clear()
     _prepare.cache_clear()
+    for one in Early.known:
+        one.made = one.made if one.made is not None and one.made.done() else None
 
 
 if hasattr(os, "register_at_fork"):
@@ -419,18 +434,6 @@ if hasattr(os, "register_at_fork"):
 # Part of every key. Raise it when equal text would give other object code.
 _VERSION = "2"
 _DECLARED = re.compile(r"^declare [^@]*@([\w.$]+)\(", re.MULTILINE)
-
-
-def _example() -> str:
-    """Sums the roots of a range: a loop over vectors as kernels have them."""
-    writer, kind = Writer(), "<4 x float>"
-    start = writer.top.load("ptr", "%bufs")
-    with writer.loop("%begin", "%end", 4, [(kind, "zeroinitializer")]) as (i, (so_far,), total):
-        level = writer.top
-        root = level.call(kind, "llvm.sqrt.v4f32", (kind, level.load(kind, start, i, "float")))
-        total.append(level.op(f"fadd {kind} {so_far}, {root}"))
-    writer.top.store(kind, total[0], start)
-    return writer.module("define void @kernel(ptr %bufs, i64 %begin, i64 %end)", "void")
 
 
 class Function:
@@ -468,6 +471,7 @@ class Build:
         self._ready: dict[str, Function] = {}
         self._pending: dict[str, Future[bytes] | bytes] = {}
         self._texts: list[str] = []  # of what is pending
+        self._finishing = threading.Lock()
 
     def add(self, text: str, name: str = "kernel") -> str:
         """Take one unit.
@@ -501,11 +505,23 @@ class Build:
             self._pending[key] = submit(self._kept, key, named)
         return key
 
+    def settle(self) -> None:
+        """Wait for the functions, unless somebody has `deferred` that."""
+        deferred: list[Build] | None = getattr(_of_thread, "deferred", None)
+        if deferred is None:
+            self.finish()
+        else:
+            deferred.append(self)
+
     def finish(self) -> list[Function]:
-        """The functions of all units, in the order of `add`.
+        """The functions of all units, in the order of `add`. Any thread may ask, again and again.
 
         raises   CompileError if LLVM refuses a unit or cannot resolve what it calls
         """
+        with self._finishing:
+            return self._finished()
+
+    def _finished(self) -> list[Function]:
         if self._pending:
             keys = list(self._pending)
             objects = [
@@ -515,8 +531,8 @@ class Build:
                 self._ready[key] = _functions[self.place + key] = Function(key, library)
             self._pending.clear()
             self._texts.clear()
-        if self.cache is not None:
-            self.cache.report()
+            if self.cache is not None:
+                self.cache.report()
         return [self._ready[key] for key in self._keys]
 
     # What differs where the code is not this processor's.
@@ -562,6 +578,39 @@ def compile_one(text: str, imports: Mapping[str, int] | None = None) -> Function
     return build.finish()[0]
 
 
+@contextlib.contextmanager
+def deferred() -> Iterator[list[Build]]:
+    """The builds of graphs that this thread compiles inside. Threads may still be busy with them
+    when a graph has been compiled: whoever asks waits for them, at the latest the first call."""
+    before: list[Build] | None = getattr(_of_thread, "deferred", None)
+    _of_thread.deferred = []
+    try:
+        yield _of_thread.deferred
+    finally:
+        _of_thread.deferred = before
+
+
+class Early(Generic[T]):
+    """A function without arguments, called once: by a compiling thread as soon as any graph is
+    compiled, for what every program needs."""
+
+    known: ClassVar[list[Early[Any]]] = []
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        functools.update_wrapper(self, make)
+        self.make = make
+        self.made: Future[T] | None = None
+        self.known.append(self)
+
+    def begin(self, run: Callable[[Callable[[], T]], Future[T]] = submit) -> Future[T]:
+        if self.made is None:
+            self.made = run(self.make)
+        return self.made
+
+    def __call__(self) -> T:
+        return self.begin().result()
+
+
 def prepare() -> None:
     """Load LLVM now, and make it ready in the compiling threads without waiting for them.
 
@@ -573,10 +622,9 @@ def prepare() -> None:
 
 @functools.cache
 def _prepare(target: Cpu) -> None:
-    submit(linker)
-    for _ in range(min(count(), _READY)):
-        # the first module costs a thread several times what later ones do
-        submit(lambda: emitter(target).emit(_example()))
+    with contextlib.suppress(RuntimeError):  # no thread can begin where the program ends
+        for one in Early.known:
+            one.begin(in_thread)
 
 
 # Functions live as long as some Program uses them, so that nothing outlives its model.
@@ -602,39 +650,10 @@ def emitter(target: Cpu) -> Emitter:
     return emitters[target]
 
 
-# ---------------------------------------------------------------------------- threads
-# The OpenMP runtime that ATen runs on: the same threads, so that none fight for processors.
-#
-# libtorch_cpu is linked against one OpenMP runtime, which its own name look-up finds even when the
-# process holds another one. Both libgomp and LLVM's libomp offer the functions used here.
-
-
-class Pool(NamedTuple):
-    """Addresses in the OpenMP runtime."""
-
-    parallel: (
-        int  # GOMP_parallel(void (*f)(void*), void* context, unsigned threads, unsigned flags)
-    )
-    thread: int  # int omp_get_thread_num(void)
-    team: int  # int omp_get_num_threads(void)
-
-
-@functools.cache
-def pool() -> Pool | None:
-    """ATen's OpenMP runtime; None if torch was built without one, and kernels use one thread."""
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-    functions = [getattr(libtorch(), name, None) for name in names]
-    if None in functions:
-        return None
-    return Pool(*(ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions if one))
-
-
 # ---------------------------------------------------------------------------- builtins
-# Python builtins from LLVM IR, and the sizes that they compute.
+# Python builtins from LLVM IR: machine code that Python calls like any C function.
 #
-# A builtin is machine code that Python calls like any C function: @kernel(ptr %self, ptr %args,
-# i64 %count), as METH_FASTCALL has it. Sizes that calls differ in are computed by steps, as
-# `fusee/sym/__init__.py: steps` gives them; one function of machine code runs them all.
+# @kernel(ptr %self, ptr %args, i64 %count), as METH_FASTCALL has it.
 
 _METH_FASTCALL = 0x80
 
@@ -737,60 +756,3 @@ def _c_api() -> dict[str, int]:
     for name in ("PyExc_TypeError", "PyExc_IndexError", "PyLong_Type"):
         found[name] = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, name))
     return found
-
-
-# ---------------------------------------------------------------------------- steps
-
-
-# (operation, a, b, c): numbers 0, 1, .. are the inputs, those after them what the steps give. The
-# number c itself, or of the numbers a and b: a + c*b, or what the operation says.
-Step = tuple[str, int, int, int]
-
-_OPERATIONS = tuple("number + * min max == != <= & << // %".split())
-STEP_WORDS = 4
-
-
-def step_words(steps: Iterable[Step]) -> list[int]:
-    """Steps as they lie in memory."""
-    return [word for op, a, b, c in steps for word in (_OPERATIONS.index(op), a, b, c)]
-
-
-def evaluation() -> str:
-    """@evaluate(ptr steps, i64 count, ptr numbers, ptr results): a unit's function.
-
-    What is divided by is positive, or the step gives 0.
-    """
-    writer = Writer()
-    with writer.each("0", "%count") as k:
-        level = writer.top
-        op, load = level.op, level.load
-        at = level.at("%steps", k, f"[{STEP_WORDS} x i64]")
-        kind, c = load("i64", at), load("i64", at, 3)
-        x, y = (load("i64", "%numbers", load("i64", at, word)) for word in (1, 2))
-        values = [c, op(f"add i64 {x}, {op(f'mul i64 {c}, {y}')}"), op(f"mul i64 {x}, {y}")]
-        values += [level.call("i64", f"llvm.{m}.i64", ("i64", x), ("i64", y)) for m in _EXTREMES]
-        values += [op(f"zext i1 {op(f'icmp {m} i64 {x}, {y}')} to i64") for m in _COMPARED]
-        values += [op(f"and i64 {x}, {y}"), op(f"shl i64 {x}, {op(f'and i64 {y}, 63')}")]
-        found = values[0]
-        for number, value in enumerate(values[1:], 1):
-            found = op(f"select i1 {op(f'icmp eq i64 {kind}, {number}')}, i64 {value}, i64 {found}")
-
-        def divided() -> str:
-            bad = op(f"icmp slt i64 {y}, 1")
-            over = op(f"select i1 {bad}, i64 1, i64 {y}")
-            rest = op(f"srem i64 {x}, {over}")
-            less = op(f"icmp slt i64 {rest}, 0")
-            rest = op(f"select i1 {less}, i64 {op(f'add i64 {rest}, {over}')}, i64 {rest}")
-            quotient = op(f"sdiv i64 {op(f'sub i64 {x}, {rest}')}, {over}")
-            is_rest = op(f"icmp eq i64 {kind}, {_OPERATIONS.index('%')}")
-            either = op(f"select i1 {is_rest}, i64 {rest}, i64 {quotient}")
-            return op(f"select i1 {bad}, i64 0, i64 {either}")
-
-        is_other = op(f"icmp slt i64 {kind}, {len(values)}")
-        level.store("i64", level.chosen(is_other, found, divided, "i64"), "%results", k)
-    head = "define internal void @evaluate(ptr %steps, i64 %count, ptr %numbers, ptr %results)"
-    return writer.module(f"{head} nounwind", "void")
-
-
-_EXTREMES = ("smin", "smax")
-_COMPARED = ("eq", "ne", "sle")

@@ -39,18 +39,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusee.runtime import jit
-from fusee.runtime.jit import (
-    STEP_WORDS,
-    Function,
-    Step,
-    answer,
-    builtin,
-    evaluation,
-    number,
-    raised,
-    step_words,
-)
-from fusee.runtime.llvm_text import Writer
+from fusee.runtime.jit import Early, Function, answer, builtin, number, raised
+from fusee.runtime.llvm_text import STEP_WORDS, Step, Writer, evaluation, step_words
 
 # ---------------------------------------------------------------------------- runner
 # The builtin that runs launches: machine code that Python calls like any C function.
@@ -209,18 +199,26 @@ def run_unit(launching: Launching) -> str:
     return answer(top, load("i64", state))
 
 
-@functools.cache
+def openmp() -> dict[str, int]:
+    """Addresses in the OpenMP runtime that ATen runs on, so that no two sets of threads fight for
+    processors; none if torch was built without one, and kernels use one thread.
+
+    libtorch_cpu is linked against one runtime, which its own name look-up finds even when the
+    process holds another. Both libgomp and LLVM's libomp offer these functions.
+    """
+    names = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+    if not all(hasattr(jit.libtorch(), name) for name in names):
+        return {}
+    casts = {name: ctypes.cast(jit.libtorch()[name], ctypes.c_void_p) for name in names}
+    return {name: address.value or 0 for name, address in casts.items()}
+
+
+@Early
 def runner() -> Callable[..., int]:
     """The process's `run`, as described above."""
-    pool = jit.pool()
-    imports = {}
-    if pool is not None:
-        imports["GOMP_parallel"] = pool.parallel
-        imports["omp_get_thread_num"] = pool.thread
-        imports["omp_get_num_threads"] = pool.team
-    has_team = pool is not None
-    text = run_unit(functools.partial(_on_threads, has_team))
-    found: Callable[..., int] = builtin("run", (_team() if has_team else "") + text, imports)
+    imports = openmp()
+    text = run_unit(functools.partial(_on_threads, bool(imports)))
+    found: Callable[..., int] = builtin("run", (_team() if imports else "") + text, imports)
     return found
 
 
@@ -466,7 +464,7 @@ def _lay_out(spec: FrameSpec, addresses: Sequence[int]) -> tuple[array[int], arr
 _LAYOUT_WORDS = 6
 
 
-@functools.cache
+@Early
 def fitter() -> Callable[..., int]:
     """The builtin `fit(layout, state, arena, size, ...)`: writes a frame's words for sizes.
 

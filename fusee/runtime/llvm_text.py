@@ -13,7 +13,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -273,8 +273,7 @@ BITS = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "bfloat": 16, "i32": 32, "float
 BITS |= {"i64": 64, "double": 64}
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """What code is generated for: LLVM's feature names, and the width of a vector register.
 
     `vector_bits` 0 takes the widest that the features offer. With `is_simt` the machine runs many
@@ -400,3 +399,61 @@ class InsertPoint:
         full = vector(kind, self.lanes)
         mask = vector("i1", self.lanes)
         return self.op(f"select {mask} {condition}, {full} {x}, {full} {y}")
+
+
+# ---------------------------------------------------------------------------- steps
+# Sizes that calls differ in are computed by steps, as `fusee/sym/__init__.py: steps` gives them;
+# one function of machine code runs them all.
+
+# (operation, a, b, c): numbers 0, 1, .. are the inputs, those after them what the steps give. The
+# number c itself, or of the numbers a and b: a + c*b, or what the operation says.
+Step = tuple[str, int, int, int]
+
+_OPERATIONS = tuple("number + * min max == != <= & << // %".split())
+STEP_WORDS = 4
+
+
+def step_words(steps: Iterable[Step]) -> list[int]:
+    """Steps as they lie in memory."""
+    return [word for op, a, b, c in steps for word in (_OPERATIONS.index(op), a, b, c)]
+
+
+def evaluation() -> str:
+    """@evaluate(ptr steps, i64 count, ptr numbers, ptr results): a unit's function.
+
+    What is divided by is positive, or the step gives 0.
+    """
+    writer = Writer()
+    with writer.each("0", "%count") as k:
+        level = writer.top
+        op, load = level.op, level.load
+        at = level.at("%steps", k, f"[{STEP_WORDS} x i64]")
+        kind, c = load("i64", at), load("i64", at, 3)
+        x, y = (load("i64", "%numbers", load("i64", at, word)) for word in (1, 2))
+        values = [c, op(f"add i64 {x}, {op(f'mul i64 {c}, {y}')}"), op(f"mul i64 {x}, {y}")]
+        values += [level.call("i64", f"llvm.{m}.i64", ("i64", x), ("i64", y)) for m in _EXTREMES]
+        values += [op(f"zext i1 {op(f'icmp {m} i64 {x}, {y}')} to i64") for m in _COMPARED]
+        values += [op(f"and i64 {x}, {y}"), op(f"shl i64 {x}, {op(f'and i64 {y}, 63')}")]
+        found = values[0]
+        for number, value in enumerate(values[1:], 1):
+            found = op(f"select i1 {op(f'icmp eq i64 {kind}, {number}')}, i64 {value}, i64 {found}")
+
+        def divided() -> str:
+            bad = op(f"icmp slt i64 {y}, 1")
+            over = op(f"select i1 {bad}, i64 1, i64 {y}")
+            rest = op(f"srem i64 {x}, {over}")
+            less = op(f"icmp slt i64 {rest}, 0")
+            rest = op(f"select i1 {less}, i64 {op(f'add i64 {rest}, {over}')}, i64 {rest}")
+            quotient = op(f"sdiv i64 {op(f'sub i64 {x}, {rest}')}, {over}")
+            is_rest = op(f"icmp eq i64 {kind}, {_OPERATIONS.index('%')}")
+            either = op(f"select i1 {is_rest}, i64 {rest}, i64 {quotient}")
+            return op(f"select i1 {bad}, i64 0, i64 {either}")
+
+        is_other = op(f"icmp slt i64 {kind}, {len(values)}")
+        level.store("i64", level.chosen(is_other, found, divided, "i64"), "%results", k)
+    head = "define internal void @evaluate(ptr %steps, i64 %count, ptr %numbers, ptr %results)"
+    return writer.module(f"{head} nounwind", "void")
+
+
+_EXTREMES = ("smin", "smax")
+_COMPARED = ("eq", "ne", "sle")

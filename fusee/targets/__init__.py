@@ -8,9 +8,9 @@ all do alike, kernels, calls and memory of a schedule as one function, is here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,7 +23,7 @@ from fusee.autodiff.min_cut import Prices
 from fusee.codegen import HostArguments, HostCode, Launch, emit_host
 from fusee.codegen.llvm import KernelCode
 from fusee.config import Options
-from fusee.loops import Buffer, Kernel, Profile
+from fusee.loops import Buffer, Kernel, Profile, Value
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import Given, form
@@ -148,7 +148,7 @@ def link_graph(
     timed: Callable[[str], AbstractContextManager[object]],
     arena: Callable[[int], Tensor] | None = None,
     batches: Batches | None = None,
-    given: Callable[[Kernel], Mapping[int, Given]] = lambda kernel: {},
+    given: Callable[[Kernel], Mapping[Value, Given]] = lambda kernel: {},
 ) -> Built:
     """See fusee.targets.Target.build.
 
@@ -158,18 +158,27 @@ def link_graph(
     given   the constants of a kernel that are passed to it
     """
     with timed("emit"):
-        launches, functions = _emitted(plan, emit, build, batches, given)
+        launches, units = _emitted(plan, emit, build, batches, given)
         plan, room = plan.with_room(code.shared for code, _ in launches)
         for k, (code, kernels) in enumerate(launches):
             if room is not None and code.shared != 0:
-                launches[k] = Launch(replace(code, buffers=(*code.buffers, room)), kernels)
+                launches[k] = Launch(code._replace(buffers=(*code.buffers, room)), kernels)
     with timed("host"):
         host = emit_host(plan, launches, arguments)
         log.publish("host", "", host.source)
-    used = [functions[code.name] for code in host.functions]
-    run = bind_host(host, used, kept, names(host) if callable(names) else names, arena)
+
+    def functions() -> Mapping[str, Function]:
+        return dict(zip(units, build.finish(), strict=True))
+
+    def program() -> Program:
+        known = functions()
+        return Program([known[code.name] for code in host.functions], host.layout, arena=arena)
+
+    run = bind_host(host, program, kept, names(host) if callable(names) else names)
     names_of = {kernel: code.name for code, kernels in launches for kernel in kernels}
-    return Built(run, names_of, uses=lambda name: build.uses(functions[name]))
+    with timed("emit"):
+        build.settle()
+    return Built(run, names_of, uses=lambda name: build.uses(functions()[name]))
 
 
 def _emitted(
@@ -177,8 +186,9 @@ def _emitted(
     emit: Callable[[Kernel], KernelCode],
     build: Build,
     batches: Batches | None,
-    given: Callable[[Kernel], Mapping[int, Given]],
-) -> tuple[list[Launch], dict[str, Function]]:
+    given: Callable[[Kernel], Mapping[Value, Given]],
+) -> tuple[list[Launch], list[str]]:
+    """The launches, and the names of what `build` compiles for them."""
     named: dict[str, KernelCode] = {}
     forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
     found: list[Launch] = []
@@ -204,28 +214,27 @@ def _emitted(
         ours, params = dict(zip(theirs, buffers, strict=True)), [*twin.params]
         for place, number in zip(twin.given, numbers.values(), strict=True):
             params[place] = number.word
-        code = replace(twin, buffers=tuple(ours[b] for b in twin.buffers), params=tuple(params))
+        code = twin._replace(buffers=tuple(ours[b] for b in twin.buffers), params=tuple(params))
         launch = Launch(code, (item,))
         if batches is None or not batches.takes(batch, launch):
             end()
         batch.append(launch)
     end()
-    return found, dict(zip(named, build.finish(), strict=True))
+    return found, list(named)
 
 
 def bind_host(
-    host: HostCode,
-    functions: Sequence[Function],
-    kept: Kept,
-    names: Mapping[str, Any],
-    arena: Callable[[int], Tensor] | None,
+    host: HostCode, program: Callable[[], Program], kept: Kept, names: Mapping[str, Any]
 ) -> HostFunction:
-    """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
-    program = Program(functions, host.layout, arena=arena)
+    """The host function, bound to what it runs with: its kernels and the tensors that are kept.
+
+    program   gives the kernels; the first call asks for them
+    """
+    program = functools.cache(program)
     waiting: list[Any] = []  # what no call uses; its pop and append are atomic
 
     def checkout(sizes: tuple[int, ...]) -> Any:
-        frames = Frames(program)
+        frames = Frames(program())
         return frames if host.layout.inputs else frames[sizes]
 
     call: Any = define(

@@ -56,7 +56,7 @@ def _not_merged(graph: Any, merge: bool) -> Any:
 
 def _with_comment(kernel: Any, machine: Any) -> Any:
     code = emit_kernel(kernel, machine)
-    return dataclasses.replace(code, text=code.text + "; a comment\n")
+    return code._replace(text=code.text + "; a comment\n")
 
 
 def _with_line(*given: Any) -> Any:

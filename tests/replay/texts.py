@@ -184,14 +184,12 @@ class _Build:
 
     def __init__(self, found: list[str]) -> None:
         self.found = found
-        self.count = 0
 
     def add(self, text: str) -> None:
         self.found.append(text)
-        self.count += 1
 
-    def finish(self) -> list[None]:
-        return [None] * self.count
+    def settle(self) -> None:
+        """Nothing is compiled."""
 
 
 def _with_backward(

@@ -82,6 +82,19 @@ def test_what_compiling_makes_is_old(has_frozen: bool) -> None:
         gc.freeze()  # as it is in all tests
 
 
+def test_few_frozen_objects_are_the_interpreters_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 begins with some 400; programs freeze all that they have."""
+    gc.unfreeze()
+    gc.collect()
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 400)
+    before = old()
+    try:
+        fusee.compile(many)(torch.ones(4))
+        assert old() - before > 5_000
+    finally:
+        gc.freeze()  # as it is in all tests
+
+
 def test_a_capture_leaves_no_cycle_that_keeps_a_result() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:

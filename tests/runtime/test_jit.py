@@ -8,6 +8,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,36 @@ def test_without_disk(cache_dir: Path) -> None:
     build.add(numbered(WHO, 101))
     assert build.finish()
     assert not cache_dir.exists()
+
+
+def test_whoever_defers_waits(cache_dir: Path) -> None:
+    with jit.deferred() as outer:
+        with jit.deferred() as builds:
+            build = jit.Build()
+            build.add(numbered(WHO, 106))
+            build.settle()
+        assert builds == [build] and build._pending
+        assert not outer
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: build.finish(), range(8)))
+    assert all(one == found[0] for one in found)
+    build = jit.Build()
+    build.add(numbered(WHO, 107))
+    build.settle()
+    assert not build._pending
+
+
+def test_what_a_compiling_thread_asks_for_is_made_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "count", lambda: 1)
+    jit._pool.cache_clear()
+    try:
+        early = jit.Early(lambda: jit.compile_one(numbered(DO_NOTHING, 108)))
+        later = jit.Early(lambda: (threading.current_thread().name, early()))
+        name, function = later()
+        assert name.startswith("fusee-compile") and function is early()
+        jit.Early.known[-2:] = []
+    finally:
+        jit._pool.cache_clear()
 
 
 def test_code_is_unloaded_with_its_last_function() -> None:

@@ -15,7 +15,6 @@ import torch
 
 from fusee.runtime import jit
 from fusee.runtime import launch as launch_module
-from fusee.runtime.jit import Step
 from fusee.runtime.launch import (
     Frames,
     FrameSpec,
@@ -26,6 +25,7 @@ from fusee.runtime.launch import (
     ViewSpec,
     runner,
 )
+from fusee.runtime.llvm_text import Step
 from tests.runtime.kernels import DO_NOTHING, REPORT, SCALED_ADD, WHO
 
 run = runner()
@@ -91,7 +91,7 @@ def test_each_iteration_runs_once(total: int, grain: int, align: int) -> None:
             assert border % align == 0
 
 
-@pytest.mark.skipif(jit.pool() is None, reason="torch without OpenMP")
+@pytest.mark.skipif(not launch_module.openmp(), reason="torch without OpenMP")
 def test_large_work_is_shared() -> None:
     spec = FrameSpec((LaunchSpec(0, (0,), (), 10_000, 1000),), slots=1)
     out = torch.zeros(10_000, dtype=torch.int64)

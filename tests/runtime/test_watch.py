@@ -22,7 +22,7 @@ from fusee.runtime.change_detection import (
     differs,
     pointer,
 )
-from fusee.runtime.jit import Step
+from fusee.runtime.llvm_text import Step
 
 pytestmark = pytest.mark.skipif(not available(), reason="dicts have no version in this Python")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fusee.codegen.llvm.body import (
     SUM_ACROSS,
@@ -245,8 +245,7 @@ STRIPS, WIDEST_STRIP = 16, 1024
 SQUARE = 8
 
 
-@dataclass(frozen=True)
-class KernelCode:
+class KernelCode(NamedTuple):
     """A kernel's function and what the host must give it.
 
     `declares` are lines and whole functions that the module needs once. `params` are expressions
@@ -282,7 +281,7 @@ class _Emitter:
     def __init__(self, kernel: Kernel, machine: Machine) -> None:
         self.kernel, self.ctx = kernel, Context(kernel, machine)
         self.writer = self.ctx.writer
-        self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
+        self.orders = {phase: walk(phase.operands) for phase in kernel.phases}
         self.ctx.numbers = given_numbers(kernel)
         lane, orders = self._outer_lane(), list(self.orders.values())
         self.lane, self.stages, self.tile = choose_vectors(kernel, orders, lane, machine)
@@ -396,7 +395,7 @@ class _Emitter:
         """About how many additions one parallel iteration takes."""
         work: Size = 0
         for phase in self.kernel.phases:
-            work = work + phase_cost(phase, self.orders[id(phase)])
+            work = work + phase_cost(phase, self.orders[phase])
         work = work * count_points(self.ordered)
         work = work * (self.tile.strip if self.tile else 1)
         if self.lane is None or self.lane.hi is None:

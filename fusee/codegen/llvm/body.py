@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -36,18 +36,18 @@ from fusee.sym import Symbol
 
 def emit_value(ctx: Context, value: Value) -> None:
     """Write the value's instructions unless its level has them already. Operands come first."""
-    rank, varies = ctx.facts[id(value)]
+    rank, varies = ctx.facts[value]
     known = ctx.ranked[rank].known
-    if id(value) in known:
+    if value in known:
         return
     if not varies:
-        known[id(value)] = _scalar(ctx, value, rank)
+        known[value] = _scalar(ctx, value, rank)
     elif value.op == "load":
-        known[id(value)] = load_vector(ctx, value)
+        known[value] = load_vector(ctx, value)
     elif value.op == "index":
-        known[id(value)] = vector_sum(ctx, groups(ctx, value.attr), rank)
+        known[value] = vector_sum(ctx, groups(ctx, value.attr), rank)
     else:
-        known[id(value)] = _vectors(ctx, value, rank)
+        known[value] = _vectors(ctx, value, rank)
 
 
 def _scalar(ctx: Context, value: Value, rank: int) -> str:
@@ -90,9 +90,9 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
     Masks of padding are such tests, and vectors of 64-bit numbers are dear.
     """
     op, (position, bound) = value.op, value.args
-    if ctx.facts[id(bound)][1]:
+    if ctx.facts[bound][1]:
         op, position, bound = FLIPPED[op], bound, position
-    if position.op != "index" or ctx.facts[id(bound)][1] or ctx.copy_axis is not None:
+    if position.op != "index" or ctx.facts[bound][1] or ctx.copy_axis is not None:
         return None
     varying, uniform = split_lanes(ctx, position.attr)
     if [mono for mono, _ in varying] != [(ctx.lane,)] or varying[0][1] != 1:
@@ -108,7 +108,7 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
             left = level.op(f"sub i64 {left}, {copy * ctx.lanes}")
         left = scalar.intrinsic("smin", "i64", left, str(_FAR))
         left = scalar.intrinsic("smax", "i64", left, str(-_FAR))
-        left = ctx.splat(level.op(f"trunc i64 {left} to i32"), "i32", ctx.facts[id(value)][0])
+        left = ctx.splat(level.op(f"trunc i64 {left} to i32"), "i32", ctx.facts[value][0])
         found.append(level.op(f"icmp {op} {kind} {numbers}, {left}"))
     return found
 
@@ -117,7 +117,7 @@ def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
     if value.op == "where":
         return t.select(args[0], HELD[value.dtype], args[1], args[2])
     source = value.args[0].dtype
-    is_rough = id(value) in ctx.rough
+    is_rough = value in ctx.rough
     if value.op == "cast":
         return args[0] if is_rough else emit_cast(t, source, value.dtype, args[0])
     if value.op == "bitcast":
@@ -126,7 +126,7 @@ def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
         return _check(ctx, t, value, args[0])
     if is_rough:
         return (rough_tanh if value.op == "tanh" else rough_quotient)(t, *args)
-    given = ctx.numbers.get(id(value.args[-1]))
+    given = ctx.numbers.get(value.args[-1])
     is_inverse = given is not None and given.is_inverse
     return emit(t, "mul" if is_inverse else value.op, source, args)
 
@@ -168,19 +168,19 @@ Parts = dict[Acc, list[list[str]]]  # per accumulator and copy: the registers of
 
 
 class Body:
-    """Writes statements. `orders`: by id of a phase, its values with operands first.
+    """Writes statements. `orders`: by phase, its values with operands first.
 
     `masks_sums`: the lanes run along a reduced axis, so those beyond its end must change nothing.
     """
 
     def __init__(
-        self, ctx: Context, orders: Mapping[int, Sequence[Value]], masks_sums: bool
+        self, ctx: Context, orders: Mapping[Phase, Sequence[Value]], masks_sums: bool
     ) -> None:
         self.ctx, self.writer = ctx, ctx.writer
         self.orders, self.masks_sums = orders, masks_sums
 
     def order(self, phase: Phase) -> Sequence[Value]:
-        return self.orders[id(phase)]
+        return self.orders[phase]
 
     def sum_mask(self) -> str | None:
         """The lanes that change accumulators, if not all do."""
@@ -224,8 +224,8 @@ class Body:
         parts = dict(parts)
         pending: list[Store] = []
         waiting = list(reversed(phase.body))
-        needed = {id(s): set(map(id, s.operands)) for s in phase.body}
-        done: set[int] = set()
+        needed = {s: set(s.operands) for s in phase.body}
+        done: set[Value] = set()
         for value in self.order(phase):
             if value.op == "load" and any(s.buffer is value.attr[0] for s in pending):
                 # loads of the caller's tensors are of what was there before the kernel
@@ -234,8 +234,8 @@ class Body:
                     self._flush([s for s in pending if s.buffer.role != "input"], rank)
                     pending = last
             emit_value(ctx, value)
-            done.add(id(value))
-            while waiting and needed[id(waiting[-1])] <= done:
+            done.add(value)
+            while waiting and needed[waiting[-1]] <= done:
                 statement = waiting.pop()
                 if isinstance(statement, Store):
                     pending.append(statement)
@@ -256,7 +256,7 @@ class Body:
     def _flush(self, pending: list[Store], rank: int) -> None:
         ctx = self.ctx
         for store in pending:
-            varies = ctx.size_fact(store.index)[1] or ctx.facts[id(store.value)][1]
+            varies = ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
             (store_vector if varies or ctx.copy_axis is not None else store_scalar)(
                 ctx, store, rank
             )
@@ -737,7 +737,7 @@ class Scan(Along):
 
     def __init__(self, body: Body, phase: Phase) -> None:
         super().__init__(body, phase)
-        stages = (replace(s, copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
+        stages = (s._replace(copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
         self.stages = list(dict.fromkeys(stages))
         self.outer_kinds = {acc: how.outer_kinds(self.lanes) for acc, how in self.hows.items()}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -29,8 +29,7 @@ HEAVY = 12
 FEW, SOME = 6, 16
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """One loop along the lanes: `copies` vectors of `lanes`; masked: the last may be partial."""
 
     copies: int
@@ -152,8 +151,7 @@ PIECES = (2, 4, 8)
 LONG, ROWS = 2, 64
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """Copies run along `axis`: as many as there are lanes, or all of an axis that is shorter.
 
     One that does not turn is so many rows, one after the other.

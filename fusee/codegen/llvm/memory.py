@@ -74,7 +74,7 @@ def _atom_key(ctx: Context, atom: Atom) -> tuple[Any, ...]:
     if isinstance(atom, Symbol):
         if atom in ctx.axis_number:
             return (0, ctx.axis_number[atom])
-        return (1, ctx.payloads.setdefault(id(atom.payload), len(ctx.payloads)))
+        return (1, ctx.payloads.setdefault(atom.payload, len(ctx.payloads)))
     sides = (
         tuple(mono_key(ctx, mono) for mono, _ in groups(ctx, side)) for side in (atom.a, atom.b)
     )
@@ -562,7 +562,7 @@ def _both(t: InsertPoint, a: str | None, b: str | None) -> str | None:
 
 def load_scalar(ctx: Context, value: Value) -> str:
     buffer, index = value.attr
-    rank = ctx.facts[id(value)][0]
+    rank = ctx.facts[value][0]
     t = ctx.target(rank, 1)
     kind = memory_type(buffer.dtype, ctx.machine)
     address = pointer(ctx, buffer, kind, groups(ctx, index))
@@ -582,7 +582,7 @@ def load_element(t: InsertPoint, kind: str, address: str) -> str:
 def load_vector(ctx: Context, value: Value) -> list[str]:
     """One register per copy."""
     buffer, index = value.attr
-    rank = ctx.facts[id(value)][0]
+    rank = ctx.facts[value][0]
     place = _place(ctx, buffer, index, rank)
     t = place.t()
     if not ctx.size_fact(index)[1]:
@@ -592,7 +592,7 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
         return [from_memory(t, buffer.dtype, x) for x in turns]
     found: list[str] = []
     guard = value.args[0] if value.args else None
-    shared_guard = guard is not None and not ctx.facts[id(guard)][1]
+    shared_guard = guard is not None and not ctx.facts[guard][1]
     guards = ctx.vectors(guard) if guard is not None and not shared_guard else []
     if guard is not None and shared_guard and place.step:
         # one test for all lanes: read from the spare place instead

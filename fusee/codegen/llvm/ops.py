@@ -387,17 +387,17 @@ class Context:
         # of the deepest outer axis: what one phase stores there, the next may load
         self.base_rank = 1
         self.params: dict[tuple[object, Size], str] = {}
-        self.numbers: Mapping[int, Given] = {}  # see given_numbers
+        self.numbers: Mapping[Value, Given] = {}  # see given_numbers
         self.buffers: dict[Buffer, str] = {}
         self.stored = {s.buffer for s in kernel.stores}
-        self.payloads: dict[int, int] = {}
+        self.payloads: dict[object, int] = {}
         self.groups: dict[Size, list[Group]] = {}
-        self.facts: dict[int, Fact] = {}
+        self.facts: dict[Value, Fact] = {}
         self.acc_facts: dict[Acc, Fact] = {}
         self.acc_names: dict[Acc, str | list[str]] = {}
         self.carried: dict[Acc, str | list[str]] = {}  # by folds, from the element before
         self.begins_anywhere = False  # whether vectors of 16 bytes that are loaded do
-        self.rough: set[int] = set()  # ids of values that are rounded to 16 bits later
+        self.rough: set[Value] = set()  # what is rounded to 16 bits later
         self.uses_spare = False
         self.arrays: list[str] = []  # instructions that make room for accumulators
         self.uses_status = False
@@ -447,10 +447,10 @@ class Context:
 
     def number(self, value: Value) -> str:
         """A constant: a literal, or the register of a number that the host passes."""
-        given = self.numbers.get(id(value))
+        given = self.numbers.get(value)
         if given is None:
             return number(value.attr, value.dtype)
-        key = ("number", id(value)), given.word
+        key = ("number", value), given.word
         if key not in self.params:
             kind = HELD[value.dtype]
             self.params[key] = self._given("i64", "%params", len(self.params), kind)
@@ -504,11 +504,11 @@ class Context:
         facts = self.facts
         for value in order:
             if value.op in ("acc", "carry"):
-                facts[id(value)] = self.acc_facts[value.attr]
+                facts[value] = self.acc_facts[value.attr]
                 continue
             rank, varies = 0, False
             for arg in value.args:
-                arg_rank, arg_varies = facts[id(arg)]
+                arg_rank, arg_varies = facts[arg]
                 rank, varies = max(rank, arg_rank), varies or arg_varies
             index = index_of(value)
             if not isinstance(index, int):
@@ -516,7 +516,7 @@ class Context:
                 rank, varies = max(rank, index_rank), varies or index_varies
             if value.op == "load" and value.attr[0] in self.stored:
                 rank = max(rank, self.base_rank)
-            facts[id(value)] = rank, varies
+            facts[value] = rank, varies
 
     def size_fact(self, size: Size) -> Fact:
         rank, varies = 0, False
@@ -532,8 +532,8 @@ class Context:
         if isinstance(atom, Symbol):
             if atom in self.axis_rank:
                 return self.axis_rank[atom], atom in (self.lane, self.copy_axis)
-            if atom.payload is not None:
-                return self.facts[id(atom.payload)]
+            if isinstance(atom.payload, Value):
+                return self.facts[atom.payload]
             return 0, False
         a, b = self.size_fact(atom.a), self.size_fact(atom.b)
         return max(a[0], b[0]), a[1] or b[1]
@@ -542,14 +542,14 @@ class Context:
 
     def scalar(self, value: Value) -> str:
         """The register or literal of a value that does not differ between lanes."""
-        found = self.ranked[self.facts[id(value)][0]].known[id(value)]
+        found = self.ranked[self.facts[value][0]].known[value]
         assert isinstance(found, str)
         return found
 
     def vectors(self, value: Value) -> list[str]:
         """The registers of a value for every copy; splat if it is the same in all lanes."""
-        rank, varies = self.facts[id(value)]
-        found = self.ranked[rank].known[id(value)]
+        rank, varies = self.facts[value]
+        found = self.ranked[rank].known[value]
         if varies:
             assert isinstance(found, list)
             return found
@@ -578,35 +578,35 @@ _USUAL = frozenset({0.0, 0.5, 1.0, 2.0})
 MOST_GIVEN = 8
 
 
-def given_numbers(kernel: Kernel) -> dict[int, Given]:
-    """What the host passes of a kernel's constants, by their ids.
+def given_numbers(kernel: Kernel) -> dict[Value, Given]:
+    """What the host passes of a kernel's constants.
 
     Of a divisor that is a power of two that is the inverse: LLVM makes such literals products, too.
     """
     order = walk(v for phase in kernel.phases for v in phase.operands)
     constants = [v for v in order if v.op == "const" and is_float(v.dtype)]
-    numbers = {id(v): v for v in constants if abs(v.attr) < _LARGE and abs(v.attr) not in _USUAL}
+    numbers = [v for v in constants if abs(v.attr) < _LARGE and abs(v.attr) not in _USUAL]
     if not numbers:
         return {}
-    uses: dict[int, set[str]] = {id(v): {"result"} for s in kernel.statements() for v in s.operands}
+    uses: dict[Value, set[str]] = {v: {"result"} for s in kernel.statements() for v in s.operands}
     for value in order:
         for place, arg in enumerate(value.args):
             if arg.op == "const":
                 use = "divisor" if place and value.op == "div" else value.op
-                uses.setdefault(id(arg), set()).add(use)
+                uses.setdefault(arg, set()).add(use)
     found = {}
-    for key, value in numbers.items():
+    for value in numbers:
         number = value.attr
-        if not uses[key] <= {*_FLOAT, "divisor"}:
+        if not uses[value] <= {*_FLOAT, "divisor"}:
             continue
         # quotients and products by it are the same in all bits
         has_inverse = abs(math.frexp(number)[0]) == 0.5 and abs(number) > 1 / _LARGE
-        is_inverse = has_inverse and uses[key] == {"divisor"}
-        if has_inverse and "divisor" in uses[key] and not is_inverse:
+        is_inverse = has_inverse and uses[value] == {"divisor"}
+        if has_inverse and "divisor" in uses[value] and not is_inverse:
             continue
         layout = "<f" if HELD[value.dtype] == "float" else "<d"
         word = struct.pack(layout, 1 / number if is_inverse else number)
-        found[key] = Given(int.from_bytes(word, "little", signed=True), is_inverse)
+        found[value] = Given(int.from_bytes(word, "little", signed=True), is_inverse)
     return found if len(found) <= MOST_GIVEN else {}
 
 

@@ -115,9 +115,9 @@ class _Mapping:
         self.level = self.ctx.writer.top
         self.ctx.ranked.append(self.level)
         self.phases = kernel.phases
-        self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
+        self.orders = {phase: walk(phase.operands) for phase in kernel.phases}
         self.inner = [phase for phase in kernel.phases if phase.inner]
-        self.scans = [p for p in kernel.phases if is_scan(p, self.orders[id(p)])]
+        self.scans = [p for p in kernel.phases if is_scan(p, self.orders[p])]
         self.reloads = reads_back(kernel.phases, list(self.orders.values()))
         together = bool(self.scans) and self._scans_rows()
         rows = together or (bool(kernel.outer) and not self.scans and self._reads_rows())
@@ -145,7 +145,7 @@ class _Mapping:
             self.row = self._row()
         if self.team is not None and not self.scans and not self._is_kept(self.team):
             self.phases = in_one_pass(kernel.phases)
-            self.orders = {id(phase): walk(phase.operands) for phase in self.phases}
+            self.orders = {phase: walk(phase.operands) for phase in self.phases}
             self._divide(self.team)
         self.ctx.rough = rough_values(self.phases)
         self.body = ThreadBody(self.ctx, self.orders, masks_sums=False)
@@ -169,7 +169,7 @@ class _Mapping:
         outer, rows = self.kernel.outer, 0
         for phase in self.inner:
             axis = phase.inner[-1]
-            for value in self.orders[id(phase)]:
+            for value in self.orders[phase]:
                 if value.op != "load" or axis not in symbols(value.attr[1]):
                     continue
                 lanes = ACCESS_BYTES // value.attr[0].dtype.itemsize
@@ -189,7 +189,7 @@ class _Mapping:
             return False
         for phase in self.scans:
             stored = {store.buffer for store in phase.stores}
-            loads = [v.attr for v in self.orders[id(phase)] if v.op == "load"]
+            loads = [v.attr for v in self.orders[phase] if v.op == "load"]
             steps = [(coefficient(index, phase.inner[-1]) or (0,))[0] for _, index in loads]
             if not {1, -1} & {*steps} or any(buffer in stored for buffer, _ in loads):
                 return False
@@ -273,7 +273,7 @@ class _Mapping:
         channels of groups, where channels lie last."""
         most = 1
         axis = self.parallel[-1] if self.parallel else None
-        for value in self.orders[id(phase)]:
+        for value in self.orders[phase]:
             if value.op != "load" or axis is None:
                 continue
             (along, _), (beside, _) = (

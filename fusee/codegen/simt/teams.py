@@ -9,7 +9,7 @@ of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fusee.codegen.llvm.body import Carried
 from fusee.codegen.llvm.ops import Context
@@ -22,8 +22,7 @@ WARP = 32
 Places = list[list[tuple[str, str]]]  # per part and lane: its type in memory, and the address
 
 
-@dataclass(frozen=True)
-class Team:
+class Team(NamedTuple):
     """Who works on one point.
 
     threads   of a team, a power of two; teams: of a block
@@ -47,8 +46,7 @@ class Team:
         return 1 if self.along and not self.woven else self.teams
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """How many blocks share what a team would do, and the steps that each of them takes.
 
     Each leaves what it found in memory; the one that comes last merges that of all, and goes on.

@@ -210,8 +210,8 @@ _SMOOTH = frozenset(
 )
 
 
-def rough_values(phases: Sequence[Phase]) -> set[int]:
-    """Ids of values that need not be exact, since all that comes of them is rounded to 16 bits:
+def rough_values(phases: Sequence[Phase]) -> set[Value]:
+    """Values that need not be exact, since all that comes of them is rounded to 16 bits:
 
     quotients   of which only products are made before
     tanh        that is rounded next
@@ -219,60 +219,60 @@ def rough_values(phases: Sequence[Phase]) -> set[int]:
                 and go on without being compared or stored: results come nearer to float64
     """
     order = walk(v for phase in phases for v in phase.operands)
-    users: dict[int, list[Value]] = {}
+    users: dict[Value, list[Value]] = {}
     for value in order:
         for arg in value.args:
-            users.setdefault(id(arg), []).append(value)
-    found = set[int]()
-    exact, sharp = {id(v) for phase in phases for v in phase.operands}, _sharp(phases, order)
+            users.setdefault(arg, []).append(value)
+    found = set[Value]()
+    exact, sharp = {v for phase in phases for v in phase.operands}, _sharp(phases, order)
     for value in reversed(order):
         is_rounded = value.op == "cast" and value.dtype in HALVES
-        is_product = value.op in ("mul", "div", "neg") and id(value) not in exact
+        is_product = value.op in ("mul", "div", "neg") and value not in exact
         if not (is_rounded or is_product):
-            exact.update(map(id, value.args))
-        readers = users.get(id(value), [])
+            exact.update(value.args)
+        readers = users.get(value, [])
         if value.dtype is torch.float32:
             of_tanh = value.op == "tanh" and all(v.dtype in HALVES for v in readers)
-            if id(value) not in exact and (value.op == "div" or (of_tanh and readers)):
-                found.add(id(value))
+            if value not in exact and (value.op == "div" or (of_tanh and readers)):
+                found.add(value)
         elif value.op == "cast" and value.dtype is torch.bfloat16 and value.attr is None:
             widens = all(v.op == "cast" and v.dtype is torch.float32 for v in readers)
             is_wide = value.args[0].dtype is torch.float32
-            if readers and widens and is_wide and id(value) not in sharp:
-                found.add(id(value))
+            if readers and widens and is_wide and value not in sharp:
+                found.add(value)
     return found
 
 
-def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[int]:
-    """Ids of values of which not only smooth functions are made before they are rounded to 16 bits
+def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[Value]:
+    """Values of which not only smooth functions are made before they are rounded to 16 bits
     and stored: they are compared, or stored as they are, or are sums that are."""
-    found = set[int]()
+    found = set[Value]()
     accs: dict[Acc, Value] = {}
     for statement in (s for phase in phases for s in phase.body):
         if isinstance(statement, Accumulate):
             accs[statement.acc] = statement.value
             if statement.which is not None or statement.acc.op not in ("sum", "max", "min"):
-                found.add(id(statement.value))
+                found.add(statement.value)
         elif statement.mode != "set" or statement.value.dtype not in HALVES:
-            found.update(map(id, statement.operands))
+            found.update(statement.operands)
         else:
-            found.update(id(v) for v in statement.operands if v is not statement.value)
+            found.update(v for v in statement.operands if v is not statement.value)
     grows = True
     while grows:  # what is made of a sum stands behind it
         before = len(found)
         for value in reversed(order):
             inner = value.args
             if value.op == "where":
-                found.add(id(value.args[0]))
+                found.add(value.args[0])
                 inner = value.args[1:]
             is_smooth = value.op in _SMOOTH or value.op == "where"
             is_smooth |= value.op == "cast" and value.dtype.is_floating_point
-            if not is_smooth or id(value) in found:
-                found.update(map(id, inner))
-            if value.op == "acc" and id(value) in found:
+            if not is_smooth or value in found:
+                found.update(inner)
+            if value.op == "acc" and value in found:
                 # a sum that is kept together with its maximum bears a name of its own
                 of = [accs[value.attr]] if value.attr in accs else accs.values()
-                found.update(map(id, of))
+                found.update(of)
         grows = len(found) > before
     return found
 
@@ -464,17 +464,17 @@ class ThreadBody(Body):
         where = [x for x in (self.skips, self.idle) if x is not None]
         skips = level.either("i1", "or", *where) if where and pending else None
         woven = woven_stores(pending, ctx.lane) if ctx.lane is not None else {}
-        beside = {id(s) for stores in woven.values() for s in stores[1:]}
+        beside = {s for stores in woven.values() for s in stores[1:]}
         for store in pending:
             first = len(level.lines)
             if store.mode != "set":
                 write = _atomics(ctx, store, rank)
-            elif id(store) in beside:
+            elif store in beside:
                 continue
             else:
-                varies = ctx.size_fact(store.index)[1] or ctx.facts[id(store.value)][1]
-                if id(store) in woven:
-                    _store_woven(ctx, woven[id(store)], rank)
+                varies = ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
+                if store in woven:
+                    _store_woven(ctx, woven[store], rank)
                 else:
                     (store_vector if varies else store_scalar)(ctx, store, rank)
                 # addresses and conversions are for all threads: later code may know them
@@ -516,9 +516,8 @@ def lanes_along(phases: Sequence[Phase], axis: Symbol) -> int:
     return lanes
 
 
-def woven_stores(stores: Iterable[Store], lane: Symbol) -> dict[int, list[Store]]:
-    """Stores that fill a piece of memory together, each every n-th element of it; by the id of the
-    first."""
+def woven_stores(stores: Iterable[Store], lane: Symbol) -> dict[Store, list[Store]]:
+    """Stores that fill a piece of memory together, each every n-th element of it; by the first."""
     found: dict[tuple[Buffer, int, Size], dict[int, Store]] = {}
     for store in stores:
         step, rest = coefficient(store.index, lane) or (0, 0)
@@ -527,7 +526,7 @@ def woven_stores(stores: Iterable[Store], lane: Symbol) -> dict[int, list[Store]
             if isinstance(place, int):
                 found.setdefault((store.buffer, step, rest - place), {})[place] = store
     return {
-        id(row[0]): [row[k] for k in range(step)]
+        row[0]: [row[k] for k in range(step)]
         for (_, step, _), row in found.items()
         if len(row) == step
     }
@@ -548,7 +547,7 @@ def _atomics(ctx: Context, store: Store, rank: int) -> Callable[[], None]:
     """What combines the elements of a store with memory, where others may do so now."""
     place, dtype = AccessPlace(ctx, store.buffer, store.index, rank), store.buffer.dtype
     one, level, kind = place.t(1), ctx.ranked[rank], memory_type(dtype, ctx.machine)
-    if ctx.lanes == 1 or not ctx.facts[id(store.value)][1]:
+    if ctx.lanes == 1 or not ctx.facts[store.value][1]:
         elements = [ctx.scalar(store.value)] * ctx.lanes
     else:
         (full,), held = ctx.vectors(store.value), ctx.held(store.value)

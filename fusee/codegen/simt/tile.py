@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from fusee.codegen.llvm.body import emit_value
 from fusee.codegen.llvm.lanes import Stage
@@ -34,8 +34,7 @@ WIDE_BYTES, NARROW_BYTES = 8, 32
 UNDER_WAY, LIGHT = 4, 96
 
 
-@dataclass(frozen=True)
-class SharedTile:
+class SharedTile(NamedTuple):
     """The sizes of a tile, and the loads that are crossed."""
 
     along: Symbol
@@ -72,7 +71,7 @@ def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile
         return None
     stored = {s.buffer for s in stores}
     lane = _commonest(kernel.outer, [s.index for s in stores])
-    values = {id(v): v for order in orders for v in order if v.op == "load"}.values()
+    values = dict.fromkeys(v for order in orders for v in order if v.op == "load")
     if lane is None:
         return None
     crossed = [
@@ -185,7 +184,7 @@ class Crossing:
             for load, place in zip(tile.loads, places, strict=True):
                 kind = _kind(load)
                 name = level.op(f"load {kind}, {_address(kind, place)}")
-                known[id(load)] = from_memory(t, load.dtype, name) if kind == "i8" else name
+                known[load] = from_memory(t, load.dtype, name) if kind == "i8" else name
             idle = body.idle if loads & self.ctx.stored else None
             if idle is not None:
                 body.idle = None  # a point may read there what it overwrites

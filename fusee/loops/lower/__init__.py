@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import fx
@@ -42,8 +42,7 @@ from fusee.sym import Expr, Size, only_symbol
 # Calls that stay ATen's, and why.
 
 
-@dataclass(frozen=True, slots=True)
-class ExternSpec:
+class ExternSpec(NamedTuple):
     """How a target calls an operator on whole tensors, as cheaply as there is a way.
 
     call      takes the overload's arguments and returns its results
@@ -495,7 +494,7 @@ class GraphLowering:
             sizes = self._argument(node.args[0]).shape
             spec = spec.any_size if any(isinstance(n, Expr) for n in sizes) else spec
         if self._opaque(node) is not None:
-            spec = replace(spec, call=op, out=None, in_place=None)
+            spec = spec._replace(call=op, out=None, in_place=None)
         images = node.meta.get("layout") == "channels_last"
         laid = partial(self._laid, images=images, exact=spec.exact, is_of_images=op in _OF_IMAGES)
         given = tuple(map(laid, node.args))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,8 +39,7 @@ from fusee.sym import Size, known_ge, mod, product
 # ---------------------------------------------------------------------------- gather
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """What an operator says of an index: the exception, with {} for the index and {size} for what
     it must be below, and whether -1 is the last one."""
 
@@ -349,7 +347,7 @@ def _index_add(
 def _index_copy(call: OpCall, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     rows, source = Rows(call, x, dim, index), _flat(source)
     refused = along(rows.dim, IndexError)
-    refused = replace(refused, text=f"index_copy_(): {refused.text}")
+    refused = refused._replace(text=f"index_copy_(): {refused.text}")
     return rows.store(source.shape, refused, (source.at, "set"))
 
 

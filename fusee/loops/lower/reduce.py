@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -60,8 +60,7 @@ def normal_dims(dims: Any, x: Tensor) -> list[int]:
     return sorted({dim % max(rank, 1) for dim in dims} & set(range(rank)))
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """What becomes of elements: accumulated in `dtype`, then after(accumulator) in `result`.
 
     which   of argmax and argmin: the number of an element
@@ -146,7 +145,7 @@ def _accumulate(
     if short is not None:
         assert short.hi is not None
         last, whole = len(kept), (*kept, short.hi)
-        moved = rewrite([value], {short: lowering.axes(whole)[last]})[id(value)]
+        moved = rewrite([value], {short: lowering.axes(whole)[last]})[value]
         first = Reduction(how.kind, how.dtype, how.dtype)
         others = [axis for axis in reduced if axis is not short]
         each = _accumulate(lowering, moved, whole, others, first)
@@ -238,7 +237,7 @@ def _in_two_stages(
         """The partial result of `count` points from the beginning of chunk `place` on."""
         step = lowering.axis("s0", count)
         point = place * length + (0 if count == 1 else step.expr)
-        moved = rewrite([value], {first: point})[id(value)]
+        moved = rewrite([value], {first: point})[value]
         buffer = lowering.realise(partial).buffer
         index = buffer.index((*lowering.axes(kept), place))
         acc = lowering.accumulator(how.kind, how.dtype)

@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 import torch
 from torch._ops import OpOverload
@@ -103,8 +103,7 @@ Index = tuple[Size, ...]
 MAX_DEPTH, MAX_WEIGHT = 40, 128
 
 
-@dataclass(frozen=True)
-class Strided:
+class Strided(NamedTuple):
     """Where a tensor's elements lie: offset + sum(index * strides), in elements."""
 
     buffer: Buffer
@@ -112,8 +111,7 @@ class Strided:
     offset: Size
 
 
-@dataclass(frozen=True)
-class Meta:
+class Meta(NamedTuple):
     """What eager would return: the truth about shape, dtype and strides."""
 
     shape: Shape
@@ -121,8 +119,7 @@ class Meta:
     strides: tuple[Size, ...]
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(NamedTuple):
     """Tensors side by side along `dim`; piece k begins at starts[k]."""
 
     dim: int
@@ -257,7 +254,7 @@ class Lowering:
         self._axes: dict[Shape, Index] = {}
         self._symbols: dict[tuple[str, Size], Symbol] = {}
         self._offsets: dict[tuple[Index, tuple[Size, ...], Size], Size] = {}
-        self._loads: dict[int, tuple[Value, ...]] = {}
+        self._loads: dict[Value, tuple[Value, ...]] = {}
         self.demands: list[tuple[int, Loop]] = []  # and before which step: pointwise.py
         self._count = 0
 
@@ -500,10 +497,10 @@ class Lowering:
 
     def loads(self, value: Value) -> tuple[Value, ...]:
         """Every load below `value`."""
-        found = self._loads.get(id(value))
+        found = self._loads.get(value)
         if found is None:
             found = tuple([v for v in walk([value]) if v.op == "load"])
-            self._loads[id(value)] = found
+            self._loads[value] = found
         return found
 
     def is_heavy(self, tensor: Tensor, by_loads: bool = True) -> bool:

@@ -421,7 +421,7 @@ def masked(value: Value, mask: Value, other: Value) -> Value:
             return table.load(buffer, index, mask & inner.args[0], inner.args[1])
         return table.load(buffer, index, mask, table.const(0, inner.dtype))
 
-    return where(mask, rewrite([value], None, guard)[id(value)], other)
+    return where(mask, rewrite([value], None, guard)[value], other)
 
 
 def inside(lowering: Lowering, i: Size, size: Size, mask: Value | None = None) -> Value | None:

@@ -12,8 +12,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -509,8 +508,7 @@ def _upsample_nearest_backward(
 Tap = tuple[Size, "Value | None"]
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """One resampled dimension: from `size` elements to `out`."""
 
     lowering: Lowering

@@ -16,7 +16,6 @@ import json
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -361,8 +360,8 @@ def _packed_rows() -> dict[OpOverload, ExternSpec]:
     if ops is None:
         return {}
     alone, summed = ExternSpec(ops.conv, owns=True), ExternSpec(ops.conv_binary, owns=True)
-    alone = replace(alone, any_size=replace(alone, call=for_any_size(ops.conv)))
-    summed = replace(summed, in_place=ops.conv_binary_inplace, operand=1)
+    alone = alone._replace(any_size=alone._replace(call=for_any_size(ops.conv)))
+    summed = summed._replace(in_place=ops.conv_binary_inplace, operand=1)
     calls = for_any_size(ops.conv_binary), for_any_size(ops.conv_binary_inplace)
-    summed = replace(summed, any_size=replace(summed, call=calls[0], in_place=calls[1]))
+    summed = summed._replace(any_size=summed._replace(call=calls[0], in_place=calls[1]))
     return {ops.conv: alone, ops.conv_binary: summed}

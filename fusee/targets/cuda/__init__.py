@@ -164,6 +164,11 @@ class CUDA(Target):
             raise TraceError("a tensor is on an AMD GPU, and code is generated for NVIDIA's")
         return CUDA(gpu_at(device.index or 0))
 
+    def prepare(self) -> None:
+        super().prepare()
+        if self.gpu is not None:
+            runner(self.gpu).begin()
+
     def passes(self, options: Options) -> Sequence[Pass]:
         return (
             partial(numbers_home, home=self.device),
@@ -237,7 +242,7 @@ class _Call:
 
     def __init__(self, gpu: Gpu, options: Options) -> None:
         self.gpu, self.options = gpu, options
-        self.run, self.host_names = runner(gpu), gpu.host_names()
+        self.run, self.host_names = runner(gpu)(), gpu.host_names()
         self.stream: Callable[[], int] = self.host_names["threads"]
         self.waiting: defaultdict[int, list[Any]] = defaultdict(list)
         self.recorded: dict[int, Any] = {}  # frames that CUDA graphs point to

@@ -32,7 +32,6 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -48,7 +47,7 @@ from fusee.loops import Buffer, Extern, Message
 from fusee.loops.memory import Plan, size_bytes
 from fusee.loops.schedule import reads, writes
 from fusee.runtime.cache import ObjectCache, content_key
-from fusee.runtime.jit import Build, Cpu, Function, Library, builtin, emitter
+from fusee.runtime.jit import Build, Cpu, Early, Function, Library, builtin, emitter
 from fusee.runtime.launch import gather, run_unit
 from fusee.runtime.llvm_text import Writer
 from fusee.sym import Size
@@ -326,17 +325,19 @@ def _on_stream(
     return write, end
 
 
-_runners: dict[int, Callable[..., int]] = {}
+_runners: dict[int, Early[Callable[..., int]]] = {}
 
 
-def runner(device: Gpu) -> Callable[..., int]:
-    """`run` for one GPU."""
-    found = _runners.get(device.index)
-    if found is None:
+def runner(device: Gpu) -> Early[Callable[..., int]]:
+    """`run` for one GPU, once it is called."""
+
+    def make() -> Callable[..., int]:
         # addresses are no part of a text, so texts for two GPUs must differ otherwise
         text = f"; device {device.index}\n{run_unit(_on_stream)}"
-        found = _runners[device.index] = builtin("run", text, device.imports)
-    return found
+        found: Callable[..., int] = builtin("run", text, device.imports)
+        return found
+
+    return _runners.get(device.index) or _runners.setdefault(device.index, Early(make))
 
 
 class KernelBuild(Build):
@@ -450,8 +451,7 @@ def batched(codes: Sequence[KernelCode]) -> KernelCode:
     begins: list[Size] = [0]
     for code in codes:
         begins.append(begins[-1] + code.total)
-    return replace(
-        first,
+    return first._replace(
         name=name,
         text=f"define ptx_kernel void @{name}{given} {{\n{text}",
         buffers=tuple(b for code in codes for b in code.buffers),

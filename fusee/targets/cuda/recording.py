@@ -31,7 +31,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from itertools import count as numbers_from
@@ -533,7 +532,7 @@ class Copies:
     def __init__(
         self, gpu: Gpu, stay: Sequence[Tensor], into: bool, stream: Callable[[], int]
     ) -> None:
-        self.stay, self.into, self.stream, self.run = stay, into, stream, runner(gpu)
+        self.stay, self.into, self.stream, self.run = stay, into, stream, runner(gpu)()
         build = KernelBuild(gpu, use_disk=True, check=False)
         launches: list[LaunchSpec] = []
         for dtype in _WORDS:
@@ -558,7 +557,7 @@ class Copies:
         for size in sizes:
             params = tuple(substitute(n, {_COUNT: size}) for n in code.params)
             total = substitute(code.total, {_COUNT: size})
-            codes.append(replace(code, params=params, total=total))
+            codes.append(code._replace(params=params, total=total))
         joined = batched(codes)
         build.add(joined.module)
         slots = []

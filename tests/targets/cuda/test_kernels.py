@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,7 +208,7 @@ def test_norms_of_groups_of_open_sizes(gpu: Simulated) -> None:
 @pytest.mark.parametrize("program", ["kept in registers", "shared by blocks"])
 def test_what_is_normed_is_stored_by_the_same_kernel(gpu: Simulated, program: str) -> None:
     """A residual: its axis of channels is two of the norm's. So are pixels that are one axis."""
-    gpu.profile = replace(PROFILE, small=1 << 16)
+    gpu.profile = PROFILE._replace(small=1 << 16)
     shape, groups, kernels = NORMS[program]
     x, y = (numbers(*shape).contiguous(memory_format=torch.channels_last) for _ in range(2))
 
