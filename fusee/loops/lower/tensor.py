@@ -523,14 +523,9 @@ class Lowering:
         """Realise a tensor that is costly to compute as often as it will be used."""
         if tensor.storage is not None or tensor.base is not None:
             return
-        pieces = tensor.pieces
-        if pieces is not None:
-            if uses > 1 and self.is_heavy(tensor):
-                self.realise(tensor)
-            return
-        if (len(tensor.operands) > 1 and len(tensor.reads()) > self.values.profile.reads) or (
-            uses > 1 and self.is_heavy(tensor)
-        ):
+        is_wide = tensor.pieces is None and len(tensor.operands) > 1
+        is_wide = is_wide and len(tensor.reads()) > self.values.profile.reads
+        if is_wide or (uses > 1 and self.is_heavy(tensor)):
             self.realise(tensor)
 
     # -------------------------------------------------------------------------- whole tensors
