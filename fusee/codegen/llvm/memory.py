@@ -236,16 +236,12 @@ def vector_sum(ctx: Context, terms: Sequence[Group], rank: int) -> list[str]:
     if stride is not None:
         return _ramp(ctx, [*varying, *uniform], stride, rank)
     level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
-    totals: list[str] = []
-    for copy in range(ctx.copies):
-        total = ""
-        if uniform:
-            total = ctx.splat(scalar_sum(ctx, uniform), "i64", rank)
-        for group in varying:
-            term = _vector_product(ctx, group, rank)[copy]
-            total = level.op(f"add {kind} {total}, {term}") if total else term
-        totals.append(total)
-    return totals
+    start = [ctx.splat(scalar_sum(ctx, uniform), "i64", rank)] if uniform else []
+    products = [_vector_product(ctx, group, rank) for group in varying]
+    return [
+        functools.reduce(lambda x, y: level.op(f"add {kind} {x}, {y}"), (*start, *terms))
+        for terms in zip(*products, strict=True)
+    ]
 
 
 def _ramp(ctx: Context, terms: Sequence[Group], stride: Sequence[Group], rank: int) -> list[str]:
