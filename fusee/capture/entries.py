@@ -498,8 +498,8 @@ class CompiledFunction:
             if site.entries:
                 self._explain_miss(site.entries, values)
             try:
-                with unseen_by_hooks(), room:
-                    entry = self._made(site.place, values)
+                with unseen_by_hooks(), room, deferred() as builds:
+                    entry = self._made(site.place, values, builds)
                     entry.made_at = self.turn
             except Unready:
                 return None
@@ -512,7 +512,8 @@ class CompiledFunction:
                 listener(entry)
             return entry
 
-    def _made(self, place: Place, values: Values) -> Entry:
+    def _made(self, place: Place, values: Values, builds: Sequence[Build]) -> Entry:
+        """builds   of the graphs that are compiled, as `deferred` gives them"""
         begin = time.perf_counter()
         is_kept = not (place.of_code or place.at >= 0 or self.guard_filter)
         keeper = self.keeper if is_kept else None
@@ -527,20 +528,18 @@ class CompiledFunction:
         try:
             self._refuse_break(captured)
         except GraphBreakError as error:
-            return self._without_symbols(captured, place, values, error)
+            return self._without_symbols(captured, place, values, builds, error)
         compiled = None
-        builds: Sequence[Build] = ()  # threads are busy with them while guards are written
         # under fullgraph Python runs all of a function that raises: it has no pieces
         has_pieces = not captured.eager and not (self.fullgraph and captured.raises)
         if has_pieces:
             begin = time.perf_counter()
             try:
-                with deferred() as builds:
-                    compiled = twin or captured.compiled(self.compile_graph)
+                compiled = twin or captured.compiled(self.compile_graph)
             except BackendError as error:
                 if not self.varies.as_torch:  # ours do no better with constants
                     raise
-                return self._without_symbols(captured, place, values, error)
+                return self._without_symbols(captured, place, values, builds, error)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
         is_left = captured.is_plain and getattr(compiled, "is_captured", False)
@@ -549,7 +548,7 @@ class CompiledFunction:
         begin = time.perf_counter()  # after the backend, which may ask about sizes too
         if self.guard_filter is not None:
             captured.facts.keep(self.guard_filter, values)
-        check, check_source = captured.check(values)
+        check, check_source = captured.check(values)  # threads compile meanwhile
         try:
             for build in builds:
                 build.finish()
@@ -575,6 +574,7 @@ class CompiledFunction:
         captured: Captured,
         place: Place,
         values: Values,
+        builds: Sequence[Build],
         error: BackendError | GraphBreakError,
     ) -> Entry:
         """An entry for sizes that are constants, where open ones are in the way.
@@ -586,7 +586,7 @@ class CompiledFunction:
             raise error
         self.varies.with_symbols = False
         with contextlib.suppress(type(error)):
-            entry = self._made(place, values)
+            entry = self._made(place, values, builds)
             self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
             return entry
         self.varies.with_symbols = True

@@ -24,6 +24,7 @@ import re
 import sys
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -420,6 +421,7 @@ def _in_child() -> None:
     _rest.changed, _rest.running = threading.Condition(), 0
     _pool.cache_clear()
     _prepare.cache_clear()
+    _switching.lock = threading.Lock()
     for one in Early.known:
         one.made = one.made if one.made is not None and one.made.done() else None
 
@@ -549,7 +551,7 @@ class Build:
 
     def make(self, text: str) -> bytes:
         """Code of a unit; called in a compiling thread."""
-        return emitter(self.target).emit(text)
+        return emit(self.target, text)
 
     def load(self, names: Sequence[str], objects: Sequence[bytes]) -> Sequence[Library]:
         """For each unit the library that has its function. raises SettingError"""
@@ -581,13 +583,42 @@ def compile_one(text: str, imports: Mapping[str, int] | None = None) -> Function
 @contextlib.contextmanager
 def deferred() -> Iterator[list[Build]]:
     """The builds of graphs that this thread compiles inside. Threads may still be busy with them
-    when a graph has been compiled: whoever asks waits for them, at the latest the first call."""
+    when a graph has been compiled: whoever asks waits for them, at the latest the first call.
+
+    Each function of C's that lets go of Python's lock has it back after a switch interval, usually
+    5 ms, as long as this thread is busy; inside it is 0.5 ms.
+    """
     before: list[Build] | None = getattr(_of_thread, "deferred", None)
     _of_thread.deferred = []
+    _switching.begin()
     try:
         yield _of_thread.deferred
     finally:
+        _switching.end()
         _of_thread.deferred = before
+
+
+class _Switching:
+    """The switch interval: a short one while anybody asks for that, then the program's again."""
+
+    def __init__(self) -> None:
+        self.lock, self.count, self.usual = threading.Lock(), 0, 0.0
+
+    def begin(self) -> None:
+        with self.lock:
+            if not self.count:
+                self.usual = sys.getswitchinterval()
+                sys.setswitchinterval(min(self.usual, 0.0005))
+            self.count += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.count -= 1
+            if not self.count:
+                sys.setswitchinterval(self.usual)
+
+
+_switching = _Switching()
 
 
 class Early(Generic[T]):
@@ -641,13 +672,24 @@ def _salt(target: Cpu) -> str:
     return "\n".join((_VERSION, version(), target.triple, target.name, target.flags))
 
 
-def emitter(target: Cpu) -> Emitter:
-    """This thread's emitter for `target`."""
-    emitters: dict[Cpu, Emitter] = getattr(_of_thread, "emitters", None) or {}
-    if target not in emitters:
-        emitters[target] = Emitter(target.triple, target.name, target.flags)
-        _of_thread.emitters = emitters
-    return emitters[target]
+_idle: defaultdict[Cpu, list[Emitter]] = defaultdict(list)  # taking and leaving one is atomic
+
+
+def emit(target: Cpu, text: str) -> bytes:
+    """As Emitter has it. Called in a compiling thread."""
+    try:
+        emitter = _idle[target].pop()
+    except IndexError:
+        emitter = Emitter(target.triple, target.name, target.flags)
+    try:
+        return emitter.emit(text)
+    finally:
+        _idle[target].append(emitter)
+
+
+def add_emitter(target: Cpu) -> None:
+    """One more, before it is needed: while Python is busy a thread takes long to make one."""
+    _idle[target].append(Emitter(target.triple, target.name, target.flags))
 
 
 # ---------------------------------------------------------------------------- builtins

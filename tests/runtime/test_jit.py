@@ -87,6 +87,16 @@ def test_whoever_defers_waits(cache_dir: Path) -> None:
     assert not build._pending
 
 
+def test_the_switch_interval_is_the_programs_again() -> None:
+    usual = sys.getswitchinterval()
+    with pytest.raises(KeyError), jit.deferred():
+        with ThreadPoolExecutor(1) as threads, jit.deferred():
+            assert threads.submit(sys.getswitchinterval).result() < usual
+        assert sys.getswitchinterval() < usual
+        raise KeyError
+    assert sys.getswitchinterval() == usual
+
+
 def test_what_a_compiling_thread_asks_for_is_made_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit, "count", lambda: 1)
     jit._pool.cache_clear()

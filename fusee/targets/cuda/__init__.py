@@ -47,6 +47,7 @@ from fusee.targets.cuda.launch import (
     KernelBuild,
     Recorded,
     late_error,
+    prepare,
     refused,
     rows_of,
     runner,
@@ -167,7 +168,7 @@ class CUDA(Target):
     def prepare(self) -> None:
         super().prepare()
         if self.gpu is not None:
-            runner(self.gpu).begin()
+            prepare(self.gpu)
 
     def passes(self, options: Options) -> Sequence[Pass]:
         return (

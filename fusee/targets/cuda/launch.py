@@ -47,7 +47,18 @@ from fusee.loops import Buffer, Extern, Message
 from fusee.loops.memory import Plan, size_bytes
 from fusee.loops.schedule import reads, writes
 from fusee.runtime.cache import ObjectCache, content_key
-from fusee.runtime.jit import Build, Cpu, Early, Function, Library, builtin, emitter
+from fusee.runtime.jit import (
+    Build,
+    Cpu,
+    Early,
+    Function,
+    Library,
+    add_emitter,
+    builtin,
+    count,
+    emit,
+    submit,
+)
 from fusee.runtime.launch import gather, run_unit
 from fusee.runtime.llvm_text import Writer
 from fusee.sym import Size
@@ -56,6 +67,7 @@ TRIPLE = "nvptx64-nvidia-cuda"
 # Capabilities that LLVM knows, with the version of PTX that it writes for them. Others get the
 # PTX of the nearest one below.
 CAPABILITIES = {75: 63, 80: 78, 86: 78, 89: 78, 90: 80, 100: 86, 120: 87}
+_LONG = frozenset({"AddData", "Complete", "CompileProgram"})
 _PTX = 2  # what nvJitLinkAddData is given
 _CALLED = re.compile(rf"\.extern \.func\s*\(.*?\)\s*{DEVICE}(\w+)")
 
@@ -65,7 +77,8 @@ class _SharedLibrary:
 
     def __init__(self, stem: str, prefix: str) -> None:
         self.prefix = prefix
-        self.path, self.library = self._find(stem)
+        self.path, self.releasing = self._find(stem)
+        self.holding = ctypes.PyDLL(self.path)
 
     @staticmethod
     def _find(stem: str) -> tuple[str, ctypes.CDLL]:
@@ -84,8 +97,10 @@ class _SharedLibrary:
         )
 
     def call(self, name: str, *arguments: Any) -> int:
-        """A function's status, 0 if all went well."""
-        status: int = getattr(self.library, self.prefix + name)(*arguments)
+        """A function's status, 0 if all went well. Only the long ones let go of Python's lock: a
+        thread has it back after a switch interval, while another is busy."""
+        library = self.releasing if name in _LONG else self.holding
+        status: int = getattr(library, self.prefix + name)(*arguments)
         return status
 
     def text(self, what: str, of: ctypes.c_void_p) -> bytes:
@@ -340,6 +355,19 @@ def runner(device: Gpu) -> Early[Callable[..., int]]:
     return _runners.get(device.index) or _runners.setdefault(device.index, Early(make))
 
 
+def prepare(device: Gpu) -> None:
+    """Let threads load what makes and runs machine code."""
+    runner(device).begin()
+    _prepare(device.capability)
+
+
+@functools.cache
+def _prepare(capability: int) -> None:
+    submit(version)
+    for _ in range(count()):
+        submit(add_emitter, target(capability))
+
+
 class KernelBuild(Build):
     """Units that become kernels of one GPU."""
 
@@ -383,7 +411,7 @@ def linking(device: Gpu) -> tuple[str, Link]:
 
 def to_code(text: str, capability: int, link: Link, cache: ObjectCache | None) -> bytes:
     """Machine code of a unit. Called in a compiling thread."""
-    ptx = emitter(target(capability)).emit(text)
+    ptx = emit(target(capability), text)
     return link(with_functions(ptx, capability, cache), capability)[0]
 
 

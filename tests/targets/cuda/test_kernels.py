@@ -6,6 +6,7 @@ Each program is one way in which loops lie: what a thread, a team of threads or 
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -692,7 +693,7 @@ def texts(gpu: Simulated) -> list[str]:
 @pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
 def test_kernels_assemble(texts: list[str], capability: int) -> None:
     launch.linker()
-    emit = jit.emitter(target(capability)).emit
+    emit = functools.partial(jit.emit, target(capability))
     for text in texts:
         ptx = emit(text)
         functions = launch.called(ptx)
@@ -704,7 +705,7 @@ def test_kernels_assemble(texts: list[str], capability: int) -> None:
 
 def test_accesses_are_wide_and_of_global_memory(texts: list[str]) -> None:
     """A row of 256 in registers: read once, 16 bytes at a time, written once."""
-    emit = jit.emitter(target(90)).emit
+    emit = functools.partial(jit.emit, target(90))
     rows = [text for text in texts if "rsqrt" not in text and "shfl" in text]
     ptx = [emit(text).decode() for text in rows]
     assert any(x.count("ld.global.nc.v4") == x.count("ld.") - x.count("ld.param") for x in ptx)
