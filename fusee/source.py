@@ -43,11 +43,17 @@ class NodeGraph(fx.Graph):
         if name is None and (name := self._names.get(target)) is None:
             name = self._names[target] = self._target_to_str(target)
         node = super().create_node(op, target, None, None, name, type_expr)
-        if args:
-            node.args = args
-        if kwargs:
-            node.kwargs = kwargs
+        give(node, args or (), kwargs or {})
         return node
+
+
+def give(node: fx.Node, args: Args, kwargs: Kwargs) -> None:
+    """Arguments for a node. fx's own assignment takes a node out of its index and in again, which
+    knows nodes by what they call."""
+    if args:
+        object.__setattr__(node, "args", args)
+    if kwargs:
+        object.__setattr__(node, "kwargs", kwargs)
 
 
 class HostFunction(Protocol):

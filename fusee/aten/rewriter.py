@@ -56,7 +56,7 @@ from fusee.config import Options
 from fusee.fake import on_metas
 from fusee.fake.layouts import is_contiguous, same_ints
 from fusee.fake.torch_python import is_pointwise
-from fusee.source import Args, Kwargs, NodeGraph, listed, overloads
+from fusee.source import Args, Kwargs, NodeGraph, give, listed, overloads
 from fusee.sym import Expr, Size, hint
 
 aten = torch.ops.aten
@@ -75,8 +75,8 @@ def new_call(
     if val is None:
         values = fx.map_arg((args, kwargs), lambda x: x.meta["val"])
         val = on_metas(target, *values[0], **values[1])
-    made = graph.create_node("call_function", target, name=name)
-    made.args, made.kwargs, made.meta = args, kwargs, {**meta, "val": val}
+    made = graph.create_node("call_function", target, args, kwargs, name)
+    made.meta.update(meta, val=val)
     return made
 
 
@@ -185,7 +185,8 @@ class Editor:
         if "stack_trace" in like.meta:
             meta["stack_trace"] = like.meta["stack_trace"]
         node = new_call(self.graph, target, args, kwargs, meta, val)
-        node.args, node.kwargs = self._with_sizes(args, kwargs)
+        if self.aten.symbols:
+            give(node, *self._with_sizes(args, kwargs))
         self._mark(node)
         return node
 
