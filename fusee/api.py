@@ -184,7 +184,7 @@ compiles(torch.compile)
 
 
 POLICY.lookup = lambda backend: (
-    GuardedBackend(registry.for_capture(backend), registry.name_of(backend)),
+    GuardedBackend(registry.for_capture(backend), registry.backend_name(backend)),
     registry.sizes_of(backend),
 )
 machinery.append("fusee.torch_functions")  # its stand-ins
@@ -223,7 +223,7 @@ class Compiler:
         backend = registry.for_capture(self.backend, given, self.mode)
         self.compile_graph = GuardedBackend(
             backend,
-            registry.name_of(self.backend),
+            registry.backend_name(self.backend),
             self.notice,
             fall_back=self.chosen.fallback is not None,
         )

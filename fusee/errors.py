@@ -12,7 +12,6 @@
     ├── RegionError          a compiled function calls what only its callers may call
     ├── TraceError           the captured graph has no form in ATen ops
     │   └── MissingFake      an operator does not say what shape its results have
-    ├── UnsupportedDevice    a tensor lives where this backend generates no code
     ├── InputError           a call does not fit what was compiled
     ├── LateError            an operator on a GPU refused a value, which is known after the call
     ├── DoubleBackwardError  how a gradient is to be differentiated is not known
@@ -181,10 +180,6 @@ class TraceError(FuseeError):
 
 class MissingFake(TraceError):
     """An operator does not say what shape and dtype its results have (no meta or fake kernel)."""
-
-
-class UnsupportedDevice(FuseeError):
-    """A tensor lives on a device for which this backend generates no code."""
 
 
 class InputError(FuseeError):

@@ -31,7 +31,7 @@ from fusee.aten import (
     tensor_input,
 )
 from fusee.aten.mutation import join_parts
-from fusee.aten.torch_api import TorchSymbols, below_autograd, is_plain, is_state, is_twin
+from fusee.aten.torch_api import TorchSymbols, below_autograd, is_state, is_twin, why_not_dense
 from fusee.aten.tracer import Builder, Storage, TracedTensor
 from fusee.errors import TraceError
 from fusee.fake import with_bits
@@ -105,7 +105,7 @@ class Inputs:
             self.values.append(None)
             self.given.append(given)
             return given
-        reason = is_plain(example)
+        reason = why_not_dense(example)
         if reason is not None:
             raise self.b.unsupported(f"the input {name} is {reason}")
         shaped = fake if isinstance(fake, Tensor) else example
@@ -188,7 +188,7 @@ class Inputs:
         return value
 
     def _constant(self, x: Tensor) -> TracedTensor:
-        reason = is_plain(x)
+        reason = why_not_dense(x)
         if reason is not None:
             raise self.b.unsupported(f"the graph holds a constant that is {reason}")
         node = self.b.constant(x)

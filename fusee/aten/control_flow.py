@@ -181,7 +181,7 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
     )
     library.impl(
         f"{own}_backward",
-        lambda given, grads: [torch.empty_like(x) for x in given if is_float(x)],
+        lambda given, grads: [torch.empty_like(x) for x in given if is_inexact(x)],
         "Meta",
     )
     return forward, operands
@@ -191,9 +191,9 @@ def _gradients(
     computed: Callable[[list[Tensor]], list[Tensor]], given: list[Tensor], grads: list[Tensor]
 ) -> list[Tensor]:
     """Those of operands that are floats: the call is run again."""
-    leaves = [x.detach().requires_grad_(is_float(x)) for x in given]
+    leaves = [x.detach().requires_grad_(is_inexact(x)) for x in given]
     with with_autograd():
-        found = [x for x in computed(leaves) if is_float(x)]
+        found = [x for x in computed(leaves) if is_inexact(x)]
     pairs = [(x, grad) for x, grad in zip(found, grads, strict=True) if x.requires_grad]
     wanted = [x for x in leaves if x.requires_grad]
     sources, outer = [x for x, _ in pairs], [grad for _, grad in pairs]
@@ -212,20 +212,20 @@ def _as_told(x: Tensor, order: Sequence[int] | None, taken: Collection[Any]) -> 
 class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: Any, backward: Any, *given: Tensor) -> Any:
-        ctx.backward, ctx.takes = backward, [is_float(x) for x in given]
+        ctx.backward, ctx.takes = backward, [is_inexact(x) for x in given]
         ctx.save_for_backward(*given)
         with below_autograd():
             found = tuple(forward(list(given)))
-        ctx.mark_non_differentiable(*(x for x in found if not is_float(x)))
-        ctx.gives = [is_float(x) for x in found]
+        ctx.mark_non_differentiable(*(x for x in found if not is_inexact(x)))
+        ctx.gives = [is_inexact(x) for x in found]
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        kept = [grad for grad, is_float in zip(grads, ctx.gives) if is_float]
+        kept = [grad for grad, is_inexact in zip(grads, ctx.gives) if is_inexact]
         with below_autograd():
             found = iter(ctx.backward(list(ctx.saved_tensors), kept))
-        return None, None, *(next(found) if is_float else None for is_float in ctx.takes)
+        return None, None, *(next(found) if is_inexact else None for is_inexact in ctx.takes)
 
 
 def _empty(size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -236,5 +236,5 @@ def _layout(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
     return x.shape, x.stride()
 
 
-def is_float(x: Tensor) -> bool:
+def is_inexact(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()

@@ -280,7 +280,7 @@ def autocast_restored() -> Iterator[None]:
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def is_plain(x: Tensor) -> str | None:
+def why_not_dense(x: Tensor) -> str | None:
     """None for a dense tensor; otherwise in words what `x` is."""
     if type(x) not in _PLAIN and not isinstance(x, FakeTensor):
         return f"a {type(x).__name__}, a subclass of torch.Tensor"

@@ -40,7 +40,7 @@ from fusee.aten.canonicalize import (
     in_torchs_words,
     keep_core,
 )
-from fusee.aten.control_flow import RUNS, as_tensor, is_float
+from fusee.aten.control_flow import RUNS, as_tensor, is_inexact
 from fusee.aten.control_flow import operator as control_flow
 from fusee.aten.mutation import write_rule
 from fusee.aten.scalars import (
@@ -166,7 +166,7 @@ def _run(
         call = _module(t, gm, target, attribute)
     if is_read(call, args):
         call = read
-    elif call is Tensor.item and t.b.twins.env is not None and not is_float(args[0]):
+    elif call is Tensor.item and t.b.twins.env is not None and not is_inexact(args[0]):
         call = call if args[0].dtype is torch.bool else t.number
     elif call is torch.ops.aten._assert_scalar.default and isinstance(args[0], torch.SymBool):
         holds = args[0].node
@@ -396,7 +396,14 @@ def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
     if name in ("strict_mode", "hints_wrapper"):
         return run_inner(t, args[0], list(args[1]), attribute)
     if name == "associative_scan":
-        return _associative_scan(t, *args)
+        function, xs, more = args
+        shows = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
+        combine = None
+        if not more and not shows and isinstance(function, fx.GraphModule):
+            combine = combine_of(function.forward, [x.dtype for x in xs], xs[0].dim())
+        if combine is None:
+            raise t.b.unsupported("an associative_scan that is differentiated, or not of elements")
+        return t.call(SCAN, [*xs], combine.text)  # whose argument is the function, as text
     if name in RUNS:
         if t.b.twins.env is not None:
             raise t.b.unsupported(f"{name} with sizes that only data knows")
@@ -443,17 +450,6 @@ def run_inner(t: Tracer, inner: Any, inputs: list[Any], attribute: Any) -> Any:
     if not isinstance(inner, fx.GraphModule):
         raise t.b.unsupported("a higher-order operator on something that is not a graph")
     return run_nodes(t, inner, inner.graph, inputs, attribute)
-
-
-def _associative_scan(t: Tracer, function: Any, xs: Sequence[Tensor], more: Sequence[Any]) -> Any:
-    """A scan by a function of elements as one operator, whose argument is the function as text."""
-    shows = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
-    combine = None
-    if not more and not shows and isinstance(function, fx.GraphModule):
-        combine = combine_of(function.forward, [x.dtype for x in xs], xs[0].dim())
-    if combine is None:
-        raise t.b.unsupported("an associative_scan that is differentiated, or not of elements")
-    return t.call(SCAN, list(xs), combine.text)
 
 
 # ---------------------------------------------------------------------------- trace

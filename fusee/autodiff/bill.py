@@ -107,7 +107,7 @@ def bill(
             name = name_of(op_of(nodes[0]))
         kind = f"{name}{_known_layout(costs, nodes, layouts) if is_listed else ''}"
         if kind not in priced:
-            priced[kind] = known(prices.own, kind)
+            priced[kind] = price_of(prices.own, kind)
         own, loop = priced[kind]
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
         once = f"{name}{' number' * any(map(_has_number, nodes))} once"
@@ -195,17 +195,15 @@ def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
     return [
         node
         for node in aten.graph.nodes
-        if node.target in loops and not is_view(node.target) and not _is_complex(node)
+        if node.target in loops and not is_view(node.target)
+        # whatever its operator, what has complex operands or results is ATen's call
+        if not any(
+            t.is_complex() for x in (node, *node.all_input_nodes) for t in tensors_in(x.meta["val"])
+        )
     ]
 
 
-def _is_complex(node: fx.Node) -> bool:
-    """Whether it is ATen's call whatever its operator: it has complex operands or results."""
-    rows = (tensors_in(x.meta["val"]) for x in (node, *node.all_input_nodes))
-    return any(x.is_complex() for row in rows for x in row)
-
-
-def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
+def price_of(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
     """What is known of a kind; of what is not listed, of the one that differs by fewest words."""
     if kind not in own:
         # in training `log_softmax` is `_log_softmax`, `layer_norm` is `native_layer_norm`

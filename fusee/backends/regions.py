@@ -301,13 +301,13 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4, is_whole: bool = True
                 text = f"not worth entering {engine.name}: {why}"
                 reasons.update(dict.fromkeys(calls, text))
     rows = [
-        UnclaimedRow(op_of(n), why, user_line(n.meta.get("stack_trace")))
+        UnclaimedRow(op_text(n), why, user_line(n.meta.get("stack_trace")))
         for n, why in reasons.items()
     ]
     return Levels(tuple(levels), tuple(rows))
 
 
-def op_of(node: fx.Node) -> str:
+def op_text(node: fx.Node) -> str:
     """How reports call a node's operator: "aten.add.Tensor"."""
     return str(node.target)
 

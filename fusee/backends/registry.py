@@ -275,7 +275,7 @@ def check_mode(mode: str | None) -> None:
         raise OptionError(f"there is no mode {mode!r}", remedy=choices(mode, MODES, "modes"))
 
 
-def name_of(backend: BackendLike) -> str:
+def backend_name(backend: BackendLike) -> str:
     """How messages call a backend."""
     if isinstance(backend, Backend):
         return backend.name
@@ -331,7 +331,7 @@ def lookup(
     if isinstance(backend, Backend):
         return BoundBackend(backend, given)
     if callable(backend):
-        return _bind_options(backend, name_of(backend), given, mode)
+        return _bind_options(backend, backend_name(backend), given, mode)
     raise UnknownBackend(
         f"a backend is a name or a function (gm, example_inputs), not {type(backend).__name__}",
         remedy=f"known names: {_known_names()}",
@@ -350,7 +350,7 @@ def for_capture(
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         is_read = any(node.target == "item" for node in gm.graph.nodes)
         if is_read or next(open_numbers(gm.graph.nodes), None) is not None:
-            made: CompiledFn = compile_as_torch(found, name_of(backend), gm, example_inputs)
+            made: CompiledFn = compile_as_torch(found, backend_name(backend), gm, example_inputs)
         else:
             made = found(gm, example_inputs)
         return made

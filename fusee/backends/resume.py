@@ -95,11 +95,11 @@ class KeptSplit:
 
     def entry(self, engine: Sequence[str], examples: Sequence[Any]) -> tuple[str, bytes] | None:
         """Its name and content, for the folder of machine code, as trusted as pickles must be."""
-        name = name_of(engine, examples)
+        name = name_on_disk(engine, examples)
         return None if name is None else (name, pickle.dumps(self, protocol=5))
 
 
-def name_of(engine: Sequence[str], examples: Sequence[Any]) -> str | None:
+def name_on_disk(engine: Sequence[str], examples: Sequence[Any]) -> str | None:
     """All that a split graph depends on, but for what was captured; None if that cannot be told.
 
     engine   its versions and options; none: nothing is kept for it

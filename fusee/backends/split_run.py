@@ -30,7 +30,7 @@ from fusee.backends.regions import (
     RegionCall,
     forget_read,
     note_values,
-    op_of,
+    op_text,
     split,
 )
 from fusee.backends.registry import later
@@ -181,9 +181,9 @@ def _rest(region: Region, options: Options, report: Report) -> tuple[RegionCall,
     if devices <= {"cpu"} and len(calls) > 1:
         return compile_aten(graph, region.examples, options, report), None
     if devices <= {"cpu"}:
-        for node in calls:
-            line = user_line(node.meta.get("stack_trace")) or ""
-            report.externs.append(ExternRow(op_of(node), "there is nothing to fuse it with", line))
+        for x in calls:
+            line = user_line(x.meta.get("stack_trace")) or ""
+            report.externs.append(ExternRow(op_text(x), "there is nothing to fuse it with", line))
     source = part_source(graph)
     call = source.bind(graph.constants)
     is_whole = not graph.constants and all(map(is_pure, calls))
@@ -208,7 +208,7 @@ class _EngineCall:
             region.name,
             engine.name,
             engine.device,
-            dict(Counter(map(op_of, region.calls()))),
+            dict(Counter(map(op_text, region.calls()))),
             region.open_inputs(),
         )
         report.regions.append(self.row)
@@ -247,7 +247,7 @@ class _EngineCall:
 
     def _warn(self, reason: str, what: str) -> None:
         node = culprit(self.region, reason)
-        op = op_of(node) if node is not None else f"one of {', '.join(self.row.ops)}"
+        op = op_text(node) if node is not None else f"one of {', '.join(self.row.ops)}"
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
         warn(
             FuseeWarning,
@@ -267,7 +267,7 @@ def culprit(region: Region, text: str) -> fx.Node | None:
     for line in text.splitlines():
         words = set(re.split(r"[\s'\"/,:;()]+", line))
         for node in calls:
-            if node.name in words or op_of(node) in words:
+            if node.name in words or op_text(node) in words:
                 return node
     return None
 

@@ -528,7 +528,7 @@ def meets_integers(*arguments: Any) -> bool:
     return is_int and any(not x.is_floating_point() for x in tensors_in(arguments))
 
 
-def is_held(value: float) -> bool:
+def fits_double(value: float) -> bool:
     """Whether a double holds a number, and what is added to it a few times."""
     return type(value) is float or -(2**48) < value < 2**48
 
@@ -540,7 +540,7 @@ def load_number(world: Any, value: float, origin: Origin) -> Number:
         return known
     world.fact(TypeMatch, origin, type(value))
     if type(value) is int:
-        world.fact(EqualsMatch, ResultOf(origin, is_held, "is_held of "), True)
+        world.fact(EqualsMatch, ResultOf(origin, fits_double, "whether a double holds "), True)
     with torch._C.DisableTorchFunction():
         fake = world.input(as_tensor(value), ResultOf(origin, as_tensor, ""), origin)
     number: Number = world.recorder.item(fake, frozenset({str(origin)}), type(value))

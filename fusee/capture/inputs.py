@@ -32,7 +32,7 @@ from fusee.capture.dynamic import (
     Number,
     Varying,
     exactly,
-    is_held,
+    fits_double,
     load_number,
     loaded,
 )
@@ -213,7 +213,7 @@ class World:
     def load(self, obj: Any, origin: Origin) -> Any:
         """What the program sees in place of an object from outside, guarded."""
         if is_scalar(obj):
-            if type(obj) in (float, int) and is_held(obj) and self.varies(origin, obj):
+            if type(obj) in (float, int) and fits_double(obj) and self.varies(origin, obj):
                 if type(obj) is float or not self.varies.with_symbols:
                     return load_number(self, obj, origin)
                 return self._load_int(obj, origin)

@@ -385,7 +385,7 @@ _is_functionalizing = functools.partial(
 )
 
 
-def is_transforming() -> bool:
+def within_transform() -> bool:
     """Whether torch.vmap, torch.func, forward-mode autograd or C++'s functionalization runs."""
     stack: Any = torch._C._functorch.peek_interpreter_stack()
     return stack is not None or is_forward_mode() or _is_functionalizing()

@@ -52,12 +52,12 @@ from fusee.capture.torch_api import (
     STATE_SWITCHES,
     FakeTensor,
     State,
-    is_transforming,
     no_torch_function,
     plain_tensor,
     set_grad_enabled,
     state_conditions,
     state_restored,
+    within_transform,
     without_function_modes,
 )
 from fusee.errors import source_line
@@ -81,7 +81,7 @@ def capture(
     limit, stop = expected(place.function.__code__ if place.at < 0 else None)
     first, why, raising = stop, "", Facts()
     is_compiling, anew, conditions, results = True, set[str](), state_conditions(), Repeated()
-    if is_transforming():
+    if within_transform():
         return Captured(place, Facts(), conditions, eager=_TRANSFORMED)
     (varies := varies or Varying()).begin()
     while True:

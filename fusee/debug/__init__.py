@@ -302,7 +302,7 @@ def explain(
     """
     function, before = target_of(fn)
     chosen = registry.default_backend() if backend is None else backend
-    compile_graph = GuardedBackend(registry.for_capture(chosen), registry.name_of(chosen))
+    compile_graph = GuardedBackend(registry.for_capture(chosen), registry.backend_name(chosen))
     varying = functools.partial(Varying, **registry.sizes_of(chosen))
     compiled = CompiledFunction(function, compile_graph, POLICY, varying=varying)
     served: dict[int, list[int]] = {}  # by an entry's number

@@ -593,7 +593,12 @@ class Twins:
             kwargs = {**kwargs, "device": _META}
         is_unbacked = self.env is not None and op in UNBACKED
         if self.env is not None and self.env.data.made:
-            _require_elements(op, args)
+            # Where an operator may refuse tensors without elements, or lay its result out as if
+            # there were some, sizes that only data knows are let be no 0.
+            is_plain = packet_name(op) in OF_NOTHING or torch.Tag.pointwise in op.tags
+            for x in pytree.tree_leaves(args) if not op.is_view else ():
+                if isinstance(x, Tensor) and not (is_plain and is_row_major(x)):
+                    let_be_filled(x.shape)
         found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
         if found is None:
             with torch._C._DisablePythonDispatcher():
@@ -699,15 +704,6 @@ _NEVER = frozenset("linalg_cross linalg_vector_norm linalg_vecdot linalg_diagona
 _DIVIDE = frozenset(
     "div divide floor_divide floordiv true_divide remainder mod fmod pow ldexp".split()
 )
-
-
-def _require_elements(op: Any, args: Args) -> None:
-    """Let sizes that only data knows be no 0 where an operator may refuse tensors without elements,
-    or lay its result out as if there were some."""
-    is_plain = packet_name(op) in OF_NOTHING or torch.Tag.pointwise in op.tags
-    for x in pytree.tree_leaves(args) if not op.is_view else ():
-        if isinstance(x, Tensor) and not (is_plain and is_row_major(x)):
-            let_be_filled(x.shape)
 
 
 @functools.cache

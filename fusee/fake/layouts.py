@@ -153,7 +153,7 @@ _ORDERS: dict[torch.memory_format, tuple[int, ...]] = {
 }
 
 
-def laid_out(size: Sizes, dtype: torch.dtype, layout: torch.memory_format) -> Spec:
+def in_format(size: Sizes, dtype: torch.dtype, layout: torch.memory_format) -> Spec:
     return Spec(size, strides(size, _ORDERS.get(layout, range(len(size)))), dtype)
 
 
@@ -273,7 +273,7 @@ def like_one(x: Tensor, dtype: torch.dtype) -> Spec:
         return rows(x.shape, dtype)
     if x.dim() == 4 and known((*x.shape, *x.stride())):
         if x.is_contiguous(memory_format=torch.channels_last):
-            return laid_out(x.shape, dtype, torch.channels_last)
+            return in_format(x.shape, dtype, torch.channels_last)
     return like(x, dtype)
 
 

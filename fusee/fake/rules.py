@@ -23,13 +23,13 @@ from fusee.fake.layouts import (
     broadcast,
     combined,
     equal,
+    in_format,
     indexed,
     is_contiguous,
     is_dense,
     is_empty,
     is_row_major,
     known,
-    laid_out,
     let_be_equal,
     like,
     like_one,
@@ -75,7 +75,7 @@ def in_python(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 
 def in_layout_of(x: Tensor) -> Spec:
-    return laid_out(x.shape, x.dtype, suggested_layout(x))
+    return in_format(x.shape, x.dtype, suggested_layout(x))
 
 
 def normalised(x: Tensor) -> Spec:
@@ -204,7 +204,7 @@ def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     size[axis] = sum(x.shape[axis] for x in parts)
     layouts = {suggested_layout(x) for x in tensors}
     layout = layouts.pop() if len(layouts) == 1 else torch.contiguous_format
-    return laid_out(size, first.dtype, layout)
+    return in_format(size, first.dtype, layout)
 
 
 @RULES.rule("stack")
@@ -317,7 +317,7 @@ def _max_pool2d(
     axes: int = 2,
 ) -> Found:
     size, layout = pooled(x, kernel, stride, padding, dilation, ceil, axes), suggested_layout(x)
-    return laid_out(size, x.dtype, layout), laid_out(size, torch.int64, layout)
+    return in_format(size, x.dtype, layout), in_format(size, torch.int64, layout)
 
 
 RULES.rule("max_pool2d")(lambda x, *rest: None if known(x.shape) else _max_pool2d(x, *rest)[0])
@@ -328,18 +328,18 @@ RULES.rule("max_pool3d_with_indices")(functools.partial(_max_pool2d, axes=3))
 def _avg_pool2d(
     x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
 ) -> Found:
-    return laid_out(pooled(x, kernel, stride, padding, (1,), ceil), x.dtype, suggested_layout(x))
+    return in_format(pooled(x, kernel, stride, padding, (1,), ceil), x.dtype, suggested_layout(x))
 
 
 @RULES.rule("_adaptive_avg_pool2d")
 def _adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Found:
     if x.dim() not in (3, 4) or len(size) != 2 or is_empty(x):
         return None
-    return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
+    return in_format((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 
 
 RULES.rule("max_unpool2d")(
-    lambda x, index, size: laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
+    lambda x, index, size: in_format((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 )
 
 
@@ -350,7 +350,7 @@ RULES.rule("max_unpool2d")(
 def _clone(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Found:
     if memory_format in (None, torch.preserve_format):
         return like(x, x.dtype)
-    return laid_out(x.shape, x.dtype, memory_format)
+    return in_format(x.shape, x.dtype, memory_format)
 
 
 @RULES.rule("_to_copy")
@@ -391,7 +391,7 @@ def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
         return None
     if any(s % x.shape[d] == 0 for s, d in zip(shifts, dims)):
         return None
-    return laid_out(x.shape, x.dtype, layout)
+    return in_format(x.shape, x.dtype, layout)
 
 
 @RULES.rule("constant_pad_nd")
@@ -409,7 +409,7 @@ def _padded(op: Op, x: Tensor, padding: Sizes) -> Found:
     """Of a kernel that fills the memory format which its operand suggests."""
     layout = suggested_layout(x)
     is_plain = layout == torch.contiguous_format
-    return None if is_plain else laid_out(in_python(op, x, padding).shape, x.dtype, layout)
+    return None if is_plain else in_format(in_python(op, x, padding).shape, x.dtype, layout)
 
 
 for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"):
@@ -573,7 +573,7 @@ def convolution_spec(size: Sizes, x: Tensor, weight: Tensor, groups: int) -> Spe
     if x.dim() == 3:  # of images with one row: at::_convolution makes x contiguous
         with mode_of((weight,)):
             layout = suggested_layout(weight.unsqueeze(2))
-        image = laid_out((*size[:2], 1, size[2]), x.dtype, layout)
+        image = in_format((*size[:2], 1, size[2]), x.dtype, layout)
         return Spec(size, [*image.stride[:2], image.stride[3]], x.dtype)
     layout = suggested_layout(x)
     layout = suggested_layout(weight) if layout is torch.contiguous_format else layout
@@ -585,7 +585,7 @@ def convolution_spec(size: Sizes, x: Tensor, weight: Tensor, groups: int) -> Spe
             or bool(math.prod(x.shape[:4]) > 20480)
         )
         layout = layout if is_onednns else torch.contiguous_format
-    return laid_out(size, x.dtype, layout)
+    return in_format(size, x.dtype, layout)
 
 
 @RULES.rule("scaled_dot_product_attention")
@@ -729,7 +729,7 @@ RULES.rule("log_sigmoid rrelu_with_noise")(lambda x, *_: rows(x.shape, x.dtype))
 def _channel_shuffle(x: Tensor, groups: int) -> Found:
     if x.dim() < 3 or groups < 1 or x.shape[1] % groups != 0:
         return None
-    return laid_out(x.shape, x.dtype, suggested_layout(x))
+    return in_format(x.shape, x.dtype, suggested_layout(x))
 
 
 # ---------------------------------------------------------------------------- GPUs

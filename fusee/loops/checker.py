@@ -345,13 +345,8 @@ def dominance(items: Sequence[Item]) -> Iterator[tuple[Item, str]]:
     for item in items:
         own = set(writes(item))
         for buffer in reads(item):
-            inside = isinstance(item, Kernel) and buffer in own
-            if (
-                buffer.role not in GIVEN
-                and buffer not in written
-                and not inside
-                and buffer.size != 0
-            ):
+            is_there = buffer.role in GIVEN or buffer in written or buffer.size == 0
+            if not is_there and not (isinstance(item, Kernel) and buffer in own):
                 yield item, f"reads {buffer}, which nothing has written yet"
         if isinstance(item, Kernel) and own.intersection(reads(item)):
             yield from ((item, fault) for fault in _own_reads(item, written))
@@ -388,11 +383,8 @@ def _own_reads(kernel: Kernel, written: set[Buffer]) -> Iterator[str]:
 
 def _same_point(stored: Size, read: Size, outer: Sequence[Symbol]) -> bool:
     """Whether what is read at an outer point was stored at that point, as far as steps tell."""
-    for axis in outer:
-        one, other = coefficient(stored, axis), coefficient(read, axis)
-        if one is not None and other is not None and one[0] != other[0]:
-            return False
-    return True
+    steps = ((coefficient(stored, axis), coefficient(read, axis)) for axis in outer)
+    return all(one is None or other is None or one[0] == other[0] for one, other in steps)
 
 
 def written_whole(items: Sequence[Item]) -> Iterator[tuple[Item, str]]:

@@ -120,23 +120,19 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
             phases.append(Phase((), final))
     values = walk(value for phase in phases for value in phase.operands)
     needed = live.union(v.attr[0] for v in values if v.op == "load")
-    for phase in phases:
-        phase.body = [s for s in phase.body if not isinstance(s, Store) or s.buffer in needed]
     # Phases without statements go; neighbouring phases without inner axes become one.
-    result: list[Phase] = []
+    kept: list[Phase] = []
     for phase in phases:
-        if not phase.body:
-            continue
-        if result and not phase.inner and not result[-1].inner:
-            result[-1].body.extend(phase.body)
-        else:
-            result.append(phase)
-    phases = result
-    if not phases:
+        body = [s for s in phase.body if not isinstance(s, Store) or s.buffer in needed]
+        if body and kept and not phase.inner and not kept[-1].inner:
+            kept[-1].body += body
+        elif body:
+            kept.append(Phase(phase.inner, body))
+    if not kept:
         return None
     ordered = tuple(axis for m in group.members for axis in m.loop.ordered)
     origin = joined(part for m in group.members for part in m.loop.origin.split(" + ") if part)
-    return order_loops(Kernel(group.outer, phases, None, ordered, origin), group.profile)
+    return order_loops(Kernel(group.outer, kept, None, ordered, origin), group.profile)
 
 
 def _forwarded(
@@ -488,14 +484,10 @@ def _links(
         if buffer in produced:
             yield produced[buffer].loop.index, index, buffer, True
         else:
-            found: dict[Size, None] = {}
-            for member in group.members:
-                if buffer in reads(member.loop):
-                    for value in walk([member.loop.value, *dict(member.loop.folds).values()]):
-                        if value.op == "load" and value.attr[0] is buffer:
-                            found[value.attr[1]] = None
-            for other in list(found):
-                shared.append((other, index, buffer, False))
+            readers = [m.loop for m in group.members if buffer in reads(m.loop)]
+            others = [v for x in readers for v in walk([x.value, *dict(x.folds).values()])]
+            at = (v.attr[1] for v in others if v.op == "load" and v.attr[0] is buffer)
+            shared += [(other, index, buffer, False) for other in dict.fromkeys(at)]
     yield from shared
 
 

@@ -84,10 +84,10 @@ def plan_memory(schedule: Schedule, large_bytes: int | None = None) -> Plan:
     take_out_shared(schedule)
     if large_bytes is not None:
         take_out_large(schedule, large_bytes)
-    return laid_out(schedule)
+    return placed(schedule)
 
 
-def laid_out(schedule: Schedule) -> Plan:
+def placed(schedule: Schedule) -> Plan:
     """Lay out the scratch buffers: those of known size best-fit, the others after them."""
     lives: dict[Buffer, Life] = {}
     for position, item in enumerate(schedule.items):

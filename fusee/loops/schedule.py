@@ -87,8 +87,7 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
         phases = [accesses(phase.body) for phase in kernel.phases]
     if kernel.ordered:
         return kernel
-    backwards = ((axis, axis.hi) for axis in _backwards(kernel, phases))
-    back = {axis: size - 1 - axis.expr for axis, size in backwards if size is not None}
+    back = {a: a.hi - 1 - a.expr for a in _backwards(kernel, phases) if a.hi is not None}
     if back:
         for phase in kernel.phases:
             phase.body = rewrite_body(phase.body, back)
@@ -292,8 +291,7 @@ def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
 def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
     """A loop whose axes are those that its indices cut them into, or that scans beside it go
     through in pieces, and run as these do; None if its own are."""
-    pairs = ((axis, axis.hi) for axis in _reversed(loop, beside))
-    back = {axis: size - 1 - axis.expr for axis, size in pairs if size is not None}
+    back = {a: a.hi - 1 - a.expr for a in _reversed(loop, beside) if a.hi is not None}
     cut = rewritten(loop, back) if back and loop.acc is None and not loop.ordered else loop
     while loop.acc is None and not loop.ordered and len(cut.axes) < 8:
         found = next(itertools.chain(cuts_of(cut), _in_pieces(cut, beside)), None)
@@ -442,19 +440,15 @@ def _suits(found: Accesses, axis: Symbol, wide: int) -> float:
 
 def _choose_lanes(kernel: Kernel, phases: Sequence[Accesses], wide: int) -> Symbol | None:
     """The outer axis for lanes, or None when the phases' own inner axes serve better."""
-    best_outer, best_score = None, float("-inf")
     looped = [pair for pair in zip(kernel.phases, phases, strict=True) if pair[0].inner]
     weighed = [found for _, found in looped] or phases
-    for axis in kernel.outer:
-        score = min(_suits(found, axis, wide) for found in weighed)
-        if score >= best_score:
-            best_outer, best_score = axis, score
-    if not looped:
-        return best_outer
+    scores = {axis: min(_suits(found, axis, wide) for found in weighed) for axis in kernel.outer}
+    best = max(reversed(scores), key=scores.__getitem__, default=None)
+    if not looped or best is None:
+        return best
     inner = min(max(_suits(found, axis, wide) for axis in p.inner) for p, found in looped)
-    if best_outer is None or all(_is_brief(*pair, best_outer) for pair in looped):
-        return best_outer
-    return None if inner >= best_score else best_outer
+    is_brief = all(_is_brief(*pair, best) for pair in looped)
+    return best if is_brief or inner < scores[best] else None
 
 
 # Points that are few beside the lanes of a vector.
@@ -464,15 +458,10 @@ _BRIEF = 8
 def _is_brief(phase: Phase, found: Accesses, axis: Symbol) -> bool:
     """Whether vectors along an outer axis, picked out of near elements, beat the phase's loops."""
     points = count_points(phase.inner)
-    steps = [coefficient(index, axis) for index, _ in found]
-    return (
-        isinstance(points, int)
-        and points <= _BRIEF
-        and all(
-            parts is not None and isinstance(parts[0], int) and 0 <= parts[0] <= _BRIEF
-            for parts in steps
-        )
-    )
+    if not isinstance(points, int) or points > _BRIEF:
+        return False
+    steps = [(coefficient(index, axis) or (-1, 0))[0] for index, _ in found]
+    return all(isinstance(step, int) and 0 <= step <= _BRIEF for step in steps)
 
 
 # ------------------------------------------------------------------------------ sort
@@ -487,11 +476,8 @@ def _by_stride(
     indices = [(index, weight) for (index, is_memory), weight in found.items() if is_memory]
 
     def stride(axis: Symbol) -> int:
-        total = 0
-        for index, weight in indices:
-            parts = coefficient(index, axis)
-            total += weight * (abs(hint(parts[0])) if parts is not None else 1)
-        return total
+        steps = ((coefficient(index, axis), weight) for index, weight in indices)
+        return sum(n * (abs(hint(parts[0])) if parts is not None else 1) for parts, n in steps)
 
     return tuple(sorted(axes, key=lambda axis: (axis == last, -stride(axis))))
 

@@ -434,17 +434,12 @@ def _lower(a: Size, steps: Iterator[int]) -> int | None:
         coef, rest = linear_in(a, symbol)
         if coef is None:
             continue
-        if isinstance(coef, int):
-            rising, falling = coef >= 0, coef <= 0
-        else:
-            least, most = _lower(coef, steps), _lower(-coef, steps)
-            rising, falling = least is not None and least >= 0, most is not None and most >= 0
-        if rising:
+        least, most = _lower(coef, steps), _lower(-coef, steps)
+        if least is not None and least >= 0:  # it rises
             return _lower(coef * symbol.lo + rest, steps)
-        if falling and symbol.hi is not None:
-            return _lower(coef * (symbol.hi - 1) + rest, steps)
-        if falling:
-            return None
+        if most is not None and most >= 0:
+            end = symbol.hi
+            return None if end is None else _lower(coef * (end - 1) + rest, steps)
     total = 0
     for mono, coef in a.terms.items():
         lo, hi = 1, 1 if not mono else None
@@ -470,18 +465,12 @@ def linear_in(a: Expr, symbol: Atom) -> tuple[Size | None, Size]:
     coef: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for mono, c in a.terms.items():
-        if len(mono) == 1:
-            if mono[0] == symbol:
-                coef[()] = c
-            else:
-                rest[mono] = c
-            continue
         count = mono.count(symbol)
         if count > 1:
             return None, 0
         if count:
-            mono = tuple(atom for atom in mono if atom != symbol)
-            coef[mono] = c
+            at = mono.index(symbol)
+            coef[mono[:at] + mono[at + 1 :]] = c
         else:
             rest[mono] = c
     return collect(coef), collect(rest)

@@ -404,5 +404,5 @@ def test_another_process_reads_ahead(tmp_path: Path, cache_dir: Path) -> None:
 
 def test_what_is_not_strided_has_no_name() -> None:
     dense = torch.eye(3)
-    assert resume.name_of(["engine"], [dense]) is not None
-    assert resume.name_of(["engine"], [dense, dense.to_sparse()]) is None
+    assert resume.name_on_disk(["engine"], [dense]) is not None
+    assert resume.name_on_disk(["engine"], [dense, dense.to_sparse()]) is None

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusee
-from fusee.autodiff.bill import known
+from fusee.autodiff.bill import price_of
 from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
@@ -403,10 +403,10 @@ def test_a_bill_says_what_decides_on_lanes(call: Any, x: torch.Tensor, kind: str
 
 def test_what_is_not_listed_is_priced_by_its_nearest() -> None:
     own = {"": (2.0, 1.0), " down": (3.0, 1.0), "sum": (5.0, 4.0), "amax narrow down": (9.0, 2.0)}
-    assert known(own, "sum down") == (15, 4)
-    assert known(own, "amax narrow") == (3, 2)
-    assert known(own, "erf down") == (4.5, 1)
-    assert known(own, "_sum") == own["sum"]
+    assert price_of(own, "sum down") == (15, 4)
+    assert price_of(own, "amax narrow") == (3, 2)
+    assert price_of(own, "erf down") == (4.5, 1)
+    assert price_of(own, "_sum") == own["sum"]
 
 
 def test_python_runs_functions_whose_graphs_run_as_captured() -> None:

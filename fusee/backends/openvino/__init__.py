@@ -29,7 +29,7 @@ from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends.regions import Bound, CompiledRegion, Declined, Followed
 from fusee.backends.registry import EngineOptions, operators
 from fusee.backends.report import CompiledGraph
-from fusee.backends.resume import Ahead, Resuming, find, name_of
+from fusee.backends.resume import Ahead, Resuming, find, name_on_disk
 from fusee.config import knob
 from fusee.errors import BackendError, FuseeWarning, OptionError, choices, warn
 from fusee.runtime import when_imported
@@ -561,4 +561,4 @@ def resume(
         return CompiledRegion(call, spec, call.primitives)
 
     how = Resuming(options.name or options.backend, options.backend, options.device, take_up)
-    return how.resume(sidecar, name_of(models.kept_for, examples), examples, recompile)
+    return how.resume(sidecar, name_on_disk(models.kept_for, examples), examples, recompile)

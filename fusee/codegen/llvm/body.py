@@ -40,7 +40,9 @@ def emit_value(ctx: Context, value: Value) -> None:
     known = ctx.ranked[rank].known
     if value in known:
         return
-    if not varies:
+    if value.op in ("acc", "carry"):
+        known[value] = (ctx.acc_names if value.op == "acc" else ctx.carried)[value.attr]
+    elif not varies:
         known[value] = _scalar(ctx, value, rank)
     elif value.op == "load":
         known[value] = load_vector(ctx, value)
@@ -53,10 +55,6 @@ def emit_value(ctx: Context, value: Value) -> None:
 def _scalar(ctx: Context, value: Value, rank: int) -> str:
     if value.op == "const":
         return ctx.number(value)
-    if value.op in ("acc", "carry"):
-        found = (ctx.acc_names if value.op == "acc" else ctx.carried)[value.attr]
-        assert isinstance(found, str)
-        return found
     if value.op == "load":
         return load_scalar(ctx, value)
     if value.op == "index":
@@ -66,10 +64,6 @@ def _scalar(ctx: Context, value: Value, rank: int) -> str:
 
 
 def _vectors(ctx: Context, value: Value, rank: int) -> list[str]:
-    if value.op in ("acc", "carry"):
-        found = (ctx.acc_names if value.op == "acc" else ctx.carried)[value.attr]
-        assert isinstance(found, list)
-        return found
     t = ctx.target(rank, ctx.lanes)
     if value.op in FLIPPED and value.args[0].dtype is torch.int64:
         test = _position_test(ctx, t, value)
@@ -94,7 +88,7 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
         op, position, bound = FLIPPED[op], bound, position
     if position.op != "index" or ctx.facts[bound][1] or ctx.copy_axis is not None:
         return None
-    varying, uniform = split_lanes(ctx, position.attr)
+    varying, uniform = split_lanes(ctx, groups(ctx, position.attr))
     if [mono for mono, _ in varying] != [(ctx.lane,)] or varying[0][1] != 1:
         return None
     start, limit = scalar_sum(ctx, [*varying, *uniform]), ctx.scalar(bound)

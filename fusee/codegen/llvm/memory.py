@@ -212,13 +212,10 @@ def _call(ctx: Context, rank: int, atom: Call, a: str, b: str, lanes: int) -> st
 # ------------------------------------------------------------------------------ vectors
 
 
-def split_lanes(ctx: Context, size: Size) -> tuple[list[Group], list[Group]]:
+def split_lanes(ctx: Context, terms: Sequence[Group]) -> tuple[list[Group], list[Group]]:
     """(terms that differ between lanes, terms that do not)."""
-    varying: list[Group] = []
-    uniform: list[Group] = []
-    for group in groups(ctx, size):
-        (varying if mono_varies(ctx, group[0]) else uniform).append(group)
-    return varying, uniform
+    pairs = [(group, mono_varies(ctx, group[0])) for group in terms]
+    return [group for group, varies in pairs if varies], [x for x, varies in pairs if not varies]
 
 
 def lane_stride(ctx: Context, varying: Sequence[Group]) -> list[Group] | None:
@@ -234,22 +231,17 @@ def lane_stride(ctx: Context, varying: Sequence[Group]) -> list[Group] | None:
 
 def vector_sum(ctx: Context, terms: Sequence[Group], rank: int) -> list[str]:
     """The sum as vectors of i64, for every copy, emitted at `rank`."""
-    uniform = [group for group in terms if not mono_varies(ctx, group[0])]
-    varying = [group for group in terms if mono_varies(ctx, group[0])]
+    varying, uniform = split_lanes(ctx, terms)
     stride = lane_stride(ctx, varying)
     if stride is not None:
         return _ramp(ctx, [*varying, *uniform], stride, rank)
     level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
-    totals: list[str] = []
-    for copy in range(ctx.copies):
-        total = ""
-        if uniform:
-            total = ctx.splat(scalar_sum(ctx, uniform), "i64", rank)
-        for group in varying:
-            term = _vector_product(ctx, group, rank)[copy]
-            total = level.op(f"add {kind} {total}, {term}") if total else term
-        totals.append(total)
-    return totals
+    start = [ctx.splat(scalar_sum(ctx, uniform), "i64", rank)] if uniform else []
+    products = [_vector_product(ctx, group, rank) for group in varying]
+    return [
+        functools.reduce(lambda x, y: level.op(f"add {kind} {x}, {y}"), (*start, *terms))
+        for terms in zip(*products, strict=True)
+    ]
 
 
 def _ramp(ctx: Context, terms: Sequence[Group], stride: Sequence[Group], rank: int) -> list[str]:
@@ -336,7 +328,7 @@ class AccessPlace:
         self.stride = ""
         self.offsets: list[str] = []
         self.can_gather = ctx.machine.has_gather and BITS[self.kind] >= 32
-        varying, uniform = split_lanes(ctx, index)
+        varying, uniform = split_lanes(ctx, groups(ctx, index))
         stride = lane_stride(ctx, varying)
         if stride is None:
             self.address = pointer(ctx, buffer, self.kind, uniform)
@@ -592,17 +584,15 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
         return [from_memory(t, buffer.dtype, x) for x in turns]
     found: list[str] = []
     guard = value.args[0] if value.args else None
-    shared_guard = guard is not None and not ctx.facts[guard][1]
-    guards = ctx.vectors(guard) if guard is not None and not shared_guard else []
-    if guard is not None and shared_guard and place.step:
+    guards: Sequence[str] = []
+    if guard is not None and place.step and not ctx.facts[guard][1]:
         # one test for all lanes: read from the spare place instead
-        other = t.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {ctx.spare()}")
-        shift = (ctx.copies * ctx.lanes - 1) * (BITS[place.kind] // 8)
+        other = ctx.spare()
         if place.step == -1:
-            behind = t.op(f"getelementptr i8, ptr {ctx.spare()}, i64 {shift}")
-            other = t.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {behind}")
-        place.address = other
-    elif guard is not None and shared_guard:
+            shift = (ctx.copies * ctx.lanes - 1) * (BITS[place.kind] // 8)
+            other = t.op(f"getelementptr i8, ptr {other}, i64 {shift}")
+        place.address = t.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {other}")
+    elif guard is not None:
         guards = ctx.vectors(guard)
     for copy in range(ctx.copies):
         mask = _both(t, ctx.mask, guards[copy] if guards else None)

@@ -128,9 +128,7 @@ class _Mapping:
             self.lane = kernel.outer[-1]
         self.parallel = [axis for axis in kernel.outer if axis != self.lane]
         self.team: Team | None = None
-        self.vec = 1
-        if self.lane is not None:
-            self.vec = lanes_along(kernel.phases, self.lane)
+        self.vec = 1 if self.lane is None else lanes_along(kernel.phases, self.lane)
         self.split: Sharing | None = None
         self.row: Symbol | None = None
         while alone and self.vec > 1 and hint(self._space()) < ENOUGH:
@@ -287,7 +285,6 @@ class _Mapping:
     # -------------------------------------------------------------------------- function
 
     def emit(self) -> KernelCode:
-        shared: list[str] = []
         size = 0
         if self.tile is not None:
             threads, total, size = THREADS, self._by_tiles(self.tile), self.tile.starts()[-1]
@@ -298,9 +295,8 @@ class _Mapping:
         else:
             threads = self.team.block
             total, size = self._by_teams(self.team)
-        if size:
-            shared = [f"@shared = internal addrspace(3) global [{size} x i8] undef, align 16"]
-        ctx = self.ctx
+        text = f"@shared = internal addrspace(3) global [{size} x i8] undef, align 16"
+        ctx, shared = self.ctx, [text] if size else []
         self.level.do("ret void")
         lines = "\n".join(["start:", *self.level.lines])
         # what the kernel writes may be the caller's, and be seen through another input

@@ -294,14 +294,8 @@ class Lowering:
     ) -> Tensor:
         """`recipe` gives the view's place from the base's, or None where strides can't say it."""
         tensor = Tensor(self, shape, base.dtype)
-        storage = base.storage
-        if storage is not None and recipe is not None:
-            tensor._storage = recipe(storage)
-            if tensor._storage is not None:
-                return tensor
-            recipe = None
         tensor.base, tensor.index_map, tensor.recipe = base, index_map, recipe
-        return self._bounded(tensor, (base,), base.weight)
+        return tensor if tensor.storage else self._bounded(tensor, (base,), base.weight)
 
     def beside(self, shape: Shape, dtype: torch.dtype, pieces: Pieces) -> Tensor:
         tensor = Tensor(self, shape, dtype)
@@ -529,14 +523,9 @@ class Lowering:
         """Realise a tensor that is costly to compute as often as it will be used."""
         if tensor.storage is not None or tensor.base is not None:
             return
-        pieces = tensor.pieces
-        if pieces is not None:
-            if uses > 1 and self.is_heavy(tensor):
-                self.realise(tensor)
-            return
-        if (len(tensor.operands) > 1 and len(tensor.reads()) > self.values.profile.reads) or (
-            uses > 1 and self.is_heavy(tensor)
-        ):
+        is_wide = tensor.pieces is None and len(tensor.operands) > 1
+        is_wide = is_wide and len(tensor.reads()) > self.values.profile.reads
+        if is_wide or (uses > 1 and self.is_heavy(tensor)):
             self.realise(tensor)
 
     # -------------------------------------------------------------------------- whole tensors

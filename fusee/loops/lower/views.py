@@ -202,10 +202,7 @@ def _groups(src: Shape, dst: Shape) -> list[tuple[list[int], list[int]]]:
         p, q = src[left[i]], dst[right[j]]
         i, j = i + 1, j + 1
         while not known_eq(p, q):
-            if isinstance(p, int) and isinstance(q, int):
-                grow_left = p < q
-            else:
-                grow_left = divides(p, q) or (not divides(q, p) and known_lt(p, q))
+            grow_left = divides(p, q) or (not divides(q, p) and known_lt(p, q))
             if (grow_left and i < len(left)) or j >= len(right):
                 if i >= len(left):
                     break

@@ -126,7 +126,7 @@ def version() -> str:
     return f"{found[0]}.{found[1]}"
 
 
-def known(capability: int) -> int:
+def ptx_capability(capability: int) -> int:
     """The capability that PTX is written for."""
     return max((sm for sm in CAPABILITIES if sm <= capability), default=min(CAPABILITIES))
 
@@ -194,7 +194,7 @@ def _compiled(name: str, capability: int) -> bytes:
     head = f'extern "C" __device__ {kind} {DEVICE}{name}({takes})'
     source = f"{head} {{ return {name}({', '.join(names)}); }}"
     tool, program = _nvrtc(), ctypes.c_void_p()
-    options = [f"-arch=compute_{known(capability)}".encode(), b"-rdc=true"]
+    options = [f"-arch=compute_{ptx_capability(capability)}".encode(), b"-rdc=true"]
     array = (ctypes.c_char_p * len(options))(*options)
     given = (source.encode(), b"function.cu", 0, None, None)
     status = tool.call("CreateProgram", ctypes.byref(program), *given)
@@ -394,7 +394,7 @@ class KernelBuild(Build):
 @functools.cache
 def target(capability: int) -> Cpu:
     """What LLVM writes PTX for."""
-    sm = known(capability)
+    sm = ptx_capability(capability)
     return Cpu(TRIPLE, f"sm_{sm}", frozenset(), f"+ptx{CAPABILITIES[sm]}")
 
 

@@ -354,22 +354,17 @@ def one_key(edit: Editor) -> None:
         if keys != 1 or same != batch or heads % groups:
             continue
         with edit.before(node):
-            found = _attended(edit, node, q, k, v, [batch, groups, heads // groups, -1])
+            q, k, v = (edit.cast(x, torch.float32) for x in (q, k, v))
+            lead = [batch, groups, heads // groups, -1]
+            q = edit.call(aten.reshape.default, q, [*lead, val(q).shape[-1]])
+            k, v = (edit.call(aten.unsqueeze.default, x, 2) for x in (k, v))
+            score = edit.call(aten.sum.dim_IntList, edit.call(aten.mul.Tensor, q, k), [-1], True)
+            zero = edit.call(aten.sub.Tensor, score, score)
+            share = edit.call(aten.exp.default, zero)  # its softmax: 1, or not a number
+            found = edit.call(aten.mul.Tensor, share, v)
+            found = edit.call(aten.reshape.default, found, list(val(node).shape))
         edit.become(node, aten._to_copy.default, found, dtype=val(node).dtype)
         edit.notes.append(f"{node} is its only value")
-
-
-def _attended(
-    edit: Editor, node: fx.Node, q: fx.Node, k: fx.Node, v: fx.Node, heads: list[int]
-) -> fx.Node:
-    """The value, times what softmax makes of its one score."""
-    call = edit.call
-    q, k, v = (edit.cast(x, torch.float32) for x in (q, k, v))
-    q = call(aten.reshape.default, q, [*heads, val(q).shape[-1]])
-    k, v = (call(aten.unsqueeze.default, x, 2) for x in (k, v))
-    score = call(aten.sum.dim_IntList, call(aten.mul.Tensor, q, k), [-1], True)
-    share = call(aten.exp.default, call(aten.sub.Tensor, score, score))  # 1, or not a number
-    return call(aten.reshape.default, call(aten.mul.Tensor, share, v), list(val(node).shape))
 
 
 def in_one_order(edit: Editor) -> None:
@@ -449,7 +444,19 @@ def rows_as_sums(edit: Editor) -> None:
         if dtype not in FLOATS or not 0 < math.prod(rows) <= most:
             continue
         with edit.before(node):
-            found = _rows_times(edit, node, x, weight, bias)
+            number = math.prod(rows)
+            given = edit.call(aten.view.default, x, [number, count])
+            given.meta["stored"] = True  # each element of the result reads all of it
+            wide, products = edit.cast(weight, torch.float32), []
+            for k in range(number):
+                row = given if number == 1 else edit.call(aten.slice.Tensor, given, 0, k, k + 1)
+                row = edit.cast(row, torch.float32)
+                product = edit.call(aten.mul.Tensor, row, wide)
+                found = edit.call(aten.sum.dim_IntList, product, [1])
+                if bias is not None:
+                    found = edit.call(aten.add.Tensor, found, edit.cast(bias, torch.float32))
+                products.append(edit.cast(found, dtype))
+            found = products[0] if number == 1 else edit.call(aten.cat.default, products)
         edit.become(node, aten.view.default, found, list(val(node).shape))
         edit.notes.append(f"{node} is a sum of products")
 
@@ -587,26 +594,6 @@ def _along(x: fx.Node, names: tuple[str, str]) -> str | None:
     """The axis along which a matrix lies row by row."""
     (*_, outer, inner) = val(x).stride()
     return names[1] if inner == 1 else names[0] if outer == 1 else None
-
-
-def _rows_times(edit: Editor, node: fx.Node, x: fx.Node, weight: fx.Node, bias: Any) -> fx.Node:
-    dtype, *_, count = val(x).dtype, *val(x).shape
-    number = val(x).numel() // count
-    given = edit.call(aten.view.default, x, [number, count])
-    given.meta["stored"] = True  # each element of the result reads all of it
-    matrix, products = edit.cast(weight, torch.float32), []
-    for k in range(number):
-        row = given
-        if number > 1:
-            row = edit.call(aten.slice.Tensor, given, 0, k, k + 1)
-        row = edit.cast(row, torch.float32)
-        product = edit.call(aten.mul.Tensor, row, matrix)
-        found = edit.call(aten.sum.dim_IntList, product, [1])
-        if bias is not None:
-            wide = edit.cast(bias, torch.float32)
-            found = edit.call(aten.add.Tensor, found, wide)
-        products.append(edit.cast(found, dtype))
-    return products[0] if number == 1 else edit.call(aten.cat.default, products)
 
 
 # ---------------------------------------------------------------------------- numbers of the CPU
