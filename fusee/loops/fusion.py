@@ -334,6 +334,10 @@ class _Fuser:
         of groups of channels, where a norm reduces each group."""
         if not group.frozen and loop.acc is None:
             return None
+        own = {axis.hi for axis in loop.all_axes}
+        theirs = {axis.hi for axes in (group.outer, *group.phases) for axis in axes}
+        if own <= theirs or theirs <= own:
+            return None
         pieces, cut = _in_common_axes(loop, group)
         if pieces is loop and cut is group:
             return None
