@@ -35,7 +35,7 @@ from fusee.capture.sources import (
     raw_class,
 )
 from fusee.capture.watched import UNCHANGING, Watched
-from fusee.errors import OptionError
+from fusee.errors import GENERATED, OptionError
 from fusee.source import define
 
 # ---------------------------------------------------------------------------- facts
@@ -210,6 +210,9 @@ class Fact:
         """Words for a value."""
         if isinstance(value, (Origin, TensorFact)):
             return str(value)
+        if isinstance(value, types.CodeType):
+            title, _ = GENERATED.get(value.co_filename, (value.co_filename, {}))
+            return f"the code at {title}:{value.co_firstlineno}"
         if isinstance(type(value).__repr__, types.FunctionType):  # code of the program's
             return object.__repr__(value)
         try:
