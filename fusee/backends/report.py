@@ -31,6 +31,7 @@ from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import CUTS, GraphCompiler, Sidecar
+from fusee.runtime.jit import defer
 from fusee.source import tensors_in
 from fusee.sym.shape_env import is_unbacked
 
@@ -576,7 +577,7 @@ class GuardedBackend:
         try:
             compiled = self.backend(gm, list(example_inputs))
             if key is not None and isinstance(compiled, CompiledGraph):
-                self.made[key] = compiled
+                defer(lambda: self.made.setdefault(key, compiled))
             if callable(compiled):
                 return compiled  # type: ignore[no-any-return]
             problem = f"returned {type(compiled).__name__}, which cannot be called"

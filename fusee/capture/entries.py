@@ -74,7 +74,7 @@ from fusee.errors import (
 )
 from fusee.fake import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
-from fusee.runtime.jit import Build, deferred
+from fusee.runtime.jit import deferred
 
 # ---------------------------------------------------------------------------- entrances
 # How calls come in: functions with the signature of what is compiled, written as source.
@@ -498,9 +498,13 @@ class CompiledFunction:
                 return None
             if site.entries:
                 self._explain_miss(site.entries, values)
+            entry = None
             try:
-                with unseen_by_hooks(), room, deferred() as builds:
-                    entry = self._made(site.place, values, builds)
+                with unseen_by_hooks(), room:
+                    with contextlib.suppress(CompileError), deferred() as waiting:
+                        entry = self._made(site.place, values, waiting)
+                    # once more, waiting at once: by the backend's rules it may run eagerly
+                    entry = entry or self._made(site.place, values, ())
                     entry.made_at = self.turn
             except Unready:
                 return None
@@ -513,8 +517,8 @@ class CompiledFunction:
                 listener(entry)
             return entry
 
-    def _made(self, place: Place, values: Values, builds: Sequence[Build]) -> Entry:
-        """builds   of the graphs that are compiled, as `deferred` gives them"""
+    def _made(self, place: Place, values: Values, waiting: Sequence[Callable[[], object]]) -> Entry:
+        """waiting   what is called when guards are written, as `deferred` gives it"""
         begin = time.perf_counter()
         is_kept = not (place.of_code or place.at >= 0 or self.guard_filter)
         keeper = self.keeper if is_kept else None
@@ -529,7 +533,7 @@ class CompiledFunction:
         try:
             self._refuse_break(captured)
         except GraphBreakError as error:
-            return self._without_symbols(captured, place, values, builds, error)
+            return self._without_symbols(captured, place, values, waiting, error)
         compiled = None
         # under fullgraph Python runs all of a function that raises: it has no pieces
         has_pieces = not captured.eager and not (self.fullgraph and captured.raises)
@@ -540,7 +544,7 @@ class CompiledFunction:
             except BackendError as error:
                 if not self.varies.as_torch:  # ours do no better with constants
                     raise
-                return self._without_symbols(captured, place, values, builds, error)
+                return self._without_symbols(captured, place, values, waiting, error)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
         is_left = captured.is_plain and getattr(compiled, "is_captured", False)
@@ -550,12 +554,8 @@ class CompiledFunction:
         if self.guard_filter is not None:
             captured.facts.keep(self.guard_filter, values)
         check, check_source = captured.check(values)  # threads compile meanwhile
-        try:
-            for build in builds:
-                build.finish()
-        except CompileError:
-            compiled = None
-            compiled = captured.compiled(self.compile_graph)  # by whose rules it may run eagerly
+        for function in waiting:
+            function()
         run = None
         if has_pieces and not is_left:
             run = captured.run(compiled, self.nested)
@@ -575,7 +575,7 @@ class CompiledFunction:
         captured: Captured,
         place: Place,
         values: Values,
-        builds: Sequence[Build],
+        waiting: Sequence[Callable[[], object]],
         error: BackendError | GraphBreakError,
     ) -> Entry:
         """An entry for sizes that are constants, where open ones are in the way.
@@ -587,7 +587,7 @@ class CompiledFunction:
             raise error
         self.varies.with_symbols = False
         with contextlib.suppress(type(error)):
-            entry = self._made(place, values, builds)
+            entry = self._made(place, values, waiting)
             self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
             return entry
         self.varies.with_symbols = True

@@ -507,35 +507,25 @@ class Build:
             self._pending[key] = submit(self._kept, key, named)
         return key
 
-    def settle(self) -> None:
-        """Wait for the functions, unless somebody has `deferred` that."""
-        deferred: list[Build] | None = getattr(_of_thread, "deferred", None)
-        if deferred is None:
-            self.finish()
-        else:
-            deferred.append(self)
-
     def finish(self) -> list[Function]:
         """The functions of all units, in the order of `add`. Any thread may ask, again and again.
 
         raises   CompileError if LLVM refuses a unit or cannot resolve what it calls
         """
         with self._finishing:
-            return self._finished()
+            if self._pending:
+                self._load(list(self._pending))
+            return [self._ready[key] for key in self._keys]
 
-    def _finished(self) -> list[Function]:
-        if self._pending:
-            keys = list(self._pending)
-            objects = [
-                one if isinstance(one, bytes) else one.result() for one in self._pending.values()
-            ]
-            for key, library in zip(keys, self.load(list(map(_name, keys)), objects), strict=True):
-                self._ready[key] = _functions[self.place + key] = Function(key, library)
-            self._pending.clear()
-            self._texts.clear()
-            if self.cache is not None:
-                self.cache.report()
-        return [self._ready[key] for key in self._keys]
+    def _load(self, keys: Sequence[str]) -> None:
+        units = self._pending.values()
+        objects = [one if isinstance(one, bytes) else one.result() for one in units]
+        for key, library in zip(keys, self.load(list(map(_name, keys)), objects), strict=True):
+            self._ready[key] = _functions[self.place + key] = Function(key, library)
+        self._pending.clear()
+        self._texts.clear()
+        if self.cache is not None:
+            self.cache.report()
 
     # What differs where the code is not this processor's.
 
@@ -581,14 +571,15 @@ def compile_one(text: str, imports: Mapping[str, int] | None = None) -> Function
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[list[Build]]:
-    """The builds of graphs that this thread compiles inside. Threads may still be busy with them
-    when a graph has been compiled: whoever asks waits for them, at the latest the first call.
+def deferred() -> Iterator[list[Callable[[], object]]]:
+    """What `defer` is given inside, by this thread. Whoever asks calls it, in order: threads may be
+    busy with the machine code of a graph when it has been compiled, at the latest its first call
+    waits for them.
 
     Each function of C's that lets go of Python's lock has it back after a switch interval, usually
     5 ms, as long as this thread is busy; inside it is 0.5 ms.
     """
-    before: list[Build] | None = getattr(_of_thread, "deferred", None)
+    before: list[Callable[[], object]] | None = getattr(_of_thread, "deferred", None)
     _of_thread.deferred = []
     _switching.begin()
     try:
@@ -596,6 +587,15 @@ def deferred() -> Iterator[list[Build]]:
     finally:
         _switching.end()
         _of_thread.deferred = before
+
+
+def defer(function: Callable[[], object]) -> None:
+    """Call it, now or where somebody has `deferred` that."""
+    waiting: list[Callable[[], object]] | None = getattr(_of_thread, "deferred", None)
+    if waiting is None:
+        function()
+    else:
+        waiting.append(function)
 
 
 class _Switching:

@@ -28,7 +28,7 @@ from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import Given, form
 from fusee.runtime.change_detection import DerivedSet, Fixed
-from fusee.runtime.jit import Build, Function, prepare
+from fusee.runtime.jit import Build, Function, defer, prepare
 from fusee.runtime.launch import Frames, Program
 from fusee.source import HostFunction, define
 
@@ -177,7 +177,7 @@ def link_graph(
     run = bind_host(host, program, kept, names(host) if callable(names) else names)
     names_of = {kernel: code.name for code, kernels in launches for kernel in kernels}
     with timed("emit"):
-        build.settle()
+        defer(build.finish)
     return Built(run, names_of, uses=lambda name: build.uses(functions()[name]))
 
 

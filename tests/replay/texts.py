@@ -188,7 +188,7 @@ class _Build:
     def add(self, text: str) -> None:
         self.found.append(text)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Nothing is compiled."""
 
 

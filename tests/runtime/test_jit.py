@@ -72,18 +72,18 @@ def test_without_disk(cache_dir: Path) -> None:
 
 def test_whoever_defers_waits(cache_dir: Path) -> None:
     with jit.deferred() as outer:
-        with jit.deferred() as builds:
+        with jit.deferred() as waiting:
             build = jit.Build()
             build.add(numbered(WHO, 106))
-            build.settle()
-        assert builds == [build] and build._pending
+            jit.defer(build.finish)
+        assert waiting == [build.finish] and build._pending
         assert not outer
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: build.finish(), range(8)))
     assert all(one == found[0] for one in found)
     build = jit.Build()
     build.add(numbered(WHO, 107))
-    build.settle()
+    jit.defer(build.finish)
     assert not build._pending
 
 
