@@ -68,13 +68,13 @@ def test_what_compiling_makes_is_old(has_frozen: bool) -> None:
     gc.collect()
     if has_frozen:
         gc.freeze()
-    before, frozen = old(), gc.get_freeze_count()
+    before = old()
     passes: list[int] = []
     gc.callbacks.append(lambda phase, info: passes.append(info["generation"]))
     try:
         compiled = fusee.compile(many)
         compiled(torch.ones(4))
-        assert bool(gc.get_freeze_count()) == bool(frozen) == has_frozen
+        assert (gc.get_freeze_count() > 5_000) == has_frozen  # Python 3.12 has some of its own
         assert (old() - before > 5_000) == (not has_frozen)
         assert has_frozen or 2 not in passes
     finally:
