@@ -381,7 +381,8 @@ class Frame:
                 raise error
             finally:
                 del error  # which knows this frame
-        self.machine.caught(error)
+        if self.program.instructions[handler.target].name != "SWAP":  # a comprehension's (3.12)
+            self.machine.caught(error)
         self.unwound = error
         del self.stack[handler.depth :]
         if handler.keeps_position:
