@@ -425,14 +425,22 @@ def pointer(owner: Any, its: Any = None) -> int | None:
     """The address of the word that points to an object's `__dict__`, or to the code of a function,
     if that is `its`; None if it is elsewhere."""
     if isinstance(its, types.CodeType):
-        words = range(id(owner) + 8, id(owner) + types.FunctionType.__basicsize__, 8)
-        return next((at for at in words if word(at) == id(its)), None)
+        offset = _code_offset()
+        return None if offset is None else id(owner) + offset
     kind = type(owner)
     offset = _MANAGED_DICT_OFFSET if kind.__flags__ & _MANAGED_DICT else kind.__dictoffset__
     if not offset or (offset < 0 and offset != _MANAGED_DICT_OFFSET):
         return None
     names = object.__getattribute__(owner, "__dict__")  # from now on it is an object
     return id(owner) + offset if word(id(owner) + offset) == id(names) else None
+
+
+@functools.cache
+def _code_offset() -> int | None:
+    """Where a function has its code."""
+    places = range(8, types.FunctionType.__basicsize__, 8)
+    code = id(pointer.__code__)
+    return next((k for k in places if word(id(pointer) + k) == code), None)
 
 
 def can_watch(tensor: Tensor) -> bool:
