@@ -65,13 +65,7 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
-from fusee.errors import (
-    BackendError,
-    CompileError,
-    GraphBreakError,
-    RecompileError,
-    source_line,
-)
+from fusee.errors import BackendError, CompileError, GraphBreakError, RecompileError, source_line
 from fusee.fake import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
 from fusee.runtime.jit import deferred
@@ -502,9 +496,12 @@ class CompiledFunction:
             try:
                 with unseen_by_hooks(), room:
                     with contextlib.suppress(CompileError), deferred() as waiting:
-                        entry = self._made(site.place, values, waiting)
+                        made = self._made(site.place, values)  # threads are still busy with it
+                        for function in waiting:
+                            function()
+                        entry = made
                     # once more, waiting at once: by the backend's rules it may run eagerly
-                    entry = entry or self._made(site.place, values, ())
+                    entry = entry or self._made(site.place, values)
                     entry.made_at = self.turn
             except Unready:
                 return None
@@ -517,8 +514,7 @@ class CompiledFunction:
                 listener(entry)
             return entry
 
-    def _made(self, place: Place, values: Values, waiting: Sequence[Callable[[], object]]) -> Entry:
-        """waiting   what is called when guards are written, as `deferred` gives it"""
+    def _made(self, place: Place, values: Values) -> Entry:
         begin = time.perf_counter()
         is_kept = not (place.of_code or place.at >= 0 or self.guard_filter)
         keeper = self.keeper if is_kept else None
@@ -533,34 +529,29 @@ class CompiledFunction:
         try:
             self._refuse_break(captured)
         except GraphBreakError as error:
-            return self._without_symbols(captured, place, values, waiting, error)
-        compiled = None
+            return self._without_symbols(captured, place, values, error)
+        run = compiled = None
         # under fullgraph Python runs all of a function that raises: it has no pieces
-        has_pieces = not captured.eager and not (self.fullgraph and captured.raises)
-        if has_pieces:
+        if not captured.eager and not (self.fullgraph and captured.raises):
             begin = time.perf_counter()
             try:
                 compiled = twin or captured.compiled(self.compile_graph)
             except BackendError as error:
                 if not self.varies.as_torch:  # ours do no better with constants
                     raise
-                return self._without_symbols(captured, place, values, waiting, error)
+                return self._without_symbols(captured, place, values, error)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
-        is_left = captured.is_plain and getattr(compiled, "is_captured", False)
-        if is_left:
-            captured.leave_to_python()
+            if captured.is_plain and getattr(compiled, "is_captured", False):
+                captured.leave_to_python()
+            else:
+                run = captured.run(compiled, self.nested)
+        elif captured.is_around and place.at < 0:
+            run = self._around
         begin = time.perf_counter()  # after the backend, which may ask about sizes too
         if self.guard_filter is not None:
             captured.facts.keep(self.guard_filter, values)
-        check, check_source = captured.check(values)  # threads compile meanwhile
-        for function in waiting:
-            function()
-        run = None
-        if has_pieces and not is_left:
-            run = captured.run(compiled, self.nested)
-        elif captured.is_around and place.at < 0 and not has_pieces:
-            run = self._around
+        check, check_source = captured.check(values)
         if keeper is not None and known is None and not captured.is_once:
             keeper.keep(captured, compiled, values, self.policy, self.varies)
         if (found := captured.symbols) is not None:
@@ -575,7 +566,6 @@ class CompiledFunction:
         captured: Captured,
         place: Place,
         values: Values,
-        waiting: Sequence[Callable[[], object]],
         error: BackendError | GraphBreakError,
     ) -> Entry:
         """An entry for sizes that are constants, where open ones are in the way.
@@ -587,7 +577,7 @@ class CompiledFunction:
             raise error
         self.varies.with_symbols = False
         with contextlib.suppress(type(error)):
-            entry = self._made(place, values, waiting)
+            entry = self._made(place, values)
             self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
             return entry
         self.varies.with_symbols = True

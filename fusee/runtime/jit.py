@@ -137,10 +137,10 @@ def assembly(text: str, triple: str, cpu: str, flags: str) -> str:
 class Emitter:
     """Turns IR text into object code for one processor. Belongs to one thread at a time."""
 
-    def __init__(self, triple: str, cpu: str, flags: str) -> None:
-        self.machine = _machine(triple, cpu, flags)
+    def __init__(self, target: Cpu) -> None:
+        self.machine = _machine(target.triple, target.name, target.flags)
         self.calls = _Calls.get()
-        self.kind = 0 if triple.startswith("nvptx") else 1  # assembly, or object code
+        self.kind = 0 if target.triple.startswith("nvptx") else 1  # assembly, or object code
 
     def emit(self, text: str) -> bytes:
         """Object code of a module; for NVIDIA's GPUs the text of their assembler.
@@ -420,7 +420,6 @@ def _pool() -> ThreadPoolExecutor:
 def _in_child() -> None:
     _rest.changed, _rest.running = threading.Condition(), 0
     _pool.cache_clear()
-    _prepare.cache_clear()
     _switching.lock = threading.Lock()
     for one in Early.known:
         one.made = one.made if one.made is not None and one.made.done() else None
@@ -647,12 +646,7 @@ def prepare() -> None:
 
     raises   MissingPackage without llvmlite
     """
-    # not in a thread: an import there would wait for Python's lock at every file
-    _prepare(host_target())
-
-
-@functools.cache
-def _prepare(target: Cpu) -> None:
+    host_target()  # not in a thread: an import there would wait for Python's lock at every file
     with contextlib.suppress(RuntimeError):  # no thread can begin where the program ends
         for one in Early.known:
             one.begin(in_thread)
@@ -680,7 +674,7 @@ def emit(target: Cpu, text: str) -> bytes:
     try:
         emitter = _idle[target].pop()
     except IndexError:
-        emitter = Emitter(target.triple, target.name, target.flags)
+        emitter = Emitter(target)
     try:
         return emitter.emit(text)
     finally:
@@ -689,7 +683,7 @@ def emit(target: Cpu, text: str) -> bytes:
 
 def add_emitter(target: Cpu) -> None:
     """One more, before it is needed: while Python is busy a thread takes long to make one."""
-    _idle[target].append(Emitter(target.triple, target.name, target.flags))
+    _idle[target].append(Emitter(target))
 
 
 # ---------------------------------------------------------------------------- builtins

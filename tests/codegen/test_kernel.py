@@ -650,7 +650,7 @@ def test_other_processors_compile(name: str) -> None:
     jit.binding().initialize_all_targets()
     jit.binding().initialize_all_asmprinters()
     target = jit.named(name)
-    emitter = jit.Emitter(target.triple, target.name, target.flags)
+    emitter = jit.Emitter(target)
     on = Machine(target.features)
     for kernel in [softmax_kernel(20, 30), *everything()]:
         assert emitter.emit(emit_kernel(kernel, on).module)

@@ -55,7 +55,7 @@ def test_named_processors(
     assert has_not not in target.features
     text = VECTOR_ADD.format(lanes=bits // 32)
     assert register in jit.assembly(text, target.triple, target.name, target.flags)
-    assert jit.Emitter(target.triple, target.name, target.flags).emit(text)
+    assert jit.Emitter(target).emit(text)
 
 
 def test_each_processor_has_its_own_entries(environment: pytest.MonkeyPatch) -> None:
