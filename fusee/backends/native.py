@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten import WHOLE, AtenGraph, InputSpec, inverse, must_run, returning
+from fusee.aten import WHOLE, AtenGraph, Fresh, InputSpec, inverse, must_run, returning
 from fusee.aten.attention import lacks_heads
 from fusee.aten.canonicalize import Table
 from fusee.aten.control_flow import COMPILERS
@@ -67,6 +67,7 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, gc_paused
+from fusee.runtime.cache import GRADIENTS
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.runtime.jit import prepare
 from fusee.targets import Built, Kept, Target
@@ -197,6 +198,7 @@ def compile_aten(
     target: Target = _CPU,
     saved: Sequence[int] | None = None,
     saves: int | None = None,
+    gradients: Sequence[int] = (),
     large_bytes: int | None = None,
     plain: bool = False,
 ) -> Run:
@@ -208,6 +210,7 @@ def compile_aten(
     saved            of a backward: the inputs that its forward made for it alone. The list is
                      emptied: each input is let go as soon as nothing reads it any more
     saves            of a forward: results from this one on are saved for a backward
+    gradients        results that become gradients of leaves
     large_bytes      larger intermediates are no part of the arena, which is kept between calls
     plain            it takes inputs as arguments, none to be differentiated; results as they are
     raises           as compile_native
@@ -238,7 +241,7 @@ def compile_aten(
         loops = step("lower", _lower, aten, count, target, report)
         kept = _kept(aten, derived, loops)
         how: Any = {"saved": saved, "saves": saves, "spread": plain, "refuse": refuse}
-        how["followed"] = any(one.sources for one in derived)
+        how |= {"gradients": gradients, "followed": any(one.sources for one in derived)}
         arguments = _arguments(aten, aten.inputs[:count], loops, **how)
         schedule = step("fuse", fuse, loops, merge=options.fuse)
         plan = step("memory", plan_memory, schedule, large_bytes)
@@ -275,15 +278,10 @@ def compile_native(
                 halves = split.forward, split.backward
                 if _costs_less(split.joint.aten, halves, parsed, target, report):
                     return _as_captured(gm, report)
-                forward = compile_aten(
-                    split.forward,
-                    example_inputs,
-                    parsed,
-                    report,
-                    target=target,
-                    saves=split.joint.forward_results,
-                    large_bytes=_LARGE_BYTES,
-                )
+                how: Any = {"saves": split.joint.forward_results, "large_bytes": _LARGE_BYTES}
+                how["gradients"] = _gradients(gm, split.joint.aten)
+                aten = split.forward
+                forward = compile_aten(aten, example_inputs, parsed, report, target=target, **how)
                 call = bind_native(gm, split, forward, parsed, report, target)
             else:
                 keep = (supported() | WHOLE).__contains__
@@ -302,6 +300,12 @@ def compile_native(
             raise
         except TraceError as error:
             return left_to_eager(gm, example_inputs, report, error)
+
+
+def _gradients(gm: fx.GraphModule, aten: AtenGraph) -> list[int]:
+    """The results that become gradients of leaves."""
+    marked = gm.graph.output_node().meta.get(GRADIENTS, ())
+    return [x.position for k in marked if isinstance(x := aten.outputs[k], Fresh)]
 
 
 # Sizes that are open count as these times the first call's: a graph runs as it was captured where
@@ -421,6 +425,7 @@ def bind_native(
                 report.backward,
                 target=target,
                 saved=own,
+                gradients=range(len(graph.results)),
                 large_bytes=_LARGE_BYTES,
             )
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
 from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
@@ -58,6 +59,7 @@ from fusee.capture.policy import F, inlined
 from fusee.capture.sources import IN_C, ResultOf, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, no_torch_function, of_subclass
+from fusee.runtime.cache import GRADIENTS
 
 # ---------------------------------------------------------------------------- rebuild
 
@@ -476,6 +478,13 @@ class Rebuild:
         rows = ((key[1], self.world.slots[key][1]) for key in self.world.released)
         setting = f"{self.source.python('object')}.__setattr__"
         return [f"{setting}({self.source.variable(at)}, {name!r}, None)" for name, at in rows]
+
+    def marked(self, graph: fx.GraphModule) -> fx.GraphModule:
+        """With a note of which outputs become gradients of leaves."""
+        found = {id(x) for (_, name), (*_, x) in self.world.slots.items() if name == "grad"}
+        if marks := [k for k, x in enumerate(self.outputs) if id(x) in found]:
+            graph.graph.output_node().meta[GRADIENTS] = marks
+        return graph
 
     def later(self) -> list[str]:
         """The calls that the program made and that come after its graph."""

@@ -366,7 +366,7 @@ class _Attempt:
         inputs = self._inputs(graph, source)
         lines = list(source.lines)
         if self.recorder.is_needed(graph):
-            found.graph = self._cut(graph, returned)
+            found.graph = self._cut(rebuild.marked(graph), returned)
             before, call, failed = self._guarded(graph, inputs, source)
             if found.grad != ambient:
                 switch = source.constant(set_grad_enabled)

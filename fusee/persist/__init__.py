@@ -48,6 +48,7 @@ from fusee.persist.references import (
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import (
     CUTS,
+    GRADIENTS,
     GraphCompiler,
     KeptGraph,
     ObjectCache,
@@ -156,7 +157,7 @@ def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
     for node in graph.nodes:
         args, kwargs = mapped(node.args, part), mapped(node.kwargs, part)
         meta = {key: x for key, x in node.meta.items() if key not in ("example_value", EFFECTS)}
-        if not {*meta} <= {"stack_trace", "is_buffer"}:
+        if not {*meta} <= {"stack_trace", "is_buffer", GRADIENTS}:
             raise NotKept(f"a node knows of {', '.join(map(str, meta))}")
         known = node.meta.get("example_value")
         if not isinstance(known, float):  # FakeTensors only the capture itself needs

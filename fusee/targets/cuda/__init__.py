@@ -479,18 +479,25 @@ class Device:
                     seen[k], freed[k] = borrowed(mine[k]), is_freed(mine[k])
             return call(mine)
 
-        with self._recording, torch.cuda.device(self.index), gc_paused():
-            # what direct calls had, since recordings can take none of that
-            torch.cuda.empty_cache()
-            with torch.cuda.stream(self._streams[0]):
-                try:
-                    replay, results = _recorded(whole, pool)
-                except RuntimeError:
-                    # torch goes on to take its generator for one that is recorded: a recording
-                    # that ends well ends that, too
-                    _recorded(partial(torch.zeros, 1, device=self.device), None)
-                    raise
+        side = torch.cuda.stream(self._streams[0])
+        with self._recording, torch.cuda.device(self.index), gc_paused(), side:
+            try:
+                replay, results = _recorded(whole, pool)
+            except RuntimeError:
+                # torch goes on to take its generator for one that is recorded: a recording
+                # that ends well ends that, too
+                _recorded(partial(torch.zeros, 1, device=self.device), None)
+                raise
         return Recorded(replay, results, seen, {k for k, ask in freed.items() if ask()})
+
+    def growing(self) -> contextlib.AbstractContextManager[None]:
+        """Within, what is taken lies in one segment, not in many with room left in each."""
+        return _growing()
+
+    def give_back(self) -> None:
+        """What torch has and nobody uses, to the GPU: recordings can take none of that."""
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
     def together(self, calls: Sequence[Callable[[int], int]]) -> int:
         """Calls with streams beside each other, within `record`; their first status but 0."""

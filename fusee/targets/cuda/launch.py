@@ -32,6 +32,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -268,6 +269,10 @@ class Gpu(Protocol):
         own: Mapping[int, Callable[[], Tensor]],
         pool: Any,
     ) -> Recorded: ...
+
+    def growing(self) -> AbstractContextManager[None]: ...
+
+    def give_back(self) -> None: ...
 
     def holders(self, tensors: Sequence[Tensor]) -> Callable[[], list[int]]: ...
 

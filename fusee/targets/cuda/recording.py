@@ -232,6 +232,7 @@ class Replayer:
         self.recorded, self.together = recorded, together
         self.refuse, self.spread = arguments.refuse, arguments.spread
         self.saved, self.saves = arguments.saved, arguments.saves
+        self.gradients = arguments.gradients
         self.sizes = [*arguments.sizes.values()]
         self.brought = tuple(arguments.brought)
         self.tensors = [k for k, b in enumerate(arguments.buffers) if b is not None]
@@ -241,6 +242,8 @@ class Replayer:
         self.streams: dict[int, _OneStream] = {}
         self.refused: str | None = None
         self.replayed = 0
+        # a step's first call has the most memory, and other uses for none of it
+        self.is_warm = not self.gradients and self.saves is None
 
     def described(self) -> str:
         """For the report."""
@@ -271,7 +274,7 @@ class Replayer:
                 one.recordings[key] = found
                 return self.run(*given)
             if found is None:
-                return self.run(*given)
+                return self._launched(given)
             one.recordings[key] = found  # the one used last is the last
             if found.lent is not None:
                 one.pool.lent = found.lent
@@ -280,6 +283,17 @@ class Replayer:
             return self._replayed(found, inputs)
         finally:
             lock.release()
+
+    def _launched(self, given: tuple[Any, ...]) -> Sequence[Any]:
+        if self.is_warm:
+            return self.run(*given)
+        self.is_warm = True
+        self.gpu.give_back()  # else what stays lies amid that: an optimizer's state, too
+        with self.gpu.growing():
+            results = self.run(*given)
+        if self.gradients:
+            self.gpu.give_back()
+        return results
 
     def _replayed(self, found: _CudaGraph, inputs: Sequence[Any]) -> Sequence[Any]:
         if self.refuse is not None and torch.is_grad_enabled():
@@ -383,6 +397,8 @@ class Replayer:
         if self.sizes:
             one.frames[self._sizes_of(inputs)]  # its memory is no recording's
         self._drop(one, len(one.recordings) - _MOST + 1)
+        if lent is None:  # else the program had what is free, and will between the same two calls
+            self.gpu.give_back()
         given, own = list(inputs), dict[int, Callable[[], Tensor]]()
         with torch.inference_mode(False), torch.no_grad():  # others write to them, in any mode
             for k in self.brought:
@@ -411,9 +427,8 @@ class Replayer:
         take = self.gpu.copies(left, into=False)
         fresh = [*map(self.gpu.like, left)]
         number = next(self.together.numbers)
-        is_backward = self.saved is not None
-        lends = _Lent(held, self.gpu, number) if held and not is_backward else None
-        gradients = _Gradients(held, self.gpu, number) if held and is_backward else None
+        lends = _Lent(held, self.gpu, number) if held and not self.gradients else None
+        gradients = _Gradients(held, self.gpu, number) if held and self.gradients else None
         held = held if lends is None else lends.values
         gather = _gathered(made, held, len(mine) + len(held) + len(left))
         about = lends, gradients, lent, gather, one.frames.arena
@@ -427,10 +442,11 @@ class Replayer:
             for x in results[self.saves :]:
                 if isinstance(x, Tensor) and x.numel() and not any(_shared(x, y) for y in others):
                     yield x
-        if self.saved is not None and not self.together.copies_all:
+        if self.gradients and not self.together.copies_all:
             tensors = [x for x in (*mine, *results) if isinstance(x, Tensor) and x.numel()]
             sharing = Counter(map(_place, tensors))
-            yield from (x for x in results if isinstance(x, Tensor) and sharing[_place(x)] == 1)
+            handed = (results[k] for k in self.gradients)
+            yield from (x for x in handed if isinstance(x, Tensor) and sharing[_place(x)] == 1)
 
     def _run(self, one: _OneStream, mine: list[Any]) -> Sequence[Any]:
         """On the stream that records: its frame is that of all recordings."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -61,6 +62,7 @@ class FakeGpu:
         self.own: list[Tensor] = []  # what keeps memory of recordings
         self.pools: list[object] = []
         self.copied: list[int] = []  # how many tensors at once
+        self.given_back = 0  # how often
         self._kept = (_LAUNCH(self._launch), _CONTEXT(self._push), _CONTEXT(self._pop))
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
         self.imports = {
@@ -102,6 +104,12 @@ class FakeGpu:
 
     def capturing(self) -> bool:
         return self.is_capturing
+
+    def growing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def give_back(self) -> None:
+        self.given_back += 1
 
     def pool(self) -> object:
         self.pools.append(object())

@@ -835,3 +835,33 @@ def test_images_in_training_lie_channels_last(gpu: FakeGpu, is_wanted: bool) -> 
         assert all(a == b for a, b, kept in pairs if kept)
     says = "convolutions and gradients in channels-last layout"
     assert (says in str(live_reports()[-1])) == is_wanted
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_step_hands_out_gradients_where_they_are_written(gpu: FakeGpu, is_held: bool) -> None:
+    """Unless somebody has the last ones; the memory of its first call is given back."""
+    gpu.unknown, held, places = 1 << 20, [], set()
+    nets = [nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))]
+    nets.append(copy.deepcopy(nets[0]))
+    x = torch.randn(4, 8)
+
+    def step(k: int) -> Tensor:
+        nets[k].zero_grad()
+        loss: Tensor = nets[k](x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    call = fusee.compile(step, options={"cache": False})
+    for _ in range(6):
+        close(call(0), step(1))
+        grads = [[p.grad for p in net.parameters()] for net in nets]
+        close(*grads)
+        places.add(tuple(g.data_ptr() for g in grads[0] if g is not None))
+        if is_held:
+            held.append((*grads, [g.clone() for g in grads[1] if g is not None]))
+        del grads
+    for mine, _, then in held:
+        close(mine, then)
+    assert gpu.given_back == gpu.recorded + 2  # before the first call, and behind it
+    assert gpu.copied[-1] == (19 if is_held else 1)
+    assert len(places) == (6 if is_held else 2)  # of the direct call, of the recording
