@@ -84,7 +84,7 @@ class HostArguments(NamedTuple):
     saved    of a backward: the inputs that its forward made for it alone. All come in a list to be
              emptied: each lives until nothing reads it any more
     saves    of a forward: results from this one on are saved for a backward
-    gradients  results that become gradients of leaves, by number
+    gradients results that become gradients of leaves, by number
     spread   they come as arguments, not in a list
     refuse   looks at them where grad mode is on, and may raise
     followed what is kept between calls derives from some of them, and is to follow them

@@ -4,15 +4,15 @@ A Replayer stands around a host function. What holds:
 
 - The first call of some sizes runs directly, so that libraries are warm, and so does each call that
   cannot be replayed: while the user records, while another thread replays, on a graph that the
-  driver refused to record (the report says why).
+  driver refused to record (the report says why). A training graph's first call returns its memory.
 - A recording reads inputs where they were when it was made. An input that has come from elsewhere
   is copied in from then on, a large one once _PLACES recordings were made; what it is copied to is
   the recording's, until nothing reads it any more. What the graph writes
   to, and what overlaps itself, is not: each place of it is a recording of its own.
 - Results are new tensors at each call. They share memory as they do in a direct call, with inputs
   and with each other; what a recording writes is copied out.
-- Gradients are handed out where a backward's recording wrote them. Whoever has one keeps it: what
-  might write there is recorded anew, and from then on gradients are copied out, too.
+- Gradients are handed out where the recording of a backward or a whole step wrote them. Whoever has
+  one keeps it: what might write there is recorded anew, and gradients are copied out from then on.
 - What a forward saves for its backward is lent: it stays where the recording wrote it, and is read
   there. As long as anybody has it, no forward is replayed.
 - Recordings of one stream share an arena and a pool, since one runs after the other; both live as
@@ -105,7 +105,7 @@ class _Held:
 
 
 class _Gradients(_Held):
-    """Those of a backward's recording. They keep their memory, also when the recording has gone."""
+    """Those of a recording. They keep their memory, also when the recording has gone."""
 
     def __init__(self, values: Sequence[Tensor], gpu: Gpu, number: int) -> None:
         super().__init__(values, gpu, number)
