@@ -667,6 +667,15 @@ def _missing(cls: type, what: str, **about: Any) -> AttributeError:
     return AttributeError(f"{kind!r} object has no attribute {what!r}", **about)
 
 
+def _of_deleting(m: Capturing, obj: Any, name: str) -> dict[str, Any]:
+    """What the error knows of what is not there: since 3.13 both, unless values lie in the object,
+    as in a new one."""
+    is_new = type(obj).__flags__ & _HAS_VALUES and m.world.origin(obj) is None
+    return {} if is_new or sys.version_info < (3, 13) else {"name": name, "obj": obj}
+
+
+_HAS_VALUES = 1 << 2
+
 # ------------------------------------------------------------------------------ descriptors
 
 
@@ -735,7 +744,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
             if value is DELETED and m.world.get(grads.put_on(m, obj), name) is ABSENT:
-                raise _missing(m.kind_of(obj), name)
+                raise _missing(m.kind_of(obj), name, **_of_deleting(m, obj, name))
             m.world.set(grads.put_on(m, obj), name, value)
         return
     if issubclass(type(obj), Computed):
@@ -790,5 +799,7 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
         m.world.set_slot(obj, name, value)
         return
     if value is DELETED and _in_dict(m, obj, name) is ABSENT:
-        raise _missing(type(obj), name)
+        if not type(obj).__dictoffset__:
+            object.__delattr__(obj, name)  # has its own words, and nothing to delete
+        raise _missing(type(obj), name, **_of_deleting(m, obj, name))
     m.set_in_dict(obj, name, value)

@@ -20,6 +20,7 @@ import itertools
 import json
 import math
 import operator
+import os
 import re
 import sys
 import types
@@ -94,6 +95,8 @@ from fusee.source import Args, Kwargs
 _PURE: set[Any] = {
     abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,
     sys.intern, str.maketrans, bytes.maketrans,
+    # os.path.normpath and splitroot, or what they call
+    *(vars(sys.modules[os.name]).get(name) for name in ("_path_normpath", "_path_splitroot_ex")),
 }  # fmt: skip
 _BY_METHOD = {
     abs: "__abs__", round: "__round__", format: "__format__", math.floor: "__floor__",

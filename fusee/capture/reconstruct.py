@@ -32,7 +32,7 @@ from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Frame, Marker, is_sca
 from fusee.capture.grads import spent
 from fusee.capture.graph_break import Anew, Lost, is_spent
 from fusee.capture.guards import EqualsMatch
-from fusee.capture.inputs import DELETED, World, has
+from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
     OF_SETS,
@@ -428,11 +428,17 @@ class Rebuild:
         yield from self._attributes(x, name)
         in_python = (base for base in cls.__mro__ if not base.__flags__ & IN_C)
         found = itertools.chain(*(vars(base).values() for base in in_python))
-        for key in (slot.__name__ for slot in found if type(slot) is types.MemberDescriptorType):
-            if has(key, x):
-                item = yield object.__getattribute__(x, key)
+        for slot in (slot for slot in found if type(slot) is types.MemberDescriptorType):
+            try:
+                held, key = slot.__get__(x), slot.__name__
+            except AttributeError:  # it is empty
+                continue
+            item = yield held
+            if inspect.getattr_static(cls, key) is slot:
                 setattr_ = f"{self.source.python('object')}.__setattr__"
                 self.lines.append(f"{setattr_}({name}, {key!r}, {item})")
+            else:  # a subclass has something else of that name
+                self.lines.append(self.call(slot.__set__, name, item))
         return name
 
     def _attributes(self, x: Any, name: str) -> Making:

@@ -239,8 +239,9 @@ class _Attempt:
         None if one that ends the graph may have done something that does not show there.
         """
         f, name = self.frame, self.frame.instruction.name
-        count = _OPERANDS.get(name, 0) + (f.instruction.arg if name == "CALL" else 0)
-        if not count or "out" in f.keywords or not all(map(_is_inert, f.stack[-count:])):
+        count = _OPERANDS.get(name, 0) + (f.instruction.arg if name in ("CALL", "CALL_KW") else 0)
+        keywords = f.stack[-1] if name == "CALL_KW" else f.keywords
+        if not count or "out" in keywords or not all(map(_is_inert, f.stack[-count:])):
             return None
         return [*f.stack], f.keywords, self._reached()
 
@@ -556,8 +557,14 @@ def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
 # How many operands instructions take that do no more than to push what comes of these.
 _OPERANDS = {
     **dict.fromkeys((name for name in OPCODES if "JUMP" in name and "_IF_" in name), 1),
-    **dict.fromkeys("LOAD_ATTR LOAD_METHOD UNARY_NOT TO_BOOL FORMAT_SIMPLE".split(), 1),
-    **dict.fromkeys("BINARY_SUBSCR COMPARE_OP CONTAINS_OP FORMAT_VALUE CALL".split(), 2),
+    **dict.fromkeys(
+        "LOAD_ATTR LOAD_METHOD UNARY_NOT TO_BOOL FORMAT_SIMPLE CONVERT_VALUE".split(), 1
+    ),
+    **dict.fromkeys(
+        "BINARY_SUBSCR COMPARE_OP CONTAINS_OP FORMAT_VALUE FORMAT_WITH_SPEC".split(), 2
+    ),
+    "CALL": 2,  # and arguments
+    "CALL_KW": 3,
 }
 
 

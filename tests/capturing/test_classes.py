@@ -538,6 +538,35 @@ def test_descriptors_that_write() -> None:
     same(written_by_what_only_gets, X, keeping)
 
 
+class Shadowed(Slotted):
+    """Its property hides the slot, which is empty or not (pathlib's paths of 3.13 are such)."""
+
+    __slots__ = ("c",)
+
+    @property
+    def b(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_slots_behind_properties(is_full: bool) -> None:
+    slot: Any = vars(Slotted)["b"]
+
+    def made(x: T) -> Any:
+        found: Any = Shadowed(x + 1)
+        found.c = x * 2
+        if is_full:
+            slot.__set__(found, x * 3)
+        return found
+
+    told = [
+        (type(y), y.a, y.b, y.c, slot.__get__(y) if is_full else None)
+        for y in (Traced(made)(X), made(X))
+    ]
+    torch.testing.assert_close(told[0][1:4], told[1][1:4])
+    assert str(told[0]) == str(told[1])
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -90,7 +90,7 @@ isinstance(f"{n}", str), isinstance(n, int), isinstance(n, bool)
 isinstance(n, numbers.Integral), isinstance(n, (str, float))
 type(n + 0.5), type(n / 1), type(n // 1), type(-n), type(n ** 2), type(n ** -1) if n else 0
 json.dumps({"n": n})
-os.path.join("a", f"{n}")
+os.path.join("a", f"{n}"), os.path.normpath(f"a//{n}/..")
 pathlib.PurePosixPath(f"a/{n}.txt").suffix
 str(ValueError(n)), repr(ValueError(n, f"{n}"))
 round(n / 3, 2), round(n, -1), round(n + 0.5)
