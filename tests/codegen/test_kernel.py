@@ -26,6 +26,7 @@ from fusee.loops import (
     check,
     op,
     walk,
+    where,
 )
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import Machine
@@ -188,6 +189,42 @@ def test_masked_loads_pad(dtype: torch.dtype, on: Machine) -> None:
             want = torch.full_like(mirrored, 7)
             want[1:-1] = x.flip(1)
             same(mirrored, want)
+
+
+def test_loads_are_whole_where_nothing_is_fetched_ahead_of_masked_ones() -> None:
+    """Beyond rows, beyond columns, of what a condition picks; each at the ends of memory, too."""
+    rows, n, pad = 5, 50, 3
+    x, y = torch.randn(rows, n), torch.randn(rows, n)
+    values, bx, by = Values(), buffer("x", x), buffer("y", y)
+    i, j, k, m = axes("i j k m", [rows + 2 * pad, n + 2 * pad, n, rows])
+    zero, seven = values.const(0, torch.int64), values.const(7, F32)
+
+    def inside(axis: Symbol, size: int) -> Value:
+        place = values.index(axis.expr - pad)
+        return op("and", op("ge", place, zero), op("lt", place, values.const(size, torch.int64)))
+
+    down = values.load(bx, at(bx, i.expr - pad, k), inside(i, rows), seven)
+    along = values.load(bx, at(bx, m, j.expr - pad), inside(j, n), seven)
+    condition = op("gt", values.load(bx, at(bx, m, k)), values.const(0, F32))
+    chosen = where(condition, values.load(by, at(by, m, k)), seven)
+    wide = torch.full((rows + 2 * pad, n + 2 * pad), 7.0)
+    wide[pad:-pad, pad:-pad] = x
+    features = jit.host_target().features | {"avx512f", "avx512bw"}
+    amd, intel = Machine(features | {"sse4a"}, 512), Machine(features - {"sse4a"}, 512)
+    for value, outer, lane, want, line, is_amds in (
+        (down, i, k, wide[:, pad:-pad], "select <16 x i1>", False),
+        (along, m, j, wide[pad:-pad], "phi <16 x float>", True),
+        (chosen, m, k, torch.where(x > 0, y, torch.tensor(7.0)), "llvm.arithmetic.fence", True),
+    ):
+        out = torch.empty(want.shape)
+        bo = buffer("o", out)
+        store = Store(bo, at(bo, outer, lane), value)
+        kernel = Kernel((outer, lane), [Phase((), [store])], lanes=lane)
+        for on in (amd, intel):
+            assert (line in emit_kernel(kernel, on).module) == (is_amds and on is amd)
+            if on.is_x86:
+                run(kernel, {bx: x, by: y, bo: out.zero_()}, on=on, parts=2)
+                same(out, want)
 
 
 @MACHINES

@@ -25,7 +25,7 @@ from fusee.runtime.llvm_text import (
     splat,
     vector,
 )
-from fusee.sym import Atom, Call, Expr, Size, Symbol, coefficient, known_ge, known_lt
+from fusee.sym import Atom, Call, Expr, Size, Symbol, coefficient, known_ge, known_lt, maximum
 
 # ---------------------------------------------------------------------------- index
 # Index expressions as i64 arithmetic, in parts: each part where it last changes.
@@ -321,7 +321,7 @@ class AccessPlace:
     apart = 0
 
     def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
-        self.ctx, self.rank = ctx, rank
+        self.ctx, self.rank, self.buffer = ctx, rank, buffer
         self.dtype = buffer.dtype
         self.kind = memory_type(buffer.dtype, ctx.machine)
         self.step = 0
@@ -583,27 +583,73 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
         turns = turned(t, place.kind, place.load_rows(), ctx.copies)
         return [from_memory(t, buffer.dtype, x) for x in turns]
     found: list[str] = []
-    guard = value.args[0] if value.args else None
-    guards: Sequence[str] = []
-    if guard is not None and place.step and not ctx.facts[guard][1]:
-        # one test for all lanes: read from the spare place instead
-        other = ctx.spare()
+    given, guards = value.args, list[str]()  # where something is to be read, and what is elsewhere
+    if given and place.step and not ctx.facts[given[0]][1]:
+        # one test for all lanes: read from elsewhere instead
+        elsewhere = _filled(place, given[1])
+        address = elsewhere or ctx.spare()
         if place.step == -1:
             shift = (ctx.copies * ctx.lanes - 1) * (BITS[place.kind] // 8)
-            other = t.op(f"getelementptr i8, ptr {other}, i64 {shift}")
-        place.address = t.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {other}")
-    elif guard is not None:
-        guards = ctx.vectors(guard)
+            address = t.op(f"getelementptr i8, ptr {address}, i64 {shift}")
+        test = ctx.scalar(given[0])
+        place.address = t.op(f"select i1 {test}, ptr {place.address}, ptr {address}")
+        given = () if elsewhere else given
+    elif given:
+        guards = ctx.vectors(given[0])
     for copy in range(ctx.copies):
         mask = _both(t, ctx.mask, guards[copy] if guards else None)
-        found.append(from_memory(t, buffer.dtype, _load_copy(place, copy, mask)))
-    if guard is None:
+        is_some = guards and place.step and ctx.is_stream(buffer)
+        x = _load_some(place, copy, mask) if is_some else _load_copy(place, copy, mask)
+        found.append(from_memory(t, buffer.dtype, x))
+    if not given:
         return found
-    conditions, others = ctx.vectors(guard), ctx.vectors(value.args[1])
     return [
         t.select(condition, HELD[buffer.dtype], x, other)
-        for condition, x, other in zip(conditions, found, others, strict=True)
+        for condition, x, other in zip(ctx.vectors(given[0]), found, ctx.vectors(given[1]))
     ]
+
+
+def _filled(place: AccessPlace, value: Value) -> str | None:
+    """Memory that holds a number in all lanes of all copies, if it is the same in a whole kernel.
+
+    What is read there needs no mask: LLVM makes one instruction of a select and the load before it,
+    and processors fetch nothing ahead of masked loads (twice as long on Zen 5).
+    """
+    ctx = place.ctx
+    if ctx.machine.is_simt or ctx.facts[value] != (0, False):
+        return None
+    entry = InsertPoint(ctx.ranked[0], ctx.machine, ctx.lanes)
+
+    def make() -> str:
+        size = ctx.lanes * (BITS[place.kind] // 8)
+        array = ctx.array(ctx.copies * size)
+        x = to_memory(entry, place.dtype, ctx.splat(ctx.scalar(value), HELD[place.dtype], 0))
+        for copy in range(ctx.copies):
+            store_element(entry, place.kind, x, entry.level.at(array, copy * size))
+        return array
+
+    return entry.level.once(("filled", value, ctx.lanes, ctx.copies), make)
+
+
+def _load_some(place: AccessPlace, copy: int, mask: str | None) -> str:
+    """The lanes of a mask, by one load of all of them where these are the buffer's, too."""
+    ctx, t, buffer, entry = place.ctx, place.t(), place.buffer, place.ctx.ranked[0]
+    block, size, base = place.block(copy), BITS[place.kind] // 8, ctx.buffer(buffer)
+    room = ctx.param("room", maximum(buffer.size - ctx.lanes + 1, 0) * size)
+    first = ctx.param("first", buffer.offset * size)
+
+    def make() -> str:
+        return entry.op(f"add i64 {entry.op(f'ptrtoint ptr {base} to i64')}, {first}")
+
+    start = entry.once(("first", ctx.buffers[buffer]), make)
+    op = t.level.op
+    further = op(f"sub i64 {op(f'ptrtoint ptr {block} to i64')}, {start}")
+    is_inside = op(f"icmp ult i64 {further}, {room}")
+    address = op(f"select i1 {is_inside}, ptr {block}, ptr {ctx.spare()}")
+    x = load_element(t, place.kind, address)
+    x = x if place.step == 1 else place.reverse(place.kind, x)
+    masked = functools.partial(_load_copy, place, copy, mask)
+    return t.level.chosen(is_inside, x, masked, vector(place.kind, ctx.lanes))
 
 
 def _shifted(place: AccessPlace, copy: int) -> str:

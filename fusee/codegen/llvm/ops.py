@@ -518,6 +518,12 @@ class Context:
                 rank = max(rank, self.base_rank)
             facts[value] = rank, varies
 
+    def is_stream(self, buffer: Buffer) -> bool:
+        """Whether what is read of a buffer is read once, and best by loads without masks."""
+        if self.machine.fetches_masked or self.machine.is_simt:
+            return False
+        return sum(v.op == "load" and v.attr[0] is buffer for v in self.facts) == 1
+
     def size_fact(self, size: Size) -> Fact:
         rank, varies = 0, False
         if isinstance(size, int):
