@@ -147,10 +147,18 @@ class Level:
 
     def chosen(self, condition: str, usual: str, body: Callable[[], str], kind: str) -> str:
         """`usual` where the condition holds; elsewhere what `body` gives, which runs there."""
+        (found,) = self.each_chosen(condition, [usual], lambda: [body()], kind)
+        return found
+
+    def each_chosen(
+        self, condition: str, usual: Sequence[str], body: Callable[[], Sequence[str]], kind: str
+    ) -> list[str]:
+        """The same for several of a kind."""
         before = self.label
         with self.unless(condition):
-            other, end = body(), self.label
-        return self.op(f"phi {kind} [ {usual}, %{before} ], [ {other}, %{end} ]")
+            others, end = body(), self.label
+        pairs = zip(usual, others, strict=True)
+        return [self.op(f"phi {kind} [ {x}, %{before} ], [ {y}, %{end} ]") for x, y in pairs]
 
     def leave(self, condition: str, result: Callable[[], str]) -> None:
         """Return from the function where the condition holds."""

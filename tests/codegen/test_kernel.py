@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusee.codegen.llvm import emit_kernel
-from fusee.codegen.llvm.lanes import choose_vectors
+from fusee.codegen.llvm.lanes import Stage, choose_stages, choose_vectors
 from fusee.loops import (
     REDUCTIONS,
     Acc,
@@ -192,7 +192,8 @@ def test_masked_loads_pad(dtype: torch.dtype, on: Machine) -> None:
 
 
 def test_loads_are_whole_where_nothing_is_fetched_ahead_of_masked_ones() -> None:
-    """Beyond rows, beyond columns, of what a condition picks; each at the ends of memory, too."""
+    """Beyond rows, beyond columns, of what a condition picks, at the end of short rows; each at the
+    ends of memory, too."""
     rows, n, pad = 5, 50, 3
     x, y = torch.randn(rows, n), torch.randn(rows, n)
     values, bx, by = Values(), buffer("x", x), buffer("y", y)
@@ -215,6 +216,7 @@ def test_loads_are_whole_where_nothing_is_fetched_ahead_of_masked_ones() -> None
         (down, i, k, wide[:, pad:-pad], "select <16 x i1>", False),
         (along, m, j, wide[pad:-pad], "phi <16 x float>", True),
         (chosen, m, k, torch.where(x > 0, y, torch.tensor(7.0)), "llvm.arithmetic.fence", True),
+        (values.load(bx, at(bx, m, k)), m, k, x, "phi <16 x float>", True),
     ):
         out = torch.empty(want.shape)
         bo = buffer("o", out)
@@ -346,6 +348,20 @@ def test_short_rows(turns: bool, dtype: torch.dtype, on: Machine) -> None:
 
 
 # ------------------------------------------------------------------------------ reductions
+
+
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [(7, Stage(1, 8)), (8, Stage(1, 8)), (17, Stage(1, 16)), (40, Stage(2, 16)), (56, Stage(1, 16)),
+     (64, Stage(4, 16)), (1000, Stage(4, 16))],
+)  # fmt: skip
+def test_vectors_at_once_are_no_more_than_short_rows_have(size: int, first: Stage) -> None:
+    i, j = axes("i j", [30, size])
+    values, b = Values(), Buffer("x", F32, (30, size), (size, 1), "input")
+    value = values.load(b, at(b, i, j))
+    phase = Phase((j,), [Accumulate(Acc("s", "sum", F32), value)])
+    on = Machine(frozenset({"avx512f", "avx512bw"}), 512)
+    assert choose_stages([phase], [walk([value])], j, 16, on)[0] == first
 
 
 def reduction(name: str, dtype: torch.dtype, values: Values, x: Value, where: Size) -> Accumulate:
@@ -647,9 +663,9 @@ def softmax_kernel(rows: Size, n: Size) -> Kernel:
     )
 
 
-def test_text_does_not_depend_on_sizes() -> None:
+def test_text_does_not_depend_on_sizes_but_of_short_rows() -> None:
     s = Symbol("s0", 2, hint=5).expr
-    shapes: list[tuple[Size, Size]] = [(2048, 512), (512, 512), (3, 1000), (s, 77), (s, s + 1)]
+    shapes: list[tuple[Size, Size]] = [(2048, 512), (512, 512), (3, 1000), (s, 177), (s, s + 1)]
     codes = [emit_kernel(softmax_kernel(*shape), machine()) for shape in shapes]
     assert len({code.text for code in codes}) == 1
     assert codes[0].name.startswith("k_") and codes[0].name in codes[0].text
