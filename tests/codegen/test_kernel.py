@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusee.codegen.llvm import emit_kernel
+from fusee.codegen.llvm import _Emitter, emit_kernel
 from fusee.codegen.llvm.lanes import Stage, choose_stages, choose_vectors
 from fusee.loops import (
     REDUCTIONS,
@@ -307,6 +307,21 @@ def test_tiles_are_for_accesses_that_disagree() -> None:
         assert (tile is not None and tile.turns) == is_tiled
 
 
+@pytest.mark.parametrize(("n", "is_row"), [(64, True), (128, True), (129, False)])
+def test_rows_of_a_few_vectors_are_a_loop_of_their_own(n: int, is_row: bool) -> None:
+    """Counting three coordinates on took longer than rows of 64 channels."""
+    x, y, out = torch.randn(4, 30, n), torch.randn(n), torch.zeros(4, 30, n + 1)
+    i, j, k = axes("i j k", [4, 30, n])
+    values, (bx, by, bo) = Values(), (buffer(s, t) for s, t in zip("xyo", (x, y, out), strict=True))
+    value = op("mul", values.load(bx, at(bx, i, j, k)), values.load(by, at(by, k)))
+    kernel = Kernel((i, j, k), [Phase((), [Store(bo, at(bo, i, j, k), value)])], lanes=k)
+    wide = Machine(machine().features | {"avx512f", "avx512bw"}, 512)
+    tile = choose_vectors(kernel, [walk([value])], k, wide)[2]
+    assert (tile is not None and not tile.turns and tile.axis is j) == is_row
+    run(kernel, {bx: x, by: y, bo: out}, parts=3)
+    same(out[..., :n], x * y)
+
+
 @pytest.mark.parametrize(("apart", "rows"), [(4, 3), (1, 13)])
 def test_code_of_tiles_is_short(apart: int, rows: int) -> None:
     lengths = []
@@ -564,6 +579,27 @@ def test_scans_of_many_rows_go_through_squares(dtype: torch.dtype, on: Machine) 
         assert bool((around[..., 0] == 7).all()) and bool((around[..., n + 1 :] == 7).all())
         if "avx512bw" in on.features and on.bits == 512:
             assert "scatter" not in text and "shufflevector" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "squares"),
+    [(torch.int64, 100, False), (torch.int64, 7, True), (torch.float64, 100, True)],
+)
+def test_long_sums_of_whole_numbers_go_along_rows(
+    dtype: torch.dtype, n: int, squares: bool
+) -> None:
+    """Eight rows at a time are eight streams, and an addition of integers takes a cycle."""
+    x, out = torch.randn(300, n).mul(9).to(dtype), torch.zeros(300, n, dtype=dtype)
+    i, j = axes("i j", [300, n])
+    values, total = Values(), Acc("t", "sum", dtype)
+    bx, bo = buffer("x", x), buffer("o", out)
+    load = values.load(bx, at(bx, i, j))
+    store = Store(bo, at(bo, i, j), values.acc(total))
+    kernel = Kernel((i,), [Phase((j,), [Accumulate(total, load), store])])
+    wide = Machine(machine().features | {"avx512f", "avx512bw"}, 512)
+    assert bool(_Emitter(kernel, wide).rows) == squares
+    run(kernel, {bx: x, bo: out}, parts=3)
+    same(out, x.cumsum(1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("inner", [True, False], ids=["along", "across"])

@@ -151,7 +151,7 @@ SQUARES = 2
 # Elements of a row that are loaded and stored in one piece, wherever the next row lies.
 PIECES = (2, 4, 8)
 # Vectors in a row from which on counting coordinates costs little; rows that follow each other.
-LONG, ROWS = 2, 64
+LONG, ROWS = 8, 64
 
 
 class Tile(NamedTuple):
