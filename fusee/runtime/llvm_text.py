@@ -147,10 +147,18 @@ class Level:
 
     def chosen(self, condition: str, usual: str, body: Callable[[], str], kind: str) -> str:
         """`usual` where the condition holds; elsewhere what `body` gives, which runs there."""
+        (found,) = self.each_chosen(condition, [usual], lambda: [body()], kind)
+        return found
+
+    def each_chosen(
+        self, condition: str, usual: Sequence[str], body: Callable[[], Sequence[str]], kind: str
+    ) -> list[str]:
+        """The same for several of a kind."""
         before = self.label
         with self.unless(condition):
-            other, end = body(), self.label
-        return self.op(f"phi {kind} [ {usual}, %{before} ], [ {other}, %{end} ]")
+            others, end = body(), self.label
+        pairs = zip(usual, others, strict=True)
+        return [self.op(f"phi {kind} [ {x}, %{before} ], [ {y}, %{end} ]") for x, y in pairs]
 
     def leave(self, condition: str, result: Callable[[], str]) -> None:
         """Return from the function where the condition holds."""
@@ -315,6 +323,12 @@ class Machine(NamedTuple):
         """
         return "avx512f" in self.features and "sse4a" not in self.features
 
+    @property
+    def fetches_masked(self) -> bool:
+        """True if lines are fetched ahead of masked loads: AMD's processors don't (a stream takes
+        1.6 to 2 times as long, Zen 5)."""
+        return "avx512f" not in self.features or "sse4a" not in self.features
+
     def alignment(self, bits: int, lanes: int) -> int:
         """Bytes to which an access of so many elements in one piece is aligned."""
         own = max(bits // 8, 1)
@@ -394,6 +408,17 @@ class InsertPoint:
     def convert(self, op: str, x: str, source: str, result: str) -> str:
         """A conversion instruction between scalar types `source` and `result`."""
         return self.op(f"{op} {vector(source, self.lanes)} {x} to {vector(result, self.lanes)}")
+
+    def apart(self, kind: str, x: str) -> str:
+        """What was loaded, so that LLVM makes no masked load of a select and the load before it,
+        where such are slow."""
+        bits = BITS[kind] * self.lanes
+        if self.machine.fetches_masked or bits not in (128, 256, 512):
+            return x
+        floats, full = f"<{bits // 32} x float>", vector(kind, self.lanes)
+        x = self.op(f"bitcast {full} {x} to {floats}")
+        name = f"llvm.arithmetic.fence.v{bits // 32}f32"
+        return self.op(f"bitcast {floats} {self.level.call(floats, name, (floats, x))} to {full}")
 
     def select(self, condition: str, kind: str, x: str, y: str) -> str:
         full = vector(kind, self.lanes)

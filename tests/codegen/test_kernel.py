@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusee.codegen.llvm import emit_kernel
-from fusee.codegen.llvm.lanes import choose_vectors
+from fusee.codegen.llvm import _Emitter, emit_kernel
+from fusee.codegen.llvm.lanes import Stage, choose_stages, choose_vectors
 from fusee.loops import (
     REDUCTIONS,
     Acc,
@@ -26,6 +26,7 @@ from fusee.loops import (
     check,
     op,
     walk,
+    where,
 )
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import Machine
@@ -190,6 +191,44 @@ def test_masked_loads_pad(dtype: torch.dtype, on: Machine) -> None:
             same(mirrored, want)
 
 
+def test_loads_are_whole_where_nothing_is_fetched_ahead_of_masked_ones() -> None:
+    """Beyond rows, beyond columns, of what a condition picks, at the end of short rows; each at the
+    ends of memory, too."""
+    rows, n, pad = 5, 50, 3
+    x, y = torch.randn(rows, n), torch.randn(rows, n)
+    values, bx, by = Values(), buffer("x", x), buffer("y", y)
+    i, j, k, m = axes("i j k m", [rows + 2 * pad, n + 2 * pad, n, rows])
+    zero, seven = values.const(0, torch.int64), values.const(7, F32)
+
+    def inside(axis: Symbol, size: int) -> Value:
+        place = values.index(axis.expr - pad)
+        return op("and", op("ge", place, zero), op("lt", place, values.const(size, torch.int64)))
+
+    down = values.load(bx, at(bx, i.expr - pad, k), inside(i, rows), seven)
+    along = values.load(bx, at(bx, m, j.expr - pad), inside(j, n), seven)
+    condition = op("gt", values.load(bx, at(bx, m, k)), values.const(0, F32))
+    chosen = where(condition, values.load(by, at(by, m, k)), seven)
+    wide = torch.full((rows + 2 * pad, n + 2 * pad), 7.0)
+    wide[pad:-pad, pad:-pad] = x
+    features = jit.host_target().features | {"avx512f", "avx512bw"}
+    amd, intel = Machine(features | {"sse4a"}, 512), Machine(features - {"sse4a"}, 512)
+    for value, outer, lane, want, line, is_amds in (
+        (down, i, k, wide[:, pad:-pad], "select <16 x i1>", False),
+        (along, m, j, wide[pad:-pad], "phi <16 x float>", True),
+        (chosen, m, k, torch.where(x > 0, y, torch.tensor(7.0)), "llvm.arithmetic.fence", True),
+        (values.load(bx, at(bx, m, k)), m, k, x, "phi <16 x float>", True),
+    ):
+        out = torch.empty(want.shape)
+        bo = buffer("o", out)
+        store = Store(bo, at(bo, outer, lane), value)
+        kernel = Kernel((outer, lane), [Phase((), [store])], lanes=lane)
+        for on in (amd, intel):
+            assert (line in emit_kernel(kernel, on).module) == (is_amds and on is amd)
+            if on.is_x86:
+                run(kernel, {bx: x, by: y, bo: out.zero_()}, on=on, parts=2)
+                same(out, want)
+
+
 @MACHINES
 @pytest.mark.parametrize("dtype", [F32, torch.int8, torch.float64], ids=str)
 def test_gather_and_check(dtype: torch.dtype, on: Machine) -> None:
@@ -268,6 +307,21 @@ def test_tiles_are_for_accesses_that_disagree() -> None:
         assert (tile is not None and tile.turns) == is_tiled
 
 
+@pytest.mark.parametrize(("n", "is_row"), [(64, True), (128, True), (129, False)])
+def test_rows_of_a_few_vectors_are_a_loop_of_their_own(n: int, is_row: bool) -> None:
+    """Counting three coordinates on took longer than rows of 64 channels."""
+    x, y, out = torch.randn(4, 30, n), torch.randn(n), torch.zeros(4, 30, n + 1)
+    i, j, k = axes("i j k", [4, 30, n])
+    values, (bx, by, bo) = Values(), (buffer(s, t) for s, t in zip("xyo", (x, y, out), strict=True))
+    value = op("mul", values.load(bx, at(bx, i, j, k)), values.load(by, at(by, k)))
+    kernel = Kernel((i, j, k), [Phase((), [Store(bo, at(bo, i, j, k), value)])], lanes=k)
+    wide = Machine(machine().features | {"avx512f", "avx512bw"}, 512)
+    tile = choose_vectors(kernel, [walk([value])], k, wide)[2]
+    assert (tile is not None and not tile.turns and tile.axis is j) == is_row
+    run(kernel, {bx: x, by: y, bo: out}, parts=3)
+    same(out[..., :n], x * y)
+
+
 @pytest.mark.parametrize(("apart", "rows"), [(4, 3), (1, 13)])
 def test_code_of_tiles_is_short(apart: int, rows: int) -> None:
     lengths = []
@@ -309,6 +363,20 @@ def test_short_rows(turns: bool, dtype: torch.dtype, on: Machine) -> None:
 
 
 # ------------------------------------------------------------------------------ reductions
+
+
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [(7, Stage(1, 8)), (8, Stage(1, 8)), (17, Stage(1, 16)), (40, Stage(2, 16)), (56, Stage(1, 16)),
+     (64, Stage(4, 16)), (1000, Stage(4, 16))],
+)  # fmt: skip
+def test_vectors_at_once_are_no_more_than_short_rows_have(size: int, first: Stage) -> None:
+    i, j = axes("i j", [30, size])
+    values, b = Values(), Buffer("x", F32, (30, size), (size, 1), "input")
+    value = values.load(b, at(b, i, j))
+    phase = Phase((j,), [Accumulate(Acc("s", "sum", F32), value)])
+    on = Machine(frozenset({"avx512f", "avx512bw"}), 512)
+    assert choose_stages([phase], [walk([value])], j, 16, on)[0] == first
 
 
 def reduction(name: str, dtype: torch.dtype, values: Values, x: Value, where: Size) -> Accumulate:
@@ -513,6 +581,27 @@ def test_scans_of_many_rows_go_through_squares(dtype: torch.dtype, on: Machine) 
             assert "scatter" not in text and "shufflevector" in text
 
 
+@pytest.mark.parametrize(
+    ("dtype", "n", "squares"),
+    [(torch.int64, 100, False), (torch.int64, 7, True), (torch.float64, 100, True)],
+)
+def test_long_sums_of_whole_numbers_go_along_rows(
+    dtype: torch.dtype, n: int, squares: bool
+) -> None:
+    """Eight rows at a time are eight streams, and an addition of integers takes a cycle."""
+    x, out = torch.randn(300, n).mul(9).to(dtype), torch.zeros(300, n, dtype=dtype)
+    i, j = axes("i j", [300, n])
+    values, total = Values(), Acc("t", "sum", dtype)
+    bx, bo = buffer("x", x), buffer("o", out)
+    load = values.load(bx, at(bx, i, j))
+    store = Store(bo, at(bo, i, j), values.acc(total))
+    kernel = Kernel((i,), [Phase((j,), [Accumulate(total, load), store])])
+    wide = Machine(machine().features | {"avx512f", "avx512bw"}, 512)
+    assert bool(_Emitter(kernel, wide).rows) == squares
+    run(kernel, {bx: x, bo: out}, parts=3)
+    same(out, x.cumsum(1), rtol=1e-12)
+
+
 @pytest.mark.parametrize("inner", [True, False], ids=["along", "across"])
 @pytest.mark.parametrize("n", [100, 3000, 100_000, 3_000_000])
 def test_sums_are_as_accurate_as_eager(n: int, inner: bool) -> None:
@@ -610,9 +699,9 @@ def softmax_kernel(rows: Size, n: Size) -> Kernel:
     )
 
 
-def test_text_does_not_depend_on_sizes() -> None:
+def test_text_does_not_depend_on_sizes_but_of_short_rows() -> None:
     s = Symbol("s0", 2, hint=5).expr
-    shapes: list[tuple[Size, Size]] = [(2048, 512), (512, 512), (3, 1000), (s, 77), (s, s + 1)]
+    shapes: list[tuple[Size, Size]] = [(2048, 512), (512, 512), (3, 1000), (s, 177), (s, s + 1)]
     codes = [emit_kernel(softmax_kernel(*shape), machine()) for shape in shapes]
     assert len({code.text for code in codes}) == 1
     assert codes[0].name.startswith("k_") and codes[0].name in codes[0].text

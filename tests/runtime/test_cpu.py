@@ -35,6 +35,12 @@ def test_no_gathers_and_scatters_where_they_are_microcode() -> None:
     assert not Machine(frozenset({"avx2"})).has_gather
 
 
+def test_masked_loads_are_fetched_ahead_but_on_amds_processors() -> None:
+    assert Machine(frozenset({"avx512f"})).fetches_masked
+    assert Machine(frozenset({"avx2", "sse4a"})).fetches_masked  # LLVM makes none of a select
+    assert not Machine(frozenset({"avx512f", "sse4a"})).fetches_masked
+
+
 @pytest.mark.parametrize(
     ("name", "bits", "has", "has_not", "register"),
     [

@@ -333,7 +333,11 @@ class _Emitter:
         rows = min(SQUARE, *(machine.bits // BITS[HELD[dtype]] for dtype in dtypes))
         buffers = [s.buffer for s in kernel.stores]
         buffers += [v.attr[0] for order in self.orders.values() for v in order if v.op == "load"]
-        masks = all(machine.can_mask(BITS[memory_type(b.dtype, machine)]) for b in buffers)
+        kinds = {memory_type(b.dtype, machine) for b in buffers}
+        length = max(hint(count_points(phase.inner)) for phase in kernel.phases)
+        if kinds == {"i64"} and length > rows and all(s.acc.op == "sum" for s in accs):
+            return 0  # added in a cycle, as fast along rows, each of which is a stream of its own
+        masks = all(machine.can_mask(BITS[kind]) for kind in kinds)
         return rows if rows >= 4 and masks and hint(count_points([lane])) >= STRIPS * rows else 0
 
     # -------------------------------------------------------------------------- function

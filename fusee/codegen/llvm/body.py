@@ -27,7 +27,16 @@ from fusee.codegen.llvm.memory import (
 from fusee.codegen.llvm.ops import Context, compare, emit, emit_bitcast, emit_cast
 from fusee.loops import REDUCTIONS, Acc, Accumulate, Phase, Store, Value, identity
 from fusee.loops.schedule import is_scan
-from fusee.runtime.llvm_text import HELD, InsertPoint, Machine, is_float, literal, numbered, vector
+from fusee.runtime.llvm_text import (
+    BITS,
+    HELD,
+    InsertPoint,
+    Machine,
+    is_float,
+    literal,
+    numbered,
+    vector,
+)
 from fusee.sym import Symbol
 
 # ---------------------------------------------------------------------------- values
@@ -70,12 +79,23 @@ def _vectors(ctx: Context, value: Value, rank: int) -> list[str]:
         if test is not None:
             return test
     columns = [ctx.vectors(arg) for arg in value.args]
+    if value.op == "where":
+        columns = [
+            [t.apart(HELD[arg.dtype], x) for x in column] if _is_loaded(ctx, arg) else column
+            for arg, column in zip(value.args, columns, strict=True)
+        ]
     return [_apply(ctx, t, value, list(args)) for args in zip(*columns, strict=True)]
 
 
 # Comparisons, and what they are with the operands exchanged.
 FLIPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 _FAR = 1 << 20  # further away than any lane
+
+
+def _is_loaded(ctx: Context, value: Value) -> bool:
+    """Whether vectors are what memory has, or that in another type, as one instruction gives it."""
+    given = value.args[0] if value.op == "cast" else value
+    return given.op == "load" and ctx.facts[given][1] and BITS[HELD[value.dtype]] > 1
 
 
 def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from fusee.codegen.llvm.memory import NEAR
+from fusee.codegen.llvm.memory import BRIEF, NEAR
 from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.loops import SCALAR_OPS, Accumulate, Kernel, Phase, Value, index_of
 from fusee.runtime.llvm_text import BITS, HELD, Machine, memory_type
@@ -78,6 +78,9 @@ def choose_stages(
     copies = 1
     if any(phase.accumulates for phase in phases):
         copies = min(_copies(p, order, lane) for p, order in zip(phases, orders, strict=True))
+    if isinstance(lane.hi, int) and lane.hi < BRIEF * lanes:  # nor more than whole ones in it
+        whole = max(lane.hi // lanes, 1)
+        copies = min(copies, whole & -whole)
     places = [(v.attr[0].dtype, v.attr[1]) for order in orders for v in order if v.op == "load"]
     places += [(s.buffer.dtype, s.index) for p in phases for s in p.stores]
     if all(
@@ -148,7 +151,7 @@ SQUARES = 2
 # Elements of a row that are loaded and stored in one piece, wherever the next row lies.
 PIECES = (2, 4, 8)
 # Vectors in a row from which on counting coordinates costs little; rows that follow each other.
-LONG, ROWS = 2, 64
+LONG, ROWS = 8, 64
 
 
 class Tile(NamedTuple):

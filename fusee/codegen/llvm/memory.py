@@ -13,7 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fusee.codegen.llvm.ops import Context, Group, emit, from_memory, round_to, to_memory
+from fusee.codegen.llvm.ops import (
+    Context,
+    Group,
+    emit,
+    from_memory,
+    picked,
+    round_to,
+    to_memory,
+    turned,
+)
 from fusee.loops import Buffer, Mode, Store, Value
 from fusee.runtime.llvm_text import (
     BITS,
@@ -25,7 +34,7 @@ from fusee.runtime.llvm_text import (
     splat,
     vector,
 )
-from fusee.sym import Atom, Call, Expr, Size, Symbol, coefficient, known_ge, known_lt
+from fusee.sym import Atom, Call, Expr, Size, Symbol, coefficient, known_ge, known_lt, maximum
 
 # ---------------------------------------------------------------------------- index
 # Index expressions as i64 arithmetic, in parts: each part where it last changes.
@@ -304,9 +313,8 @@ _COMBINE_BOOL: dict[Mode, str] = {"add": "or", "mul": "and", "min": "and", "max"
 
 # Elements that lie so far apart at most are picked out of whole vectors.
 NEAR = 8
-
-# Vectors that are turned by picking, which takes as many shuffles as their number's square.
-PICKED = 5
+# An axis of fewer vectors has too many partial ones to go without care for these.
+BRIEF = 8
 
 
 class AccessPlace:
@@ -321,7 +329,7 @@ class AccessPlace:
     apart = 0
 
     def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
-        self.ctx, self.rank = ctx, rank
+        self.ctx, self.rank, self.buffer = ctx, rank, buffer
         self.dtype = buffer.dtype
         self.kind = memory_type(buffer.dtype, ctx.machine)
         self.step = 0
@@ -419,7 +427,7 @@ class TilePlace(AccessPlace):
     """
 
     def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
-        self.ctx, self.rank, self.dtype = ctx, rank, buffer.dtype
+        self.ctx, self.rank, self.buffer, self.dtype = ctx, rank, buffer, buffer.dtype
         self.kind = memory_type(buffer.dtype, ctx.machine)
         self.address = pointer(ctx, buffer, self.kind, groups(ctx, index))
         self.along, self.across = (_step(index, axis) for axis in (ctx.lane, ctx.copy_axis))
@@ -436,7 +444,12 @@ class TilePlace(AccessPlace):
         """The vectors of a turned tile, row after row."""
         ctx, t, tail = self.ctx, self.t(), self.ctx.tail
         if tail is not None:
-            return [self.masked_at("load", ("ptr", address), tail) for address in self._rows()]
+            rows = self._rows()
+
+            def masked() -> list[str]:
+                return [self.masked_at("load", ("ptr", address), tail) for address in rows]
+
+            return _load_whole(self, rows, masked) if _loads_whole(self, False) else masked()
         narrow = InsertPoint(t.level, ctx.machine, self.row)
         found = [load_element(narrow, self.kind, address) for address in self._rows()]
         lanes = self.row
@@ -500,51 +513,6 @@ def _place(ctx: Context, buffer: Buffer, index: Size, rank: int) -> AccessPlace:
     return (AccessPlace if ctx.copy_axis is None else TilePlace)(ctx, buffer, index, rank)
 
 
-def turned(t: InsertPoint, kind: str, vectors: Sequence[str], columns: int) -> list[str]:
-    """A matrix with its axes exchanged; it lies in the vectors, one row after the other.
-
-    In a square, for each power of two, blocks of that size are exchanged across the diagonals of
-    blocks twice the size. Else what is more than a few vectors is halved and the halves zipped, or
-    the other way around, once for each power of two in the axis that is as long as a vector.
-    """
-    full, lanes, found = vector(kind, t.lanes), t.lanes, list(vectors)
-    if columns < lanes or len(found) < lanes:
-        steps, total = 1, len(found) * lanes
-        if min(columns, len(found)) > PICKED:
-            steps, columns = lanes.bit_length() - 1, 2 if columns == lanes else total // 2
-        places = [divmod(i, lanes) for c in range(columns) for i in range(c, total, columns)]
-        starts = range(0, total, lanes)
-        for _ in range(steps):
-            found = [picked(t, kind, found, places[start : start + lanes]) for start in starts]
-        return found
-    distance = lanes // 2
-    while distance:
-        low = [i if not i & distance else i - distance + lanes for i in range(lanes)]
-        high = [i + distance if not i & distance else i + lanes for i in range(lanes)]
-        for first in range(lanes):
-            second = first + distance
-            if first & distance:
-                continue
-            pair = found[first], found[second]
-            found[first], found[second] = (t.level.shuffle(full, *pair, x) for x in (low, high))
-        distance //= 2
-    return found
-
-
-def picked(
-    t: InsertPoint, kind: str, vectors: Sequence[str], places: Sequence[tuple[int, int]]
-) -> str:
-    """The vector of the elements at `places`: the number of a vector, and a lane of it."""
-    full, lanes = vector(kind, t.lanes), t.lanes
-    first, *others = sorted({number for number, _ in places})
-    found, kept = vectors[first], [at for _, at in places]
-    for number in others or [first]:
-        both = zip(kept, places, strict=True)
-        picks = [lanes + at if one == number else i for i, (one, at) in both]
-        found, kept = t.level.shuffle(full, found, vectors[number], picks), list(range(lanes))
-    return found
-
-
 def _both(t: InsertPoint, a: str | None, b: str | None) -> str | None:
     return a or b if a is None or b is None else t.op(f"and {vector('i1', t.lanes)} {a}, {b}")
 
@@ -583,27 +551,91 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
         turns = turned(t, place.kind, place.load_rows(), ctx.copies)
         return [from_memory(t, buffer.dtype, x) for x in turns]
     found: list[str] = []
-    guard = value.args[0] if value.args else None
-    guards: Sequence[str] = []
-    if guard is not None and place.step and not ctx.facts[guard][1]:
-        # one test for all lanes: read from the spare place instead
-        other = ctx.spare()
+    given, guards = value.args, list[str]()  # where something is to be read, and what is elsewhere
+    if given and place.step and not ctx.facts[given[0]][1]:
+        # one test for all lanes: read from elsewhere instead
+        elsewhere = _filled(place, given[1])
+        address = elsewhere or ctx.spare()
         if place.step == -1:
             shift = (ctx.copies * ctx.lanes - 1) * (BITS[place.kind] // 8)
-            other = t.op(f"getelementptr i8, ptr {other}, i64 {shift}")
-        place.address = t.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {other}")
-    elif guard is not None:
-        guards = ctx.vectors(guard)
+            address = t.op(f"getelementptr i8, ptr {address}, i64 {shift}")
+        test = ctx.scalar(given[0])
+        place.address = t.op(f"select i1 {test}, ptr {place.address}, ptr {address}")
+        given = () if elsewhere else given
+    elif given:
+        guards = ctx.vectors(given[0])
     for copy in range(ctx.copies):
         mask = _both(t, ctx.mask, guards[copy] if guards else None)
-        found.append(from_memory(t, buffer.dtype, _load_copy(place, copy, mask)))
-    if guard is None:
+        found.append(from_memory(t, buffer.dtype, _load_copy(place, copy, mask, bool(guards))))
+    if not given:
         return found
-    conditions, others = ctx.vectors(guard), ctx.vectors(value.args[1])
     return [
         t.select(condition, HELD[buffer.dtype], x, other)
-        for condition, x, other in zip(conditions, found, others, strict=True)
+        for condition, x, other in zip(ctx.vectors(given[0]), found, ctx.vectors(given[1]))
     ]
+
+
+def _filled(place: AccessPlace, value: Value) -> str | None:
+    """Memory that holds a number in all lanes of all copies, if it is the same in a whole kernel.
+
+    What is read there needs no mask: LLVM makes one instruction of a select and the load before it,
+    and processors fetch nothing ahead of masked loads (twice as long on Zen 5).
+    """
+    ctx = place.ctx
+    if ctx.machine.is_simt or ctx.facts[value] != (0, False):
+        return None
+    entry = InsertPoint(ctx.ranked[0], ctx.machine, ctx.lanes)
+
+    def make() -> str:
+        size = ctx.lanes * (BITS[place.kind] // 8)
+        array = ctx.array(ctx.copies * size)
+        x = to_memory(entry, place.dtype, ctx.splat(ctx.scalar(value), HELD[place.dtype], 0))
+        for copy in range(ctx.copies):
+            store_element(entry, place.kind, x, entry.level.at(array, copy * size))
+        return array
+
+    return entry.level.once(("filled", value, ctx.lanes, ctx.copies), make)
+
+
+def _loads_whole(place: AccessPlace, has_guards: bool) -> bool:
+    """Whether lanes beyond those of a mask are loaded, too, where that helps to fetch ahead.
+
+    What a kernel reads several times is near after the first.
+    """
+    ctx, buffer = place.ctx, place.buffer
+    if ctx.machine.fetches_masked or ctx.machine.is_simt:
+        return False
+    axis = ctx.copy_axis or ctx.lane
+    size = None if axis is None else axis.hi
+    has_tails = isinstance(size, int) and size % ctx.lanes > 0 and size < BRIEF * ctx.lanes
+    reads = (v for v in ctx.facts if v.op == "load" and v.attr[0] is buffer)
+    return (has_guards or has_tails) and len([*reads]) == 1
+
+
+def _load_whole(
+    place: AccessPlace, blocks: Sequence[str], masked: Callable[[], list[str]]
+) -> list[str]:
+    """Vectors at some addresses, the first and last of which are the farthest apart: by `masked`
+    where not all of them lie in the buffer's memory."""
+    ctx, t, buffer, entry = place.ctx, place.t(), place.buffer, place.ctx.ranked[0]
+    size, base = BITS[place.kind] // 8, ctx.buffer(place.buffer)
+    room = ctx.param("room", maximum(buffer.size - ctx.lanes + 1, 0) * size)
+    first = ctx.param("first", buffer.offset * size)
+
+    def make() -> str:
+        return entry.op(f"add i64 {entry.op(f'ptrtoint ptr {base} to i64')}, {first}")
+
+    start = entry.once(("first", ctx.buffers[buffer]), make)
+    op, tests = t.level.op, list[str]()
+    for block in dict.fromkeys((blocks[0], blocks[-1])):
+        further = op(f"sub i64 {op(f'ptrtoint ptr {block} to i64')}, {start}")
+        tests.append(op(f"icmp ult i64 {further}, {room}"))
+    is_inside = t.level.either("i1", "and", *tests)
+    spare, loads = ctx.spare(), list[str]()
+    for block in blocks:
+        address = op(f"select i1 {is_inside}, ptr {block}, ptr {spare}")
+        loads.append(load_element(t, place.kind, address))
+    return t.level.each_chosen(is_inside, loads, masked, vector(place.kind, ctx.lanes))
 
 
 def _shifted(place: AccessPlace, copy: int) -> str:
@@ -646,7 +678,7 @@ def _load_shared(ctx: Context, place: AccessPlace, value: Value) -> list[str]:
     return found
 
 
-def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
+def _load_copy(place: AccessPlace, copy: int, mask: str | None, has_guards: bool = False) -> str:
     """One vector in memory's type; lanes masked out hold anything."""
     ctx, t = place.ctx, place.t()
     full = vector(place.kind, ctx.lanes)
@@ -658,7 +690,11 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
     if place.step and ctx.machine.can_mask(BITS[place.kind]):
         if place.step == -1:
             mask = place.reverse("i1", mask or "")
-        x = place.masked("load", copy, mask)
+        masked = functools.partial(place.masked, "load", copy, mask)
+        if _loads_whole(place, has_guards):
+            (x,) = _load_whole(place, [place.block(copy)], lambda: [masked()])
+        else:
+            x = masked()
         return x if place.step == 1 else place.reverse(place.kind, x)
     # a thread of a GPU has aligned pieces only
     if 0 < place.apart <= ctx.lanes and mask is None and not ctx.machine.is_simt:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -354,6 +354,58 @@ def emit_bitcast(t: InsertPoint, source: torch.dtype, result: torch.dtype, x: st
     if kind != wanted:
         raw = t.convert("bitcast", raw, kind, wanted)
     return from_memory(t, result, raw)
+
+
+# ------------------------------------------------------------------------------ shuffles
+
+
+# Vectors that are turned by picking, which takes as many shuffles as their number's square.
+PICKED = 5
+
+
+def turned(t: InsertPoint, kind: str, vectors: Sequence[str], columns: int) -> list[str]:
+    """A matrix with its axes exchanged; it lies in the vectors, one row after the other.
+
+    In a square, for each power of two, blocks of that size are exchanged across the diagonals of
+    blocks twice the size. Else what is more than a few vectors is halved and the halves zipped, or
+    the other way around, once for each power of two in the axis that is as long as a vector.
+    """
+    full, lanes, found = vector(kind, t.lanes), t.lanes, list(vectors)
+    if columns < lanes or len(found) < lanes:
+        steps, total = 1, len(found) * lanes
+        if min(columns, len(found)) > PICKED:
+            steps, columns = lanes.bit_length() - 1, 2 if columns == lanes else total // 2
+        places = [divmod(i, lanes) for c in range(columns) for i in range(c, total, columns)]
+        starts = range(0, total, lanes)
+        for _ in range(steps):
+            found = [picked(t, kind, found, places[start : start + lanes]) for start in starts]
+        return found
+    distance = lanes // 2
+    while distance:
+        low = [i if not i & distance else i - distance + lanes for i in range(lanes)]
+        high = [i + distance if not i & distance else i + lanes for i in range(lanes)]
+        for first in range(lanes):
+            second = first + distance
+            if first & distance:
+                continue
+            pair = found[first], found[second]
+            found[first], found[second] = (t.level.shuffle(full, *pair, x) for x in (low, high))
+        distance //= 2
+    return found
+
+
+def picked(
+    t: InsertPoint, kind: str, vectors: Sequence[str], places: Sequence[tuple[int, int]]
+) -> str:
+    """The vector of the elements at `places`: the number of a vector, and a lane of it."""
+    full, lanes = vector(kind, t.lanes), t.lanes
+    first, *others = sorted({source for source, _ in places})
+    found, kept = vectors[first], [at for _, at in places]
+    for source in others or [first]:
+        both = zip(kept, places, strict=True)
+        picks = [lanes + at if one == source else i for i, (one, at) in both]
+        found, kept = t.level.shuffle(full, found, vectors[source], picks), list(range(lanes))
+    return found
 
 
 # ---------------------------------------------------------------------------- context

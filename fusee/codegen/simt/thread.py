@@ -19,12 +19,11 @@ from fusee.codegen.llvm.memory import (
     NEAR,
     AccessPlace,
     combined,
-    picked,
     store_element,
     store_scalar,
     store_vector,
 )
-from fusee.codegen.llvm.ops import Context, compare, emit, from_memory, to_memory
+from fusee.codegen.llvm.ops import Context, compare, emit, from_memory, picked, to_memory
 from fusee.loops import Acc, Accumulate, Buffer, Phase, Store, Value, identity, walk
 from fusee.loops.schedule import Online
 from fusee.runtime.llvm_text import (
