@@ -31,7 +31,7 @@ from torch.fx.node import map_aggregate
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.bytecode import Line
-from fusee.capture.dynamic import Computed, Number, before_graph, converted, read
+from fusee.capture.dynamic import Computed, Number, before_graph, converted, is_array, read
 from fusee.capture.frame import (
     ABSENT,
     BINARY,
@@ -396,7 +396,9 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
     if isinstance(x, FakeTensor) and (base or kwargs):
         return kind(object(), *base, **kwargs)  # the TypeError
     method = f"__{kind.__name__}__"
-    if (found := attributes.ask(m, x, method)) is not ABSENT:
+    if is_array(x) and not (base or kwargs or x.known) and x.is_number():
+        x = x.tensor
+    elif (found := attributes.ask(m, x, method)) is not ABSENT:
         return found
     if isinstance(x, FakeTensor):
         return m.call(getattr(x, method))  # C code would refuse a Number

@@ -51,6 +51,7 @@ from fusee.capture.dynamic import (
     before_graph,
     compute,
     holds_number,
+    is_array,
     need_values,
     takes_late,
 )
@@ -215,7 +216,12 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function of torch, run as torch runs it: the recorder sees what it does."""
 
     def shown(x: Any) -> Any:
-        return x.number() if isinstance(x, Computed) else m.deep(x)
+        if isinstance(x, Computed):
+            return x.number()
+        x = m.deep(x)
+        if type(x) in (list, tuple) and any(map(is_array, x)):
+            return type(x)(item.number() if is_array(item) else item for item in x)
+        return x
 
     given, named = tuple(map(shown, args)), {key: shown(x) for key, x in kwargs.items()}
     leaves = list(flat(*given, *named.values()))

@@ -402,3 +402,61 @@ def test_everyday_python_on_objects_from_outside(kind: str) -> None:
         fn, traced = space["fn"], Traced(space["fn"])
         for k in (0, 1, 0):
             assert outcome(traced, kind, k) == outcome(fn, kind, k), (line, k, traced.stops)
+
+
+class Row(collections.UserList):
+    """A list in Python."""
+
+
+class Places:
+    """What torch takes for a sequence, though it is of no class of such."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, k):
+        return self.items[k]
+
+
+@pytest.mark.parametrize("kind", [collections.deque, Row, Places])
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.tensor,
+        torch.as_tensor,
+        torch.FloatTensor,
+        lambda data: torch.tensor([data, data]),
+        lambda data: torch.tensor(data, dtype=torch.float64),
+    ],
+)
+def test_sequences_that_are_no_lists_as_data_of_a_tensor(kind: Any, make: Any) -> None:
+    def returns(rewards):
+        found, total = collections.deque(), 0.0
+        for reward in rewards[::-1]:
+            total = reward + 0.9 * total
+            found.appendleft(total)
+        return make(kind(found)) * 2
+
+    traced = Traced(returns)
+    for rewards in ([1.0, 2.0], [3.0, 4.0], [0.5, 0.25, 2.0]):
+        want, got = returns(rewards), traced(rewards)
+        assert got.dtype is want.dtype and torch.equal(got, want)
+    assert not traced.stops, traced.stops
+
+
+def test_what_is_no_sequence_as_data_of_a_tensor() -> None:
+    def outcome(call: Any) -> Any:
+        try:
+            return call(torch.ones(1)).tolist()
+        except Exception as error:  # noqa: BLE001  # the exception is what is compared
+            return type(error), str(error)
+
+    for data in ({0: 1.0}, collections.UserDict({0: 1.0}), collections.UserString("ab"), {1.0}):
+
+        def fn(x, data=data):
+            return torch.tensor(data) + x
+
+        assert outcome(Traced(fn)) == outcome(fn)
