@@ -168,6 +168,17 @@ _QUERY = re.compile("_get_|_is_|_has_|_are_|get_|is_|has_|_accelerator_get")
 def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """C code that may look at all that it is given."""
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
+    try:
+        return _run_plain(m, function, args, kwargs)
+    except Exception as error:
+        given = flat(*args, *kwargs.values())
+        if isinstance(error, GraphBreak) or not any(isinstance(x, Computed) for x in given):
+            raise
+        # that it is none of Python's may be what C refuses
+        raise GraphBreak(f"{function.__name__}() needs a number that the graph computes") from None
+
+
+def _run_plain(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if any(map(symbols.holds_open, (args, kwargs))):
         return symbols.called(function, args, kwargs)
     if m.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
