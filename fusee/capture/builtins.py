@@ -44,6 +44,7 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
+from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, show_address
 from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
@@ -319,6 +320,7 @@ SPECIAL.update({
     setattr: lambda m, obj, name, x, /: m.store_attribute(obj, name, x),
     delattr: lambda m, obj, name, /: m.delete_attribute(obj, name),
     object.__setattr__: attributes.store_plainly,
+    object.__delattr__: lambda m, x, name, /: attributes.store_plainly(m, x, name, DELETED),
     object.__getattribute__: attributes.of_instance,
     operator.getitem: lambda m, x, key, /: m.subscript(x, key),
     operator.setitem: lambda m, x, key, item, /: m.store_subscript(x, key, item),

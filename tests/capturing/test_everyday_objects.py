@@ -460,3 +460,90 @@ def test_what_is_no_sequence_as_data_of_a_tensor() -> None:
             return torch.tensor(data) + x
 
         assert outcome(Traced(fn)) == outcome(fn)
+
+
+class Scratch(torch.nn.Module):
+    """It keeps something for a while."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.gain = 2.0
+
+    def forward(self, x):
+        self.before = self.layer(x)
+        y = self.before * self.gain
+        del self.before
+        return y + hasattr(self, "before")
+
+
+class Telling:
+    __slots__ = ("gain", "told")
+
+    def __init__(self):
+        self.gain, self.told = 3.0, []
+
+    def __delattr__(self, name):
+        self.told.append(name)
+        super().__delattr__(name)
+
+
+class Managed:
+    @property
+    def value(self):
+        return self._value
+
+    @value.setter
+    def value(self, x):
+        self._value = x
+
+    @value.deleter
+    def value(self):
+        del self._value
+
+    def __delattr__(self, name):
+        object.__delattr__(self, name)
+
+
+def _deletes(obj, x):
+    y = x * obj.gain
+    del obj.gain
+    return y, hasattr(obj, "gain")
+
+
+def _deletes_through_a_property(obj, x):
+    obj.value = x * 2
+    y = obj.value
+    del obj.value
+    return y, hasattr(obj, "_value")
+
+
+def _deletes_what_is_not_there(obj, x):
+    try:
+        delattr(obj, "nothing")
+    except AttributeError as error:
+        return x + 1, str(error)
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (lambda model, x: model(x), Scratch),
+        (_deletes, Scratch),
+        (_deletes, Telling),
+        (_deletes_through_a_property, Managed),
+        (_deletes_what_is_not_there, Scratch),
+        (_deletes_what_is_not_there, Telling),
+        (lambda obj, x: object.__delattr__(obj, "told") or x + 1, Telling),
+    ],
+)
+def test_attributes_that_a_method_of_the_class_deletes(fn: Any, kind: Any) -> None:
+    traced = Traced(fn)
+    for _ in range(2):
+        outcomes = []
+        for call in (fn, traced):
+            torch.manual_seed(0)
+            obj = kind()
+            outcomes.append(shape_of((call(obj, torch.ones(2, 3)), obj, getattr(obj, "told", 0))))
+        assert outcomes[0] == outcomes[1]
+    assert not traced.stops, traced.stops
