@@ -31,7 +31,7 @@ from torch.fx.node import map_aggregate
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.bytecode import Line
-from fusee.capture.dynamic import Computed, Number, before_graph, converted, read
+from fusee.capture.dynamic import Computed, Number, before_graph, converted, is_array, read
 from fusee.capture.frame import (
     ABSENT,
     BINARY,
@@ -44,6 +44,7 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
+from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, show_address
 from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
@@ -319,6 +320,7 @@ SPECIAL.update({
     setattr: lambda m, obj, name, x, /: m.store_attribute(obj, name, x),
     delattr: lambda m, obj, name, /: m.delete_attribute(obj, name),
     object.__setattr__: attributes.store_plainly,
+    object.__delattr__: lambda m, x, name, /: attributes.store_plainly(m, x, name, DELETED),
     object.__getattribute__: attributes.of_instance,
     operator.getitem: lambda m, x, key, /: m.subscript(x, key),
     operator.setitem: lambda m, x, key, item, /: m.store_subscript(x, key, item),
@@ -396,7 +398,9 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
     if isinstance(x, FakeTensor) and (base or kwargs):
         return kind(object(), *base, **kwargs)  # the TypeError
     method = f"__{kind.__name__}__"
-    if (found := attributes.ask(m, x, method)) is not ABSENT:
+    if is_array(x) and not (base or kwargs or x.known) and x.is_number():
+        x = x.tensor
+    elif (found := attributes.ask(m, x, method)) is not ABSENT:
         return found
     if isinstance(x, FakeTensor):
         return m.call(getattr(x, method))  # C code would refuse a Number

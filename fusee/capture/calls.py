@@ -52,6 +52,7 @@ from fusee.capture.dynamic import (
     before_graph,
     compute,
     holds_number,
+    is_array,
     need_values,
     takes_late,
 )
@@ -170,6 +171,17 @@ _QUERY = re.compile("_get_|_is_|_has_|_are_|get_|is_|has_|_accelerator_get")
 def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """C code that may look at all that it is given."""
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
+    try:
+        return _run_plain(m, function, args, kwargs)
+    except Exception as error:
+        given = flat(*args, *kwargs.values())
+        if isinstance(error, GraphBreak) or not any(isinstance(x, Computed) for x in given):
+            raise
+        # that it is none of Python's may be what C refuses
+        raise GraphBreak(f"{function.__name__}() needs a number that the graph computes") from None
+
+
+def _run_plain(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if any(map(symbols.holds_open, (args, kwargs))):
         return symbols.called(function, args, kwargs)
     if m.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
@@ -218,7 +230,12 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function of torch, run as torch runs it: the recorder sees what it does."""
 
     def shown(x: Any) -> Any:
-        return x.number() if isinstance(x, Computed) else m.deep(x)
+        if isinstance(x, Computed):
+            return x.number()
+        x = m.deep(x)
+        if type(x) in (list, tuple) and any(map(is_array, x)):
+            return type(x)(item.number() if is_array(item) else item for item in x)
+        return x
 
     given, named = tuple(map(shown, args)), {key: shown(x) for key, x in kwargs.items()}
     leaves = list(flat(*given, *named.values()))

@@ -338,7 +338,7 @@ class Entry:
     def is_settled(self, values: Values) -> bool:
         """Whether it is good by a new check, which no longer watches what the program replaces."""
         captured = self.captured
-        if len(captured.replaced) == captured.settled or captured.facts.first_miss(values):
+        if len(captured.replaced) == captured.settled or captured.facts.misses(values):
             return False
         self.check, self.check_source = captured.check(values)
         return self.check(*values.values())

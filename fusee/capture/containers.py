@@ -36,7 +36,7 @@ from fusee.capture.attributes import (
     python_method,
 )
 from fusee.capture.builtins import BY_CODE, BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
-from fusee.capture.dynamic import LOADERS, Number, compute, takes_late
+from fusee.capture.dynamic import LOADERS, Computed, Number, compute, takes_late
 from fusee.capture.effects import effects
 from fusee.capture.frame import ABSENT, CONTAINERS, is_iterable, is_named, is_scalar
 from fusee.capture.graph_break import GraphBreak
@@ -197,6 +197,7 @@ def _enumerate(m: Capturing, iterable: Any, start: Any = 0) -> Any:
 @stands_for(itertools.islice)
 def _islice(m: Capturing, x: Any, /, *ends: Any) -> Any:
     m.look(ends, AS_NUMBERS)
+    ends = tuple(m.call(operator.index, x) if isinstance(x, Computed) else x for x in ends)
     return itertools.islice(_iterable(m, x), *map(symbols.value, ends))
 
 

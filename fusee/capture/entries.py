@@ -53,7 +53,7 @@ from fusee.capture.policy import (
     is_suspending,
     original,
 )
-from fusee.capture.sources import is_made_anew, is_python
+from fusee.capture.sources import CALLING, is_made_anew, is_python
 from fusee.capture.torch_api import (
     AROUND_FORWARD,
     DYNAMO,
@@ -728,6 +728,7 @@ class CompiledFunction:
             return known.call(function) if of_code else known.call
         code = function.__code__
         is_around = is_skipped(function) or code in AROUND_FORWARD
+        is_around |= function.__module__ == CALLING
         if is_python(function.__module__ or "") and not is_around:
             return function
         is_comprehension = code.co_varnames[:1] == (".0",)

@@ -661,11 +661,13 @@ class Facts:
     """The facts of one entry, each once, in the order of discovery.
 
     listed   origins whose objects the check holds against `_table`
+    missed   one that did not hold the last time
     """
 
     rows: list[Fact] = field(default_factory=list)
     kinds: dict[Origin, type] = field(default_factory=dict)
     listed: list[Origin] = field(default_factory=list)
+    missed: Fact | None = None
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     _keep: list[Any] = field(default_factory=list)
 
@@ -748,6 +750,13 @@ class Facts:
         with torch._C.DisableTorchFunction():  # modes of the program's would see it
             fact = self.unlike(looking(values))
             return None if fact is None else (fact, self.found(fact, values))
+
+    def misses(self, values: Values) -> bool:
+        """Whether some fact does not hold: most often the one of the last time."""
+        with torch._C.DisableTorchFunction():
+            if self.missed is None or not fails(self.missed, self.looking(values)):
+                self.missed = self.unlike(looking(values))
+        return self.missed is not None
 
     def changed(
         self, values: Values, missed: tuple[Fact, Any] | None = None

@@ -439,6 +439,8 @@ class Interpreter(Capturing):
         container = symbols.whole_text(container)
         if issubclass(type(container), FakeTensor):
             return self.tensor_operator(operator.getitem, container, self.plain(key))
+        if is_array(container) and symbols.is_open(key):
+            return container[key]
         key = symbols.value(key)
         if type(container).__module__ == "typing":
             return container[key]  # Optional[int]

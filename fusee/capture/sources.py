@@ -47,6 +47,8 @@ def is_trusted(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in _TRUSTED
 
 
+# A module whose functions break at each turn of a loop: what they call is compiled alone.
+CALLING = "torch.optim.swa_utils"
 # Modules of torch and of Python whose functions run what the program gave them, or its modules.
 _PASS_ON = tuple(
     "torch.nn.modules. torch.nn.parallel. torch.nn.utils. torch.utils._contextlib"

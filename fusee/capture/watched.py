@@ -103,6 +103,7 @@ class Watched:
         at the first that does not hold."""
         self._facts, self._check, self._missed, self._objects = facts, check, missed, {}
         self._may_hold: Callable[[], bool] | None = None
+        self._is_over = False
         dicts, lists, owners = (
             [*some.values()] for some in (self._dicts, self._lists, self._owners)
         )
@@ -110,8 +111,10 @@ class Watched:
         self.address = self._watch.address
 
     def look(self) -> bool:
-        """Whether the facts hold, since something that is watched has changed. False, too, when
-        something was replaced."""
+        """Whether the facts hold, since something that is watched has changed. False, too, from
+        when something was replaced: a new check, which does not watch it, is to be made."""
+        if self._is_over:
+            return False
         if self._may_hold is not None and not self._may_hold():
             return False  # what it missed the last time is still missing
         while (k := changed()(self.address)) >= 0:
@@ -120,6 +123,7 @@ class Watched:
                     self._may_hold = self._missed()
                     return False
                 if replaced := {*self._others()}:
+                    self._is_over = True
                     self.replaced |= replaced
                     return False
                 self._forget()

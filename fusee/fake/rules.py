@@ -377,6 +377,10 @@ RULES.rule("new_empty new_zeros new_ones new_full")(functools.partial(_of_one, F
 RULES.rule("native_dropout")(
     lambda x, p, train: (like(x, x.dtype), like(x, torch.bool)) if x.is_floating_point() else None
 )
+RULES.rule(
+    "fake_quantize_per_tensor_affine_cachemask"
+    " _fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
+)(lambda x, *given: (like(x, x.dtype), like(x, torch.bool)))
 RULES.rule("nonzero_static")(lambda x, *, size, fill_value=-1: rows((size, x.dim()), torch.int64))
 
 

@@ -9,6 +9,7 @@ Scans by a function of the program's are here, too, and launches of its Triton k
 
 from __future__ import annotations
 
+import array
 import ast
 import functools
 import inspect
@@ -214,6 +215,8 @@ def _by_class(kind: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """What the class makes: of a sequence, its elements; of sizes, what lies there."""
     first = type(args[0]) if len(args) == 1 else None
     given = {"dtype": _CLASSES[kind] or torch.get_default_dtype(), "device": "cpu"}
+    if not kwargs and first is not None and _is_other_sequence(first):
+        first, args = list, (_listed(m, args[0]),)
     with unheard(m):
         if not kwargs and first in (list, tuple):
             items = [x.item() if isinstance(x, NUMPY) else x for x in m.items(args[0])]
@@ -228,6 +231,32 @@ def _by_class(kind: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     raise GraphBreak(
         f"torch.{kind.__name__} makes a tensor of something else than numbers or sizes"
     )
+
+
+def _is_other_sequence(kind: type) -> bool:
+    """Whether torch takes the elements of such an object, which is no list or tuple, for data."""
+    if issubclass(
+        kind, (list, tuple, str, range, memoryview, bytes, bytearray, array.array, Array)
+    ):
+        return False
+    is_sequence = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    return is_sequence and not any(hasattr(kind, name) for name in _NO_ELEMENTS)
+
+
+# Of what has one of these torch asks for other things than elements first: memory, keys, letters.
+_NO_ELEMENTS = (
+    "__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__buffer__",
+    "__torch_function__", "keys", "casefold",
+)  # fmt: skip
+
+
+def _listed(m: Capturing, data: Any, most: int = 16) -> Any:
+    """Data of a tensor with lists for deques, for classes with `__getitem__` and the like."""
+    is_list = type(data) in (list, tuple)
+    if not (is_list and any(_is_other_sequence(type(x)) for x in data)):
+        if is_list or not _is_other_sequence(type(data)):
+            return data
+    return [_listed(m, x, most - 1) for x in m.items(data)] if most else data
 
 
 def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
@@ -246,6 +275,11 @@ def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
     plain = [x.detach() if isinstance(x, FakeTensor) else m.call(torch.tensor, x) for x in items]
     stacked = _stacked(m, plain, {"dtype": dtype, "device": "cpu"})
     return stacked if len(shape) == 1 else m.call(Tensor.reshape, stacked, shape)
+
+
+def _of_scalar(x: Any) -> Any:
+    """The tensor that holds a scalar of NumPy's."""
+    return x.tensor if isinstance(x, Array) and isinstance(x.shadow, NUMPY) else x
 
 
 def _is_even(data: Any, shape: list[int]) -> bool:
@@ -270,8 +304,10 @@ _COPIES = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
 @stands_for_each(*_COPIES)
 def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """torch.tensor and the like."""
+    if args and function is not torch.from_numpy:
+        args = (_listed(m, args[0]), *args[1:])
     if len(args) == 1 and isinstance(args[0], (list, tuple)) and not {*kwargs} - {"dtype"}:
-        data = m.deep(args[0])
+        data = pytree.tree_map(_of_scalar, m.deep(args[0]))
         if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(data)):
             return _of_tensors(m, data, kwargs.get("dtype"))
     if args and isinstance(args[0], NUMPY) and function is not torch.from_numpy and not m.modes:

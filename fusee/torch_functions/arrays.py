@@ -98,6 +98,10 @@ class Array(Computed):
         # a graph reads floats alone
         return recorder.item(recorder.call(Tensor.double, self.tensor), kind=int)
 
+    def is_number(self) -> bool:
+        """Whether float() and int() take it as they take a tensor of one number."""
+        return self.shadow.ndim == 0 and self.shadow.dtype.kind in "fiu"
+
     def _need(self, *_: Any) -> Any:
         raise GraphBreak(f"the program {_UNKNOWN}")
 
@@ -211,7 +215,8 @@ def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if m.modes and function in (np.array, np.asarray):
         raise GraphBreak("tensors may be in what an array is made of, and modes hear of them")
     with unheard(m):
-        return _called(m, function, args, kwargs)
+        element = _at(m, *args) if function is operator.getitem else None
+        return _called(m, function, args, kwargs) if element is None else element
 
 
 def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -222,7 +227,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
         given = _as_elements(m, given)  # powers look at their exponents
-    given = [value(x) for x in given]  # NumPy takes no sizes that vary
+    given = [_valued(x) for x in given]  # NumPy takes no sizes that vary
     if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
         given[1] = _fixed(m, given[1])
     if function in _OF_TENSORS:
@@ -274,6 +279,24 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         for x in found if isinstance(found, tuple) else (found,):
             _expect_no_warning(m, tensor_of(x), [x for x in operands if x not in written])
     return _joined(m, name, operands, shadow, found)
+
+
+def _valued(x: Any) -> Any:
+    return slice(*map(value, (x.start, x.stop, x.step))) if type(x) is slice else value(x)
+
+
+def _at(m: Capturing, x: Array, key: Any) -> Array | None:
+    """The element at a place that varies; None if it is not that."""
+    places = key if type(key) is tuple else (key,)
+    if x.known or not all(type(k) in (int, torch.SymInt) for k in places):
+        return None
+    if len(places) != x.shadow.ndim or not any(map(_varies, places)):
+        return None
+    now = value(places, is_fixed=False)
+    if not all(-n <= k < n for k, n in zip(now, x.shadow.shape)):
+        return None  # NumPy says what is wrong
+    element = m.tensor_operator(operator.getitem, x.tensor, places)
+    return _array(m, "getitem", [x], x.shadow[now], element)
 
 
 def _element(m: Capturing, number: Any, dtype: Any) -> Array:

@@ -13,6 +13,7 @@ import torch
 
 import fusee
 from fusee.errors import FuseeWarning
+from tests.capturing.same import Traced
 from tests.check import check
 
 
@@ -177,6 +178,24 @@ def test_unpooling_keeps_channels_last() -> None:
 
 def test_places_of_a_fixed_number_are_row_major() -> None:
     check(lambda x: torch.nonzero_static(x, size=3), torch.randn(5, 5), capture="fx")
+
+
+def test_fake_quantization_of_a_whole_tensor() -> None:
+    x = torch.randn(3, 4).t()
+    scale, zero = torch.tensor([0.1]), torch.tensor([3], dtype=torch.int32)
+    check(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, 0, 255), x, capture="fx")
+    check(
+        lambda x, s, z: torch.fake_quantize_per_tensor_affine(x, s, z, 0, 255),
+        *(x, scale, zero),
+        capture="fx",
+    )
+    traced = Traced(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, 0, 255).sin())
+    grads: list[Any] = []
+    for fn in (traced, traced.compiled.function):
+        leaf = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        fn(leaf).sum().backward()
+        grads.append(leaf.grad)
+    assert not traced.stops and torch.equal(*grads)
 
 
 def test_an_axis_that_runs_backwards_is_not_split() -> None:

@@ -272,7 +272,7 @@ def test_a_parted_loop_over_what_it_writes() -> None:
         seen = []
         for x in a:
             a *= 2
-            seen.append(float(x))
+            seen.append(complex(x))
         return seen
 
     assert agree(program, SCALE)
@@ -284,7 +284,7 @@ def test_arrays_that_a_graph_writes_are_held_apart_at_once() -> None:
     def program(a: Any, x: torch.Tensor) -> Any:
         for k in range(20):
             a[0] += k
-        return float(a[0]) + x.sum()
+        return complex(a[0]) + x.sum()
 
     assert len(agree(program, SCALE, X)) == 1
 
@@ -852,3 +852,68 @@ def test_comparisons_of_numpys_bools(compared: Callable[..., Any]) -> None:
     for number in (np.int64(7), np.int64(8), np.bool_(True), np.bool_(False)):
         made = traced(torch.ones(2), number)[1]
         assert type(made) is np.bool_ and made == compared(number, 2)
+
+
+TABLE = np.linspace(0.25, 2.0, 8)
+
+
+def _reads_an_element(x: torch.Tensor, i: int) -> Any:
+    return x * TABLE[i], x + float(TABLE[i]), float(TABLE[i - 1]), TABLE[:i].sum()
+
+
+def test_elements_at_places_that_vary() -> None:
+    traced = Traced(lambda x, i: x * TABLE[i] + TABLE[i])
+    for i in range(1, 7):
+        assert torch.equal(traced(X, i), X * TABLE[i] + TABLE[i])
+    assert traced.entries <= 2 and not traced.stops
+    for i in (-1, 0):
+        assert torch.equal(traced(X, i), X * TABLE[i] + TABLE[i])
+    for i in (8, -9):
+        with pytest.raises(IndexError, match=f"index {i} is out of bounds for axis 0 with size 8"):
+            traced(X, i)
+    traced = Traced(_reads_an_element)
+    for i in range(1, 5):
+        got, want = traced(X, i), _reads_an_element(X, i)
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1]) and got[2:] == want[2:]
+        assert type(got[2]) is float and type(got[3]) is np.float64
+    assert not traced.stops, traced.stops
+
+
+def test_scalars_of_numpy_in_lists_of_numbers() -> None:
+    def scaled(x: torch.Tensor, table: Any) -> Any:
+        return (
+            *torch._foreach_mul([x, x], [table[0], table[1] / 3]),
+            torch.tensor([table[0], 2, table[1]]),
+            torch.nn.functional.interpolate(x[None, None], scale_factor=[table[3] * 4, 2.0]),
+        )
+
+    traced = Traced(scaled)
+    x = torch.randn(2, 3)
+    for table in (TABLE, TABLE[::2].copy(), TABLE.astype(np.float32)):
+        for got, want in zip(traced(x, table), scaled(x, table), strict=True):
+            assert got.dtype is want.dtype
+            torch.testing.assert_close(got, want)
+    assert not [stop for stop in traced.stops if "raises" in stop], traced.stops
+
+
+@pytest.mark.parametrize("number", [lambda i: TABLE[i], lambda i: float(TABLE[i])])
+def test_a_schedule_of_numpys_for_an_optimizer(number: Callable[[int], Any]) -> None:
+    def training() -> tuple[Callable[[int], Any], torch.nn.Parameter]:
+        weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+        optimizer = torch.optim.AdamW([weight])
+
+        def step(i: int) -> Any:
+            optimizer.param_groups[0]["lr"] = number(i)
+            optimizer.zero_grad()
+            weight.sin().sum().backward()
+            optimizer.step()
+
+        return step, weight
+
+    (step, weight), (other, expected) = training(), training()
+    traced = Traced(step)
+    for i in range(5):
+        traced(i)
+        other(i)
+        torch.testing.assert_close(weight, expected)
+    assert all("backward()" in stop for stop in traced.stops), traced.stops

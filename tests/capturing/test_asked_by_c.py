@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import bisect
 import collections
+import datetime
 import functools
 import itertools
 import operator
+import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -444,3 +448,35 @@ def test_a_list_shrinks_while_an_iterator_of_it_crosses_a_break(kind: str) -> No
         a, b = [7, 8], [1, 2, 3, 4]
         told.append((str(run(torch.ones(1), a, b)), a, b))
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda v, n: struct.pack("<If", n, v),
+        lambda v, n: struct.pack("<f", v),
+        lambda v, n: datetime.timedelta(n, v),
+        lambda v, n: datetime.timedelta(hours=v),
+        lambda v, n: [*itertools.islice("abcd", n)],
+    ],
+)
+@pytest.mark.parametrize("is_array", [False, True])
+def test_c_code_that_takes_numbers_of_python_alone(fn: Callable[..., Any], is_array: bool) -> None:
+    """It ends the graph, and nobody is told that the program raised."""
+
+    def program(x):
+        if is_array:
+            return fn(x.numpy().sum(), x.numpy().astype(np.int64)[0]), x + 1
+        return fn(float(x.sum()), len(x)), x + 1
+
+    traced = Traced(program)
+    for x in (torch.tensor([1.5, 2.0]), torch.tensor([2.0, 0.25]), torch.ones(3)):
+        try:
+            want = program(x)
+        except TypeError as error:
+            with pytest.raises(TypeError, match=re.escape(str(error))):
+                traced(x)
+            continue
+        got = traced(x)
+        assert got[0] == want[0] and torch.equal(got[1], want[1])
+    assert not any("raises" in stop for stop in traced.stops) or is_array, traced.stops

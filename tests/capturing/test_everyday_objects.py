@@ -402,3 +402,148 @@ def test_everyday_python_on_objects_from_outside(kind: str) -> None:
         fn, traced = space["fn"], Traced(space["fn"])
         for k in (0, 1, 0):
             assert outcome(traced, kind, k) == outcome(fn, kind, k), (line, k, traced.stops)
+
+
+class Row(collections.UserList):
+    """A list in Python."""
+
+
+class Places:
+    """What torch takes for a sequence, though it is of no class of such."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, k):
+        return self.items[k]
+
+
+@pytest.mark.parametrize("kind", [collections.deque, Row, Places])
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.tensor,
+        torch.as_tensor,
+        torch.FloatTensor,
+        lambda data: torch.tensor([data, data]),
+        lambda data: torch.tensor(data, dtype=torch.float64),
+    ],
+)
+def test_sequences_that_are_no_lists_as_data_of_a_tensor(kind: Any, make: Any) -> None:
+    def returns(rewards):
+        found, total = collections.deque(), 0.0
+        for reward in rewards[::-1]:
+            total = reward + 0.9 * total
+            found.appendleft(total)
+        return make(kind(found)) * 2
+
+    traced = Traced(returns)
+    for rewards in ([1.0, 2.0], [3.0, 4.0], [0.5, 0.25, 2.0]):
+        want, got = returns(rewards), traced(rewards)
+        assert got.dtype is want.dtype and torch.equal(got, want)
+    assert not traced.stops, traced.stops
+
+
+def test_what_is_no_sequence_as_data_of_a_tensor() -> None:
+    def outcome(call: Any) -> Any:
+        try:
+            return call(torch.ones(1)).tolist()
+        except Exception as error:  # noqa: BLE001  # the exception is what is compared
+            return type(error), str(error)
+
+    for data in ({0: 1.0}, collections.UserDict({0: 1.0}), collections.UserString("ab"), {1.0}):
+
+        def fn(x, data=data):
+            return torch.tensor(data) + x
+
+        assert outcome(Traced(fn)) == outcome(fn)
+
+
+class Scratch(torch.nn.Module):
+    """It keeps something for a while."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.gain = 2.0
+
+    def forward(self, x):
+        self.before = self.layer(x)
+        y = self.before * self.gain
+        del self.before
+        return y + hasattr(self, "before")
+
+
+class Telling:
+    __slots__ = ("gain", "told")
+
+    def __init__(self):
+        self.gain, self.told = 3.0, []
+
+    def __delattr__(self, name):
+        self.told.append(name)
+        super().__delattr__(name)
+
+
+class Managed:
+    @property
+    def value(self):
+        return self._value
+
+    @value.setter
+    def value(self, x):
+        self._value = x
+
+    @value.deleter
+    def value(self):
+        del self._value
+
+    def __delattr__(self, name):
+        object.__delattr__(self, name)
+
+
+def _deletes(obj, x):
+    y = x * obj.gain
+    del obj.gain
+    return y, hasattr(obj, "gain")
+
+
+def _deletes_through_a_property(obj, x):
+    obj.value = x * 2
+    y = obj.value
+    del obj.value
+    return y, hasattr(obj, "_value")
+
+
+def _deletes_what_is_not_there(obj, x):
+    try:
+        delattr(obj, "nothing")
+    except AttributeError as error:
+        return x + 1, str(error)
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (lambda model, x: model(x), Scratch),
+        (_deletes, Scratch),
+        (_deletes, Telling),
+        (_deletes_through_a_property, Managed),
+        (_deletes_what_is_not_there, Scratch),
+        (_deletes_what_is_not_there, Telling),
+        (lambda obj, x: object.__delattr__(obj, "told") or x + 1, Telling),
+    ],
+)
+def test_attributes_that_a_method_of_the_class_deletes(fn: Any, kind: Any) -> None:
+    traced = Traced(fn)
+    for _ in range(2):
+        outcomes = []
+        for call in (fn, traced):
+            torch.manual_seed(0)
+            obj = kind()
+            outcomes.append(shape_of((call(obj, torch.ones(2, 3)), obj, getattr(obj, "told", 0))))
+        assert outcomes[0] == outcomes[1]
+    assert not traced.stops, traced.stops

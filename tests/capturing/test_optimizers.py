@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import swa_utils
 
 import fusee
 from fusee.capture.entries import live
@@ -713,3 +714,30 @@ def test_a_step_that_a_capture_saw_and_its_piece_did_not_leaves_no_state() -> No
 
     compiled = functools.partial(fusee.compile, backend="eager")
     assert step(lambda fn: fn, torch.ones(4)) == step(compiled, torch.ones(4)) == 0
+
+
+def test_what_averaging_weights_calls_is_compiled() -> None:
+    """Functions of torch.optim.swa_utils break at each turn of a loop."""
+
+    def training() -> tuple[Callable[[list[Tensor]], Any], nn.Module]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.GELU())
+        average = swa_utils.AveragedModel(model, avg_fn=lambda a, b, n: (a * n + b).div(n + 1))
+
+        def finish(batches: list[Tensor]) -> Any:
+            average.update_parameters(model)
+            swa_utils.update_bn(batches, average)
+            return average(batches[0])
+
+        return finish, average
+
+    (finish, average), (other, expected) = training(), training()
+    traced = Traced(finish)
+    for n in (5, 5, 6):
+        batches = [torch.randn(n, 3), torch.randn(n, 3)]
+        torch.testing.assert_close(traced(batches), other(batches))
+        for key, value in expected.state_dict().items():
+            torch.testing.assert_close(average.state_dict()[key], value)
+    names = {one.function.__qualname__ for one in traced.functions if one.entries}
+    assert any("avg_fn" in name or "<lambda>" in name for name in names), names
+    assert any("forward" in name for name in names), names

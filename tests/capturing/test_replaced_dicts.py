@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fusee
-from fusee.capture import entries
+from fusee.capture import entries, guards
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from fusee.persist import Keeper
@@ -293,3 +293,45 @@ def test_checks_do_not_ask_for_what_is_missing() -> None:
         made.pop("a")
         assert traced(x, made) is x
         assert (asked, len(made)) == ([], 0)
+
+
+class Averaging(nn.Module):
+    center: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(8))
+        self.register_buffer("center", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor, places: dict[int, float], at: int) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        self.center = self.center * 0.9 + x.mean(0)
+        return x * places[at]
+
+
+@torch.no_grad()
+def test_what_is_replaced_beside_a_number_that_fits_no_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All facts are looked at again only once the one is there that was missed the last time."""
+    model, places = Averaging(), {k: 0.5 * k for k in range(40)}
+    compiled = fusee.compile(model, backend="eager")
+    x, asked = torch.randn(2, 3), 0
+    for at in range(16):
+        compiled(x, places, at)
+    unlike = guards.Facts.unlike
+
+    def counting(self: guards.Facts, look: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return unlike(self, look)
+
+    monkeypatch.setattr(guards.Facts, "unlike", counting)
+    for at in range(16, 40):
+        before = model.center.clone()
+        got = compiled(x, places, at)
+        model.center = before
+        assert torch.equal(got, model(x, places, at))
+    assert asked == 0
+    assert torch.equal(compiled(x, places, 1), model(x, places, 1))
