@@ -99,9 +99,13 @@ class Capturing(Semantics):
     deepest        how many frames it may have within one another
     checks         what branches that raise rely on; None if they end the graph
     is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
+    expects        lets the graph check what only data knows; False: no graph may
+    ask_length     asks how many elements there will be, as C code does that makes room for them
     """
 
     is_python = False
+    expects: Callable[[Any], bool]
+    ask_length: Callable[[Any], None]
 
     def __init__(self, policy: Policy, varies: Varying | None = None) -> None:
         super().__init__()
@@ -134,20 +138,12 @@ class Capturing(Semantics):
             self._said = weakref.ref(top), top.at, text
         return text
 
-    def expects(self, x: Any) -> bool:
-        """Let the graph check what only data knows; False: no graph may."""
-        raise NotImplementedError
-
     def left_by(self, f: Frame, error: BaseException) -> None:
         if self.failed[0] != id(error):  # the error itself would keep its frames
             self.failed = id(error), self.where()
         is_called = f is not self.frames[0] and isinstance(error, Exception)
         if is_called and any(map(self.is_closed, f.locals.values())):
             raise GraphBreak("an error keeps a generator within try or with until it is handled")
-
-    def ask_length(self, x: Any) -> None:
-        """Ask how many elements there will be, as C code does that makes room for them."""
-        raise NotImplementedError
 
     def is_generator(self, x: Any) -> bool:
         """Whether `x` is a generator whose body runs on the machine."""
@@ -274,7 +270,8 @@ class Capturing(Semantics):
                 todo += dict.values(shown) if kind is dict else kind.__iter__(shown)
             if not is_outside:
                 self._look_within(x, methods)
-                held = shown_in(x) if "__repr__" in methods else ()
+                is_compared = methods and cls is types.SimpleNamespace  # by what it holds
+                held = shown_in(x) if is_compared or "__repr__" in methods else ()
                 todo += held
                 symbols.value(self.deep(held))  # which makes facts of it
                 continue
@@ -430,7 +427,7 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
         return _of_class(m, obj, name)
     if type(obj) in (super, Super):
         return _of_super(m, obj, name)
-    if type(obj) is types.MethodType and name not in ("__self__", "__func__"):
+    if type(obj) is types.MethodType and name not in _OF_METHODS:
         return _lookup(m, obj.__func__, name)
     if is_scalar(obj) or kind in _PLAIN:
         return _of_plain(m, obj, name)
@@ -448,6 +445,8 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
     return m.call(fallback, obj, name)
 
 
+# What bound methods have themselves; all else is their function's.
+_OF_METHODS = {*vars(object), *vars(types.MethodType)} - {"__doc__"}
 # What pybind11 makes a method of a class with.
 _IN_CPP = type(torch._C.CompilationUnit.__dict__["__getattr__"])
 
@@ -484,6 +483,8 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             return mirror.copy
         return m.world.know(mirror.obj, mirror.origin)
     kind = m.kind_of(obj)
+    if name in ("__module__", "__doc__", "__annotations__"):  # which its class has
+        return getattr(kind, name)
     own = vars(torch.nn.Parameter).get(name) if kind is torch.nn.Parameter else None
     if isinstance(own, types.FunctionType):
         return types.MethodType(own, obj)

@@ -44,7 +44,7 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
-from fusee.capture.mirrors import Called, Later, show_address
+from fusee.capture.mirrors import Called, Later, by_identity, show_address
 from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
@@ -185,24 +185,20 @@ def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> No
 
 @stands_for(id)
 def _id(m: Capturing, obj: Any, /) -> int:
-    is_fixed = isinstance(obj, (type, types.FunctionType, torch.nn.Module, torch.optim.Optimizer))
-    is_memo = m.frames[-1].globals is vars(copy)  # which no one else looks at
-    if isinstance(obj, FakeTensor) and not is_memo:
-        real, origin = m.world.inputs.get(id(obj), (None, None))
-        if origin is None or isinstance(origin, Local):
-            raise GraphBreak("id() of a tensor differs from call to call")
-        m.world.fact(IdMatch, origin, real)
-        obj = real
-    elif not (is_fixed or is_memo or is_scalar(obj)):
-        if (origin := m.world.origin(obj)) is None:
+    real, at = m.world.inputs.get(id(obj), (obj, m.world.origin(obj)))  # it fixes a module
+    is_fixed = isinstance(obj, (type, types.ModuleType, torch.nn.Module, torch.optim.Optimizer))
+    is_tensor = isinstance(obj, FakeTensor)
+    if m.frames[-1].globals is vars(copy):  # which no one else looks at
+        return id(obj)
+    if not (is_fixed or is_scalar(obj)):
+        if at is None and not is_tensor:
             show_address(m.world, obj)
-        elif isinstance(origin.root, Local):
+        elif at is None or isinstance(at if is_tensor else at.root, Local):
             raise GraphBreak("id() of an object from outside differs from call to call")
         else:
-            m.world.fact(IdMatch, origin, obj)
-    if not is_memo:
-        m.world.passing.append("an address")
-    return id(obj)
+            m.world.fact(IdMatch, at, real)
+    m.world.passing.append("an address")
+    return id(real)
 
 
 @stands_for(sys.exc_info)
@@ -229,8 +225,8 @@ def _hash(m: Capturing, x: Any, /) -> int:
     if any(isinstance(part, FakeTensor) for part in attributes.flat(x)):
         raise GraphBreak("the hash of a tensor differs from call to call")
     m.look((x,), COMPARED)
-    if getattr(type(x), "__hash__", None) is object.__hash__:
-        _id(m, x)  # which it is made of
+    for part in by_identity(x):
+        _id(m, part)  # which it is made of
     m.world.passing.append("a hash")
     return hash(x)
 
@@ -320,6 +316,9 @@ SPECIAL.update({
     delattr: lambda m, obj, name, /: m.delete_attribute(obj, name),
     object.__setattr__: attributes.store_plainly,
     object.__getattribute__: attributes.of_instance,
+    object.__eq__: lambda m, x, other, /: m.identical(x, other) or NotImplemented,
+    object.__hash__: lambda m, x, /: _id(m, x) and object.__hash__(x),
+    object.__eq__: lambda m, x, other, /: m.identical(x, other) or NotImplemented,
     operator.getitem: lambda m, x, key, /: m.subscript(x, key),
     operator.setitem: lambda m, x, key, item, /: m.store_subscript(x, key, item),
     operator.delitem: lambda m, x, key, /: m.delete_subscript(x, key),

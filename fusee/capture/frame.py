@@ -505,10 +505,6 @@ class Semantics:
         self.frames: list[Frame] = []
         self.handled: BaseException | None = None
 
-    def where(self) -> str:
-        """The line that runs, `file.py:41 in step`."""
-        return self.frames[-1].where if self.frames else ""
-
     def repeat(self, f: Frame) -> None:
         """A loop goes round once more."""
 

@@ -125,6 +125,7 @@ _LEFT_TO_EAGER = {
     "grad_dtype": "the dtype of a tensor's grad is said outside of graphs",
     "_base": "of what a tensor is a view shows only outside the graph",
     "_backward_hooks": "a tensor's hooks are Python's",
+    "_cdata": "the address of a tensor",
     "_version": "how often a tensor was written to shows only outside the graph",
 }
 
@@ -454,8 +455,6 @@ class Recorder(TorchFunctionMode):
                 raise
         if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
             self._finish(self.graph.call_function(getattr, (self.node(args[0]), name)), out)
-        elif isinstance(out, torch.Tensor) and id(out) not in self.nodes:
-            raise GraphBreak(f"the attribute {name} of a tensor is another tensor")
         return out
 
     def begin_at(self, fake: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -254,6 +254,60 @@ def test_containers_that_become_one() -> None:
         got = call(table, x, a=1)
         assert torch.equal(got[0], want[0]) and got[1] == want[1]
     assert len(call.entries) == 2
+
+
+class Plain:
+    def method(self) -> None: ...
+
+
+class Delegating:
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
+def _giving(k: int) -> Callable[[], int]:
+    return lambda: k
+
+
+TWO: dict[str, tuple[Any, Any]] = {
+    "objects": (Plain(), Plain()),
+    "methods": (Plain().method, Plain().method),
+    "methods in C": ([1].append, [1].append),
+    "functions": (_giving(1), _giving(2)),
+    "modules": (torch.nn.ReLU(), torch.nn.ReLU()),
+    "of a class that delegates": (Delegating(), Delegating()),
+}
+ASKED: list[Callable[[Any, Any], Any]] = [
+    lambda a, b: a == b,
+    lambda a, b: a != b,
+    lambda a, b: a.__eq__(b) is True,
+    lambda a, b: object.__eq__(a, b) is True,
+    lambda a, b: [a] == [b],
+    lambda a, b: a in [b],
+    lambda a, b: types.SimpleNamespace(of=a) == types.SimpleNamespace(of=b),
+    lambda a, b: {a: 1}.get(b),
+    lambda a, b: len({a, b}) == 1,
+    lambda a, b: hash(a) == hash(b),
+    lambda a, b: object.__hash__(a) == object.__hash__(b),
+    lambda a, b: id(a) == id(b),
+]
+
+
+@pytest.mark.parametrize("kind", TWO)
+def test_objects_that_become_one(kind: str) -> None:
+    """What tells objects apart by identity relies on it, however it is asked."""
+    first, second = TWO[kind]
+    for asked in ASKED:
+
+        def program(x: torch.Tensor, a: Any, b: Any, asked: Any = asked) -> torch.Tensor:
+            return x + 1 if asked(a, b) else x - 1
+
+        call = CompiledFunction(as_function(program), backend, Policy())
+        for given in ((first, second), (first, first), (second, first), (second, second)):
+            assert torch.equal(call(torch.ones(2), *given), program(torch.ones(2), *given))
 
 
 SCALE = 2.0
