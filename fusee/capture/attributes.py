@@ -258,6 +258,8 @@ class Capturing(Semantics):
             seen.add((id(x), is_held))
             if "__repr__" in methods and issubclass(cls, (set, frozenset)):
                 mirrors.read_order(self.world, x)
+            if "__repr__" in methods and cls is types.MethodType:
+                todo.append(x.__self__)
             is_container = issubclass(cls, (*CONTAINERS, tuple))
             is_outside = self.is_outside(x)
             if methods and is_container:
@@ -584,12 +586,13 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
 
 
 def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
+    if name == "maxlen" and type(obj) is collections.deque:
+        return m.world.slot(obj, name)
+    if name == "__dict__" and isinstance(obj, types.FunctionType):
+        return of_instance(m, obj, name)
     if isinstance(obj, types.FunctionType) and name not in _FUNCTION_SLOTS:
-        mirror = m.world.attributes(obj)
-        if mirror is not None:
-            found = m.world.get(mirror, name)
-            if found is not ABSENT:
-                return found
+        if (found := _in_dict(m, obj, name)) is not ABSENT:
+            return found
     if isinstance(obj, types.FunctionType) and name in _NOT_OF_CODE:
         if not isinstance(m.world.origin(obj), Held):
             return m.world.slot(obj, name)

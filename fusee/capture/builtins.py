@@ -45,7 +45,7 @@ from fusee.capture.frame import (
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.mirrors import Called, Later, by_identity, show_address
-from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
+from fusee.capture.sources import Held, Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -276,12 +276,20 @@ def _vars(m: Capturing, obj: Any = ABSENT, /) -> Any:
 @stands_for_each(
     itertools.repeat, itertools.count, slice, object, property, staticmethod, classmethod,
     types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    functools.partial, inspect.signature, callable, issubclass,
+    functools.partial, callable, issubclass,
     torch.profiler.record_function, *STATE_QUERIES,
 )  # fmt: skip
 def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     m.look(args if function in (itertools.count, itertools.repeat) else (), AS_NUMBERS)
     return function(*args, **kwargs)
+
+
+@stands_for(inspect.signature)
+def _signature(m: Capturing, function: Any, /, **kwargs: Any) -> inspect.Signature:
+    at = m.world.origin(function.__func__ if type(function) is types.MethodType else function)
+    if at is not None and not isinstance(at, Held):
+        raise GraphBreak("the signature of what may be another function at the next call")
+    return inspect.signature(function, **kwargs)
 
 
 @stands_for_each(*SWITCHED_BY)

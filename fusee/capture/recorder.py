@@ -51,7 +51,6 @@ from fusee.capture.graph_break import (
     ended_by,
     is_scale,
     memory_of,
-    refuse_masked_gradients,
     refuse_new_geometry,
     refuse_overlaps,
     seen_memory,
@@ -301,8 +300,6 @@ class Recorder(TorchFunctionMode):
         if name in _STATEFUL:
             raise self.ending(name, args[0], f"{name}() changes a tensor as no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
-        if self.mode.env is None:
-            refuse_masked_gradients(name, *args)
         if self.by_index and func is operator.getitem and holds_tensor(args[1:]):
             index = args[1] if isinstance(args[1], tuple) else args[1:]
             func, args = torch.ops.aten.index.Tensor, (args[0], list(index))

@@ -192,7 +192,7 @@ EXPRESSIONS = r"""
     x.clamp() ;; x.pow('a') ;; x.repeat() ;; x.flip(5) ;; x.roll(1, 9) ;;
     x.view(torch.float64, 3) ;; x.stride(5) ;; raise ValueError('v') from 3 ;; raise D from D ;;
     raise ValueError from int ;; raise 3 ;; raise f from None ;; raise ;; del nothing ;;
-    match 3: case f(): pass
+    match 3: case f(): pass ;; [*Color.RED] ;; f(*Color.RED)
 """
 
 NS = types.SimpleNamespace(a=1)
@@ -231,6 +231,16 @@ def fn(x, d, a):
             if want != got:
                 differing.append((text, want, got))
     assert not differing
+
+
+@pytest.mark.parametrize("given", [3, [1], zip([1], [2]), {1: 2}.items()], ids=type)
+def test_what_is_no_mapping_is_refused_between_graphs_too(given):
+    def fn(x, given):
+        return {"x": x.sin(), **given}
+
+    for run in (fn, Traced(fn)):
+        with pytest.raises(TypeError, match=f"'{type(given).__name__}' object is not a mapping"):
+            run(torch.ones(2), given)
 
 
 # What ATen refuses for dtypes, numbers and axes, where nobody asks for the result.

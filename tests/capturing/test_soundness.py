@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -272,6 +274,20 @@ def _giving(k: int) -> Callable[[], int]:
     return lambda: k
 
 
+def _tagged(k: int) -> Any:
+    function: Any = lambda x=k: x  # noqa: E731
+    function.tag = k
+    return function
+
+
+class Tagged(Plain):
+    def __init__(self, tag: int) -> None:
+        self.tag = tag
+
+    def __repr__(self) -> str:
+        return f"Tagged({self.tag})"
+
+
 TWO: dict[str, tuple[Any, Any]] = {
     "objects": (Plain(), Plain()),
     "methods": (Plain().method, Plain().method),
@@ -370,6 +386,12 @@ ALIKE = {
         [pytree.tree_structure(tree) for tree in ([1, 2], (1, 2), {"a": 1, "b": 2}, [1, [2]])],
         lambda spec, x: pytree.tree_unflatten([x, x + 1], spec),
     ),
+    "closures": (
+        [_tagged(1), _tagged(2)],
+        lambda f, x: (x + 1, vars(f), f.__dict__["tag"], str(inspect.signature(f))),
+    ),
+    "methods": ([Tagged(1).method, Tagged(2).method], lambda f, x: (x + 1, f"{f}", repr([f]))),
+    "deques": ([deque([1], 2), deque([1], 3)], lambda row, x: x * row.maxlen),
     "nodes": (
         [Pair(1.0, 1), Pair(2.0, 1), Pair(1.0, 2)],
         lambda pair, x: (
