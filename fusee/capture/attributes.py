@@ -588,13 +588,12 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
 def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
     if name == "maxlen" and type(obj) is collections.deque:
         return m.world.slot(obj, name)
-    if name == "__dict__" and isinstance(obj, types.FunctionType):
-        return of_instance(m, obj, name)
-    if isinstance(obj, types.FunctionType) and name not in _FUNCTION_SLOTS:
-        if (found := _in_dict(m, obj, name)) is not ABSENT:
+    if isinstance(obj, types.FunctionType):
+        if name == "__dict__":
+            return of_instance(m, obj, name)
+        if name not in _FUNCTION_SLOTS and (found := _in_dict(m, obj, name)) is not ABSENT:
             return found
-    if isinstance(obj, types.FunctionType) and name in _NOT_OF_CODE:
-        if not isinstance(m.world.origin(obj), Held):
+        if name in _NOT_OF_CODE and not isinstance(m.world.origin(obj), Held):
             return m.world.slot(obj, name)
     return getattr(obj, name)
 

@@ -192,7 +192,8 @@ def _id(m: Capturing, obj: Any, /) -> int:
         return id(obj)
     if not (is_fixed or is_scalar(obj)):
         if at is None and not is_tensor:
-            show_address(m.world, obj)
+            if type(obj) is not types.FunctionType:  # torch._dynamo asks for its own
+                show_address(m.world, obj)
         elif at is None or isinstance(at if is_tensor else at.root, Local):
             raise GraphBreak("id() of an object from outside differs from call to call")
         else:

@@ -180,8 +180,7 @@ def by_identity(x: Any) -> tuple[Any, ...]:
     """The objects that must be the same for what is told apart from `x` by its hash to be `x`."""
     if type(x) in (types.MethodType, types.BuiltinFunctionType):
         return x.__self__, getattr(x, "__func__", None)
-    is_one = is_alone(x) or getattr(type(x), "__hash__", None) is object.__hash__
-    return (x,) if is_one else ()
+    return (x,) * (is_alone(x) or getattr(type(x), "__hash__", None) is object.__hash__)
 
 
 def is_key(x: Any) -> bool:
