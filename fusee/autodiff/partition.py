@@ -25,6 +25,7 @@ from fusee.aten import (
     InputItself,
     InputSpec,
     OutputSpec,
+    SymbolSource,
     ViewOfInput,
     ViewOfOutput,
     closure,
@@ -53,7 +54,7 @@ from fusee.autodiff import (
 from fusee.autodiff.chunks import chunk_losses
 from fusee.autodiff.min_cut import Choice, Costs, JointFacts, Kind, Prices, choose, kind
 from fusee.fake.layouts import same_ints
-from fusee.sym import Size, hint, product
+from fusee.sym import Size, hint, only_symbol, product
 
 aten = torch.ops.aten
 
@@ -114,8 +115,6 @@ class _BackwardCopier(Copier):
         self.instead, self.to_size = instead, to_size
 
     def operands(self, node: fx.Node) -> list[fx.Node]:
-        if not self.instead:
-            return node.all_input_nodes
         found = (self.instead.get(x, x) for x in node.all_input_nodes)
         return [x for x in found if x is not None]
 
@@ -163,6 +162,7 @@ class _Splitter:
         self.inputs = dict(zip(self.aten.placeholders, self.aten.inputs, strict=True))
         self.instead = instead_of(joint, facts, absent)
         self.sparse = sparse_nodes(self.aten.graph)
+        self.symbols = {**self.aten.symbols}
         self.kept: dict[fx.Node, Tensor] = {}  # saved nodes: what the backward gets for them
         self.results: dict[fx.Node, int] = {}  # of the backward, each once, with its position
 
@@ -211,9 +211,18 @@ class _Splitter:
                     self.kept[node] = val(own)
                 taken.add(node)
                 returned.append(own)
-        symbols, writes = self.aten.symbols, self.aten.mutations
-        graph = copy.finish(self.aten, returned, specs, (), symbols, writes)
+        self._show(copy, returned)
+        graph = copy.finish(self.aten, returned, specs, (), self.symbols, self.aten.mutations)
         return _flat(self.joint, graph), tuple(saved)
+
+    def _show(self, copy: Copier, returned: list[fx.Node]) -> None:
+        """Return what shows a size that only a formula of the backward asks the data for."""
+        for node in copy.made.values():
+            for axis, n in enumerate(getattr(node.meta.get("val"), "shape", ())):
+                symbol = None if type(n) is int else only_symbol(self.aten.to_size(n))
+                if symbol is not None and symbol.name not in self.symbols:
+                    returned += [node] * (node not in returned)
+                    self.symbols[symbol.name] = SymbolSource(returned.index(node), axis, n)
 
     # -------------------------------------------------------------------------- backward
 
@@ -251,7 +260,7 @@ class _Splitter:
             copy.placeholder(node, val=self.kept[node])
         specs = [*map(self._spec, saved), *map(self._spec, tangents)]
         nodes = [*facts.backward, *self.choice.recomputed, *saved, *tangents]
-        used = used_symbols(nodes, whole.to_size, specs) if whole.symbols else {}
+        used = used_symbols(nodes, whole.to_size, specs) if self.symbols else {}
         sizes = sorted(used.keys() - shown_symbols(specs).keys())
         specs[len(saved) : len(saved)] = [copy.symbol(whole, name) for name in sizes]
         symbols = {name: at for name, at in shown_symbols(specs).items() if name in used}

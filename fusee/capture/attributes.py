@@ -99,9 +99,13 @@ class Capturing(Semantics):
     deepest        how many frames it may have within one another
     checks         what branches that raise rely on; None if they end the graph
     is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
+    expects        lets the graph check what only data knows; False: no graph may
+    ask_length     asks how many elements there will be, as C code does that makes room for them
     """
 
     is_python = False
+    expects: Callable[[Any], bool]
+    ask_length: Callable[[Any], None]
 
     def __init__(self, policy: Policy, varies: Varying | None = None) -> None:
         super().__init__()
@@ -134,20 +138,12 @@ class Capturing(Semantics):
             self._said = weakref.ref(top), top.at, text
         return text
 
-    def expects(self, x: Any) -> bool:
-        """Let the graph check what only data knows; False: no graph may."""
-        raise NotImplementedError
-
     def left_by(self, f: Frame, error: BaseException) -> None:
         if self.failed[0] != id(error):  # the error itself would keep its frames
             self.failed = id(error), self.where()
         is_called = f is not self.frames[0] and isinstance(error, Exception)
         if is_called and any(map(self.is_closed, f.locals.values())):
             raise GraphBreak("an error keeps a generator within try or with until it is handled")
-
-    def ask_length(self, x: Any) -> None:
-        """Ask how many elements there will be, as C code does that makes room for them."""
-        raise NotImplementedError
 
     def is_generator(self, x: Any) -> bool:
         """Whether `x` is a generator whose body runs on the machine."""
@@ -262,6 +258,8 @@ class Capturing(Semantics):
             seen.add((id(x), is_held))
             if "__repr__" in methods and issubclass(cls, (set, frozenset)):
                 mirrors.read_order(self.world, x)
+            if "__repr__" in methods and cls is types.MethodType:
+                todo.append(x.__self__)
             is_container = issubclass(cls, (*CONTAINERS, tuple))
             is_outside = self.is_outside(x)
             if methods and is_container:
@@ -274,7 +272,8 @@ class Capturing(Semantics):
                 todo += dict.values(shown) if kind is dict else kind.__iter__(shown)
             if not is_outside:
                 self._look_within(x, methods)
-                held = shown_in(x) if "__repr__" in methods else ()
+                is_compared = methods and cls is types.SimpleNamespace  # by what it holds
+                held = shown_in(x) if is_compared or "__repr__" in methods else ()
                 todo += held
                 symbols.value(self.deep(held))  # which makes facts of it
                 continue
@@ -430,7 +429,7 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
         return _of_class(m, obj, name)
     if type(obj) in (super, Super):
         return _of_super(m, obj, name)
-    if type(obj) is types.MethodType and name not in ("__self__", "__func__"):
+    if type(obj) is types.MethodType and name not in _OF_METHODS:
         return _lookup(m, obj.__func__, name)
     if is_scalar(obj) or kind in _PLAIN:
         return _of_plain(m, obj, name)
@@ -448,6 +447,8 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
     return m.call(fallback, obj, name)
 
 
+# What bound methods have themselves; all else is their function's.
+_OF_METHODS = {*vars(object), *vars(types.MethodType)} - {"__doc__"}
 # What pybind11 makes a method of a class with.
 _IN_CPP = type(torch._C.CompilationUnit.__dict__["__getattr__"])
 
@@ -484,6 +485,8 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             return mirror.copy
         return m.world.know(mirror.obj, mirror.origin)
     kind = m.kind_of(obj)
+    if name in ("__module__", "__doc__", "__annotations__"):  # which its class has
+        return getattr(kind, name)
     own = vars(torch.nn.Parameter).get(name) if kind is torch.nn.Parameter else None
     if isinstance(own, types.FunctionType):
         return types.MethodType(own, obj)
@@ -583,14 +586,14 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
 
 
 def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
-    if isinstance(obj, types.FunctionType) and name not in _FUNCTION_SLOTS:
-        mirror = m.world.attributes(obj)
-        if mirror is not None:
-            found = m.world.get(mirror, name)
-            if found is not ABSENT:
-                return found
-    if isinstance(obj, types.FunctionType) and name in _NOT_OF_CODE:
-        if not isinstance(m.world.origin(obj), Held):
+    if name == "maxlen" and type(obj) is collections.deque:
+        return m.world.slot(obj, name)
+    if isinstance(obj, types.FunctionType):
+        if name == "__dict__":
+            return of_instance(m, obj, name)
+        if name not in _FUNCTION_SLOTS and (found := _in_dict(m, obj, name)) is not ABSENT:
+            return found
+        if name in _NOT_OF_CODE and not isinstance(m.world.origin(obj), Held):
             return m.world.slot(obj, name)
     return getattr(obj, name)
 
@@ -640,8 +643,7 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
 def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
     """torch.nn.Module.__getattr__, without interpreting it for each parameter and child."""
     for table_name in _MODULE_TABLES:
-        table = _in_dict(m, obj, table_name)
-        if table is not ABSENT:
+        if (table := _in_dict(m, obj, table_name)) is not ABSENT:
             own = m.world.origin(table) is None
             found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
             if found is not ABSENT:
@@ -661,20 +663,13 @@ def _is_found_by_c(obj: Any, name: str) -> bool:
     return True
 
 
-def _missing(cls: type, what: str, **about: Any) -> AttributeError:
+def _missing(cls: type, what: str, deleted: Any = ABSENT, **about: Any) -> AttributeError:
+    if deleted is not ABSENT and sys.version_info >= (3, 13):
+        about = {"name": what, "obj": deleted}
     is_named_whole = cls.__flags__ & IN_C and cls.__module__ != "builtins"
     kind = f"{cls.__module__}.{cls.__qualname__}" if is_named_whole else cls.__name__
     return AttributeError(f"{kind!r} object has no attribute {what!r}", **about)
 
-
-def _of_deleting(m: Capturing, obj: Any, name: str) -> dict[str, Any]:
-    """What the error knows of what is not there: since 3.13 both, unless values lie in the object,
-    as in a new one."""
-    is_new = type(obj).__flags__ & _HAS_VALUES and m.world.origin(obj) is None
-    return {} if is_new or sys.version_info < (3, 13) else {"name": name, "obj": obj}
-
-
-_HAS_VALUES = 1 << 2
 
 # ------------------------------------------------------------------------------ descriptors
 
@@ -744,7 +739,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
             if value is DELETED and m.world.get(grads.put_on(m, obj), name) is ABSENT:
-                raise _missing(m.kind_of(obj), name, **_of_deleting(m, obj, name))
+                raise _missing(m.kind_of(obj), name, obj)
             m.world.set(grads.put_on(m, obj), name, value)
         return
     if issubclass(type(obj), Computed):
@@ -801,5 +796,5 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
     if value is DELETED and _in_dict(m, obj, name) is ABSENT:
         if not type(obj).__dictoffset__:
             object.__delattr__(obj, name)  # has its own words, and nothing to delete
-        raise _missing(type(obj), name, **_of_deleting(m, obj, name))
+        raise _missing(type(obj), name, obj)
     m.set_in_dict(obj, name, value)

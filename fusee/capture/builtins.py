@@ -45,8 +45,8 @@ from fusee.capture.frame import (
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import DELETED
-from fusee.capture.mirrors import Called, Later, show_address
-from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
+from fusee.capture.mirrors import Called, Later, by_identity, show_address
+from fusee.capture.sources import Held, Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -186,24 +186,21 @@ def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> No
 
 @stands_for(id)
 def _id(m: Capturing, obj: Any, /) -> int:
-    is_fixed = isinstance(obj, (type, types.FunctionType, torch.nn.Module, torch.optim.Optimizer))
-    is_memo = m.frames[-1].globals is vars(copy)  # which no one else looks at
-    if isinstance(obj, FakeTensor) and not is_memo:
-        real, origin = m.world.inputs.get(id(obj), (None, None))
-        if origin is None or isinstance(origin, Local):
-            raise GraphBreak("id() of a tensor differs from call to call")
-        m.world.fact(IdMatch, origin, real)
-        obj = real
-    elif not (is_fixed or is_memo or is_scalar(obj)):
-        if (origin := m.world.origin(obj)) is None:
-            show_address(m.world, obj)
-        elif isinstance(origin.root, Local):
+    real, at = m.world.inputs.get(id(obj), (obj, m.world.origin(obj)))  # it fixes a module
+    is_fixed = isinstance(obj, (type, types.ModuleType, torch.nn.Module, torch.optim.Optimizer))
+    is_tensor = isinstance(obj, FakeTensor)
+    if m.frames[-1].globals is vars(copy):  # which no one else looks at
+        return id(obj)
+    if not (is_fixed or is_scalar(obj)):
+        if at is None and not is_tensor:
+            if type(obj) is not types.FunctionType:  # torch._dynamo asks for its own
+                show_address(m.world, obj)
+        elif at is None or isinstance(at if is_tensor else at.root, Local):
             raise GraphBreak("id() of an object from outside differs from call to call")
         else:
-            m.world.fact(IdMatch, origin, obj)
-    if not is_memo:
-        m.world.passing.append("an address")
-    return id(obj)
+            m.world.fact(IdMatch, at, real)
+    m.world.passing.append("an address")
+    return id(real)
 
 
 @stands_for(sys.exc_info)
@@ -230,8 +227,8 @@ def _hash(m: Capturing, x: Any, /) -> int:
     if any(isinstance(part, FakeTensor) for part in attributes.flat(x)):
         raise GraphBreak("the hash of a tensor differs from call to call")
     m.look((x,), COMPARED)
-    if getattr(type(x), "__hash__", None) is object.__hash__:
-        _id(m, x)  # which it is made of
+    for part in by_identity(x):
+        _id(m, part)  # which it is made of
     m.world.passing.append("a hash")
     return hash(x)
 
@@ -281,12 +278,20 @@ def _vars(m: Capturing, obj: Any = ABSENT, /) -> Any:
 @stands_for_each(
     itertools.repeat, itertools.count, slice, object, property, staticmethod, classmethod,
     types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    functools.partial, inspect.signature, callable, issubclass,
+    functools.partial, callable, issubclass,
     torch.profiler.record_function, *STATE_QUERIES,
 )  # fmt: skip
 def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     m.look(args if function in (itertools.count, itertools.repeat) else (), AS_NUMBERS)
     return function(*args, **kwargs)
+
+
+@stands_for(inspect.signature)
+def _signature(m: Capturing, function: Any, /, **kwargs: Any) -> inspect.Signature:
+    at = m.world.origin(function.__func__ if type(function) is types.MethodType else function)
+    if at is not None and not isinstance(at, Held):
+        raise GraphBreak("the signature of what may be another function at the next call")
+    return inspect.signature(function, **kwargs)
 
 
 @stands_for_each(*SWITCHED_BY)
@@ -322,6 +327,8 @@ SPECIAL.update({
     object.__setattr__: attributes.store_plainly,
     object.__delattr__: lambda m, x, name, /: attributes.store_plainly(m, x, name, DELETED),
     object.__getattribute__: attributes.of_instance,
+    object.__eq__: lambda m, x, other, /: m.identical(x, other) or NotImplemented,
+    object.__hash__: lambda m, x, /: _id(m, x) and object.__hash__(x),
     operator.getitem: lambda m, x, key, /: m.subscript(x, key),
     operator.setitem: lambda m, x, key, item, /: m.store_subscript(x, key, item),
     operator.delitem: lambda m, x, key, /: m.delete_subscript(x, key),

@@ -658,8 +658,6 @@ def _fresh(
         return elements[origin]
 
     def place(origin: Origin) -> Read | None:
-        if type(look(origin)) is not int:
-            return None
         if not isinstance(origin, OfAxis):
             return Read(element(origin), "int")
         if origin.of not in tensors or not can_watch(look(origin.of)):

@@ -323,18 +323,17 @@ def loaded(world: Any, x: Any, origin: Origin) -> Any:
 
 
 class Computed:
-    """What the program has for a value that the graph computes, and that is no tensor to it."""
+    """What the program has for a value that the graph computes, and that is no tensor to it.
+
+    kind       the class that the program sees
+    attribute  what it gets for an attribute, given the machine and a name
+    number     what a torch call, or a tensor's index, gets for it
+    """
 
     __slots__ = ()
-    kind: Any  # the class that the program sees
-
-    def attribute(self, m: Any, name: str) -> Any:
-        """What the program gets for an attribute."""
-        raise NotImplementedError
-
-    def number(self, is_place: bool = False) -> Any:
-        """What a torch call, or a tensor's index, gets for it."""
-        raise NotImplementedError
+    kind: Any
+    attribute: Callable[..., Any]
+    number: Callable[..., Any]
 
 
 class Number(Computed):

@@ -228,8 +228,6 @@ class Repeated:
             return None  # of a package of the program's
         if kind not in FUNCTIONS or func is torch.Tensor.cuda:
             return None
-        if isinstance(getattr(func, "__self__", None), torch.Tensor):
-            return None
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return None
         state = torch.is_grad_enabled(), torch.is_inference_mode_enabled()

@@ -505,10 +505,6 @@ class Semantics:
         self.frames: list[Frame] = []
         self.handled: BaseException | None = None
 
-    def where(self) -> str:
-        """The line that runs, `file.py:41 in step`."""
-        return self.frames[-1].where if self.frames else ""
-
     def repeat(self, f: Frame) -> None:
         """A loop goes round once more."""
 
@@ -657,7 +653,7 @@ class Semantics:
     append = staticmethod(list.append)
 
     def mapping(self, x: Any) -> dict[Any, Any]:
-        return dict(x)
+        return {**x}
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         about_caller = not kwargs and type(function) in (types.BuiltinFunctionType, type)
@@ -735,7 +731,7 @@ def called(function: Any) -> str:
 
 
 def is_iterable(x: Any) -> bool:
-    return hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__")
+    return any(name in vars(c) for c in type(x).__mro__ for name in ("__iter__", "__getitem__"))
 
 
 def checked(x: Any, function: Any = None) -> Any:

@@ -444,18 +444,6 @@ def seen_memory(graph: fx.Graph, name: str, fake: Tensor) -> str:
 PlaceOf = Callable[[Tensor], tuple[int, Any]]
 
 
-def refuse_masked_gradients(name: str, *operands: Any) -> None:
-    """End the graph at `x[mask] = y` if y gets a gradient: of as many rows as mask has ones."""
-    if name.strip("_") not in ("setitem", "index_put") or len(operands) < 3:
-        return
-    _, index, value = operands[:3]
-    index = index if isinstance(index, (tuple, list)) else (index,)
-    kinds = [i.dtype for i in index if isinstance(i, torch.Tensor)]
-    if (torch.bool in kinds or torch.uint8 in kinds) and torch.is_grad_enabled():
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
-
-
 def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
     """End the graph at a write that ATen may refuse, since elements share memory. Whether it is a
     write.

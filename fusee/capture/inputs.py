@@ -57,6 +57,7 @@ from fusee.capture.mirrors import (
     Mirrors,
     Opened,
     beyond_items,
+    by_identity,
     coming,
     dict_class,
     empty_like,
@@ -772,9 +773,9 @@ class World:
 
     def hash(self, keys: Iterable[Any]) -> None:
         """Objects from outside that are told apart by identity, in sets and as keys of dicts."""
-        for x in keys:
-            if is_alone(x) and not issubclass(type(x), FIXED) and id(x) in self._origins:
-                self.hashed[id(x)] = self._origins[id(x)]
+        for x in (part for key in keys for part in by_identity(key)):
+            if (origin := self.origin(x)) is not None:
+                self.hashed[id(x)] = origin
 
     def _separate(self, written: list[Origin], others: list[Origin]) -> None:
         """No object that is written to may be another one of these."""

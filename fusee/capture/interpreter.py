@@ -153,8 +153,6 @@ class Interpreter(Capturing):
             return
         f.raised_again = [(error.__traceback__, error.__context__)]  # Python would write to it
         for each in cause:
-            if each is not None and not isinstance(each, BaseException):
-                raise TypeError("exception causes must derive from BaseException")
             self.world.set_slot(error, "__cause__", each)
             self.world.set_slot(error, "__suppress_context__", True)
         known = handled(self)
@@ -338,7 +336,7 @@ class Interpreter(Capturing):
         left, right = symbols.comparable(left, right)
         pairs = (left, right), (right, left)
         if symbol in ("==", "!=") and all(_answered(symbol, *pair) for pair in pairs):
-            return (left is right) is (symbol == "==")
+            return self.identical(left, right) is (symbol == "==")
         if symbol not in ("==", "!="):
             self._refuse_asked(function, left, right, name, swapped)
         left, right = self.deep(left), self.deep(right)
@@ -513,6 +511,8 @@ class Interpreter(Capturing):
         return self.world.whole(container) if self.is_outside(container) else container
 
     def format(self, x: Any, conversion: str, spec: str | None) -> Any:
+        if conversion == "a":
+            x, conversion = self.call(ascii, x), ""
         if type(x) is symbols.Text and conversion in ("", "s") and not spec:
             return x
         parts = x if type(x) is list else (x,)
@@ -521,14 +521,14 @@ class Interpreter(Capturing):
                 return symbols.Text.of(format, x, spec)
             if not spec and all(map(symbols.is_fixed, parts)):
                 return symbols.Text.of(symbols.list_text if parts is x else str, *parts)
-        is_plain = conversion != "a" and not (conversion and spec) and type(spec or "") is str
+        is_plain = not (conversion and spec) and type(spec or "") is str
         if type(x) is Number and x.origins and is_plain:
             format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
             return symbols.Text((format, (x, spec or "")))
         x = symbols.value(x)
         if issubclass(type(x), FakeTensor):
             raise GraphBreak("printing a tensor needs its values")
-        names = {"r": ("__repr__",), "a": ("__repr__",)}.get(conversion, ("__str__", "__repr__"))
+        names = ("__repr__",) if conversion == "r" else ("__str__", "__repr__")
         if not conversion and spec is not None:
             names = ("__format__", *names)
         for name in names:
@@ -536,8 +536,6 @@ class Interpreter(Capturing):
             if (text := ask(self, x, name, *given)) is not ABSENT:
                 if not isinstance(text, (str, symbols.Text)):
                     attributes.by_c(_SHOWING[name], name, text)  # the TypeError
-                if conversion == "a":
-                    text = text.encode("ascii", "backslashreplace").decode()
                 if given or spec is None or (type(text) is symbols.Text and not spec):
                     return text
                 return format(symbols.value(text), spec)

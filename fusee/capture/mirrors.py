@@ -176,6 +176,13 @@ def is_alone(x: Any) -> bool:
     return issubclass(type(x), torch.Tensor) or methods == (object.__eq__, object.__hash__)
 
 
+def by_identity(x: Any) -> tuple[Any, ...]:
+    """The objects that must be the same for what is told apart from `x` by its hash to be `x`."""
+    if type(x) in (types.MethodType, types.BuiltinFunctionType):
+        return x.__self__, getattr(x, "__func__", None)
+    return (x,) * (is_alone(x) or getattr(type(x), "__hash__", None) is object.__hash__)
+
+
 def is_key(x: Any) -> bool:
     """Whether == tells `x` from other keys of a dict, and nothing in it changes."""
     if type(x) in (tuple, frozenset):

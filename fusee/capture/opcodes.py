@@ -187,6 +187,8 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
     error, *cause = [f.machine.call(x) if isinstance(x, type) else x for x in f.take(i.arg)]
     if not isinstance(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
+    if not all(isinstance(x, (BaseException, types.NoneType)) for x in cause):
+        raise TypeError("exception causes must derive from BaseException")
     f.machine.raising(f, error, *cause)
     f.push(error)
     del error, cause  # they would know this frame, and it them
@@ -449,7 +451,9 @@ def MATCH_CLASS(f: Frame, i: Instruction) -> None:
     """The attributes that a class pattern asks for, or None if it does not match."""
     subject, cls, names = f.take(3)
     if not isinstance(cls, type):
-        raise TypeError("called match pattern must be a class")
+        match None:
+            case cls():  # the TypeError
+                pass
     if not f.machine.call(isinstance, subject, cls):
         f.push(None)
         return

@@ -286,10 +286,8 @@ class Rebuild:
             parts = yield from _each([*args, kwargs])
             return self._named(self.call(function, *parts[:-1], f"**{parts[-1]}"))
         if kind is Number:
-            if x.made:  # Python computes it from the same numbers
-                function, *operands = x.made
-                return self._named(self.call(function, *(yield from _each(operands))), is_late=True)
-            raise Lost("a float that the graph computes is alive where it ends")
+            function, *operands = x.made  # Python computes it from the same numbers
+            return self._named(self.call(function, *(yield from _each(operands))), is_late=True)
         if kind is Text:
             return (yield from self._text(x))
         if is_open(x):

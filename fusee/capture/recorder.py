@@ -51,7 +51,6 @@ from fusee.capture.graph_break import (
     ended_by,
     is_scale,
     memory_of,
-    refuse_masked_gradients,
     refuse_new_geometry,
     refuse_overlaps,
     seen_memory,
@@ -125,6 +124,7 @@ _LEFT_TO_EAGER = {
     "grad_dtype": "the dtype of a tensor's grad is said outside of graphs",
     "_base": "of what a tensor is a view shows only outside the graph",
     "_backward_hooks": "a tensor's hooks are Python's",
+    "_cdata": "the address of a tensor",
     "_version": "how often a tensor was written to shows only outside the graph",
 }
 
@@ -300,8 +300,6 @@ class Recorder(TorchFunctionMode):
         if name in _STATEFUL:
             raise self.ending(name, args[0], f"{name}() changes a tensor as no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
-        if self.mode.env is None:
-            refuse_masked_gradients(name, *args)
         if self.by_index and func is operator.getitem and holds_tensor(args[1:]):
             index = args[1] if isinstance(args[1], tuple) else args[1:]
             func, args = torch.ops.aten.index.Tensor, (args[0], list(index))
@@ -454,8 +452,6 @@ class Recorder(TorchFunctionMode):
                 raise
         if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
             self._finish(self.graph.call_function(getattr, (self.node(args[0]), name)), out)
-        elif isinstance(out, torch.Tensor) and id(out) not in self.nodes:
-            raise GraphBreak(f"the attribute {name} of a tensor is another tensor")
         return out
 
     def begin_at(self, fake: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:

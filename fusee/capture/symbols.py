@@ -657,8 +657,6 @@ class Symbols:
             return a
 
         def call(function: Any, *operands: Any) -> Any:
-            if not any(isinstance(x, fx.Node) for x in operands):
-                return function(*operands)
             if function is operator.add and operands[0] == 0:
                 return operands[1]
             if function is operator.mul and operands[0] == 1:

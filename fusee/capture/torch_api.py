@@ -267,13 +267,9 @@ def has_fixed_address(x: torch.Tensor) -> bool:
 
 def is_graph_function(fn: Any) -> bool:
     """Whether a C function computes tensors and does nothing else."""
-    if issubclass(type(fn), (OpOverload, OpOverloadPacket)):
-        return True
-    if getattr(fn, "__module__", None) in _GRAPH_MODULES:
-        return True
-    return getattr(_FUNCTIONS, getattr(fn, "__name__", ""), None) is not None and (
-        getattr(_FUNCTIONS, fn.__name__) == fn
-    )
+    found = getattr(_FUNCTIONS, getattr(fn, "__name__", ""), None)
+    is_one = found is not None and found == fn
+    return is_one or getattr(fn, "__module__", None) in _GRAPH_MODULES
 
 
 def scripted(function: Any, args: Args, kwargs: dict[str, Any]) -> Any:

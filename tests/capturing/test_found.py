@@ -981,6 +981,7 @@ def test_a_view_whose_base_requires_gradients_later(
     [
         lambda n, t: repr(([n], t, {1, 2})),
         lambda n, t: f"{[n, t]} {(n, [t])}",
+        lambda n, t: f"{n!a:>4} {[t]!a} {'é'!a}",
         lambda n, t: "{} {!r}".format(n, t),  # noqa: UP032
         lambda n, t: "%r %d" % (t, n),  # noqa: UP031
         lambda n, t: str(ValueError(n, t)),

@@ -190,7 +190,9 @@ EXPRESSIONS = r"""
     x.topk(9) ;; x.sort(9) ;; x.gather(0, x) ;; x.scatter(0, x, x) ;; x.masked_fill(x, 1) ;;
     x.permute(0, 1) ;; torch.einsum('ij', x) ;; torch.mm(x, x) ;; torch.dot(x, x[:2]) ;;
     x.clamp() ;; x.pow('a') ;; x.repeat() ;; x.flip(5) ;; x.roll(1, 9) ;;
-    x.view(torch.float64, 3) ;; x.stride(5)
+    x.view(torch.float64, 3) ;; x.stride(5) ;; raise ValueError('v') from 3 ;; raise D from D ;;
+    raise ValueError from int ;; raise 3 ;; raise f from None ;; raise ;; del nothing ;;
+    match 3: case f(): pass ;; [*Color.RED] ;; f(*Color.RED)
 """
 
 NS = types.SimpleNamespace(a=1)
@@ -211,10 +213,12 @@ def told(run, *given):
 def test_as_python_refuses_it(first):
     d, a, differing = D(), A(), []
     for text in REFUSED[first : first + SHARE]:
+        is_statement = text.startswith(("raise", "del ", "match"))
+        line = text.replace(": case", ":\n            case") if is_statement else f"return {text}"
         source = f"""
 def fn(x, d, a):
     try:
-        return {text}
+        {line}
     except Exception as e:
         of = type(getattr(e, "obj", None)).__name__
         return type(e).__name__, str(e), getattr(e, "name", None), of, repr(e.__context__)
@@ -227,6 +231,16 @@ def fn(x, d, a):
             if want != got:
                 differing.append((text, want, got))
     assert not differing
+
+
+@pytest.mark.parametrize("given", [3, [1], zip([1], [2]), {1: 2}.items()], ids=type)
+def test_what_is_no_mapping_is_refused_between_graphs_too(given):
+    def fn(x, given):
+        return {"x": x.sin(), **given}
+
+    for run in (fn, Traced(fn)):
+        with pytest.raises(TypeError, match=f"'{type(given).__name__}' object is not a mapping"):
+            run(torch.ones(2), given)
 
 
 # What ATen refuses for dtypes, numbers and axes, where nobody asks for the result.

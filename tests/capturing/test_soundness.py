@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -256,6 +258,74 @@ def test_containers_that_become_one() -> None:
     assert len(call.entries) == 2
 
 
+class Plain:
+    def method(self) -> None: ...
+
+
+class Delegating:
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+
+def _giving(k: int) -> Callable[[], int]:
+    return lambda: k
+
+
+def _tagged(k: int) -> Any:
+    function: Any = lambda x=k: x  # noqa: E731
+    function.tag = k
+    return function
+
+
+class Tagged(Plain):
+    def __init__(self, tag: int) -> None:
+        self.tag = tag
+
+    def __repr__(self) -> str:
+        return f"Tagged({self.tag})"
+
+
+TWO: dict[str, tuple[Any, Any]] = {
+    "objects": (Plain(), Plain()),
+    "methods": (Plain().method, Plain().method),
+    "methods in C": ([1].append, [1].append),
+    "functions": (_giving(1), _giving(2)),
+    "modules": (torch.nn.ReLU(), torch.nn.ReLU()),
+    "of a class that delegates": (Delegating(), Delegating()),
+}
+ASKED: list[Callable[[Any, Any], Any]] = [
+    lambda a, b: a == b,
+    lambda a, b: a != b,
+    lambda a, b: a.__eq__(b) is True,
+    lambda a, b: object.__eq__(a, b) is True,
+    lambda a, b: [a] == [b],
+    lambda a, b: a in [b],
+    lambda a, b: types.SimpleNamespace(of=a) == types.SimpleNamespace(of=b),
+    lambda a, b: {a: 1}.get(b),
+    lambda a, b: len({a, b}) == 1,
+    lambda a, b: hash(a) == hash(b),
+    lambda a, b: object.__hash__(a) == object.__hash__(b),
+    lambda a, b: id(a) == id(b),
+]
+
+
+@pytest.mark.parametrize("kind", TWO)
+def test_objects_that_become_one(kind: str) -> None:
+    """What tells objects apart by identity relies on it, however it is asked."""
+    first, second = TWO[kind]
+    for asked in ASKED:
+
+        def program(x: torch.Tensor, a: Any, b: Any, asked: Any = asked) -> torch.Tensor:
+            return x + 1 if asked(a, b) else x - 1
+
+        call = CompiledFunction(as_function(program), backend, Policy())
+        for given in ((first, second), (first, first), (second, first), (second, second)):
+            assert torch.equal(call(torch.ones(2), *given), program(torch.ones(2), *given))
+
+
 SCALE = 2.0
 
 
@@ -316,6 +386,12 @@ ALIKE = {
         [pytree.tree_structure(tree) for tree in ([1, 2], (1, 2), {"a": 1, "b": 2}, [1, [2]])],
         lambda spec, x: pytree.tree_unflatten([x, x + 1], spec),
     ),
+    "closures": (
+        [_tagged(1), _tagged(2)],
+        lambda f, x: (x + 1, vars(f), f.__dict__["tag"], str(inspect.signature(f))),
+    ),
+    "methods": ([Tagged(1).method, Tagged(2).method], lambda f, x: (x + 1, f"{f}", repr([f]))),
+    "deques": ([deque([1], 2), deque([1], 3)], lambda row, x: x * row.maxlen),
     "nodes": (
         [Pair(1.0, 1), Pair(2.0, 1), Pair(1.0, 2)],
         lambda pair, x: (

@@ -454,8 +454,22 @@ class Selected(nn.Module):
         return torch.stack(parts)
 
 
+class Filled(nn.Module):
+    """The gradient of a number at a mask is a sum over as many rows as only the data knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        y[x > 0] = self.weight.sum()
+        y[x < -1] = y[0, 0] * 2
+        return y.sin()
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
-@pytest.mark.parametrize("make", [lambda: Experts(False), lambda: Experts(True), Selected])
+@pytest.mark.parametrize("make", [lambda: Experts(False), lambda: Experts(True), Selected, Filled])
 def test_gradients(make: Callable[[], nn.Module], backend: str) -> None:
     torch.manual_seed(0)
     model = make()
