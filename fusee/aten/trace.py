@@ -389,6 +389,12 @@ _INLINE = {
 
 def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
     name = op.name()
+    if name == "wrap_with_autocast":
+        device, dtype, enabled, cache, inner, *rest = args
+        with torch.autocast(device, dtype, enabled, cache):
+            return run_inner(t, inner, rest, attribute)
+    if name in ("strict_mode", "hints_wrapper"):
+        return run_inner(t, args[0], list(args[1]), attribute)
     if name == "associative_scan":
         function, xs, more = args
         shows = torch.is_grad_enabled() and any(x.requires_grad for x in xs)

@@ -313,7 +313,9 @@ def needs_devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     is_on_cpu = all(x.device.type == "cpu" for x in example_inputs if isinstance(x, Tensor))
     asking = _ASKING if is_on_cpu else _ASKING | _CHOOSING
     return any(isinstance(module, torch.nn.RNNBase) for module in modules) or any(
-        node.target in asking for graph in graphs for node in graph.nodes
+        node.target in asking or getattr(node.target, "__name__", "") == "wrap_with_autocast"
+        for graph in graphs
+        for node in graph.nodes
     )
 
 

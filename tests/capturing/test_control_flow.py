@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops.hints_wrap import hints_wrapper
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import fusee
+from fusee.backends.report import live_reports
 from fusee.capture.graph_break import associative_scan as associative_scan_of_elements
 from fusee.errors import GraphBreakError
 from tests.capturing.same import Traced
@@ -507,3 +509,35 @@ def test_what_is_carried_is_of_one_kind(fn: Callable[[T], Any]) -> None:
     """torch refuses others, and tests that are no bools."""
     with pytest.raises(GraphBreakError, match=r"gives other tensors|no bool"):
         fusee.compile(fn, fullgraph=True)(X.clone())
+
+
+class Mixed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: T) -> T:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.layer(x).relu()
+        return y.float() + x
+
+
+class Hinted(torch.nn.Module):
+    def forward(self, x: T) -> T:
+        hinted = hints_wrapper(lambda x, y: torch.relu(x) + y, (x + 1, x), {}, hints={"a": True})
+        return torch.sin(hinted)
+
+
+@pytest.mark.filterwarnings("error:.*runs eagerly")
+@pytest.mark.parametrize("kind", [Mixed, Hinted])
+@pytest.mark.parametrize("compiler", [fusee.compile, torch.compile], ids=["ours", "torchs"])
+def test_bodies_of_exported_programs_are_compiled(
+    compiler: Any, kind: type[torch.nn.Module]
+) -> None:
+    module = kind()
+    exported = torch.export.export(module, (X,), strict=kind is Hinted).module()
+    options = {"prices": False, "cache": False}
+    torch.testing.assert_close(
+        compiler(exported, backend="fusee", options=options)(X), module(X), rtol=1e-2, atol=1e-2
+    )
+    assert live_reports()[-1].kernels
