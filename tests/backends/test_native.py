@@ -95,10 +95,12 @@ def test_softmax_is_one_kernel() -> None:
 
 
 def test_equal_kernels_of_other_sizes_are_one_function() -> None:
+    """Rows of a few vectors may have another."""
+
     def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.softmax(x, -1), torch.softmax(y, -1)
 
-    report = compile_fx(two, torch.randn(64, 128), torch.randn(50, 77)).report()
+    report = compile_fx(two, torch.randn(64, 256), torch.randn(50, 277)).report()
     assert len(report.kernels) == 2
     assert len({row.function for row in report.kernels}) == 1
 
@@ -114,7 +116,7 @@ def test_kernels_that_differ_in_numbers_alone_are_one_function(dtype: torch.dtyp
     def halved(x: Tensor) -> list[Tensor]:
         return [torch.sin(x) / 2.0**k for k in (-140, -3, 3, 5, 7, 64, 140)]
 
-    sizes = [(33, 100), (35, 384), (37, 512)]
+    sizes = [(33, 300), (35, 384), (37, 512)]
     for fn, tensors, count in (
         (layers, [torch.randn(64)], 1),
         (means, [torch.randn(size).to(dtype) for size in sizes], 2),  # a power of two or not
