@@ -186,7 +186,7 @@ def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> No
 
 @stands_for(id)
 def _id(m: Capturing, obj: Any, /) -> int:
-    real, at = m.world.inputs.get(id(obj), (obj, m.world.origin(obj)))  # it fixes a module
+    real, at = m.world.inputs.get(id(obj), (obj, m.world.origin(obj)))  # guards a module
     is_fixed = isinstance(obj, (type, types.ModuleType, torch.nn.Module, torch.optim.Optimizer))
     is_tensor = isinstance(obj, FakeTensor)
     if m.frames[-1].globals is vars(copy):  # which no one else looks at
