@@ -367,6 +367,13 @@ class AtenGraph:
         return self._module
 
     @property
+    def kind(self) -> type | None:
+        """What its results are returned in, if that is a flat tuple or list of them."""
+        marks = [object() for _ in self.outputs]
+        given = self.structure(list(marks))
+        return type(given) if isinstance(given, (tuple, list)) and [*given] == marks else None
+
+    @property
     def is_staged(self) -> bool:
         """Whether sizes show in the course of a call."""
         return any(at.unbacked is not None for at in self.symbols.values())
@@ -536,10 +543,8 @@ def returning(
     detached  per output: whether autograd must not see what it is a view of
     """
     outputs = graph.outputs
-    marks = [object() for _ in outputs]
-    given = graph.structure(list(marks))
-    is_flat = isinstance(given, (tuple, list)) and list(given) == marks
-    plain = is_flat and not graph.mutations and not rebinds
+    kind = graph.kind
+    plain = kind is not None and not graph.mutations and not rebinds
     plain &= len(outputs) == (len(graph.results) if count is None else count)
     plain &= all(isinstance(o, Fresh) and o.position == k for k, o in enumerate(outputs))
     reads = module is not None and any(spec.attribute is not None for spec in graph.inputs)
@@ -568,7 +573,7 @@ def returning(
     for k, spec in enumerate(outputs):
         detach = ".detach()" if detached and detached[k] else ""
         write.add(f"o{k} = {_output(spec, k, write)}{detach}")
-    write.names["structure"] = type(given) if is_flat else graph.structure
+    write.names["structure"] = kind or graph.structure
     write.add(f"return structure([{', '.join(f'o{k}' for k in range(len(outputs)))}])")
     return write.function("results")
 

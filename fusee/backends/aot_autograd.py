@@ -183,15 +183,48 @@ def is_differentiated(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool
     return wanted and torch.is_grad_enabled()
 
 
+class Unread:
+    """In place of a captured graph which is read, and compiled, when a call needs it.
+
+    count      how many inputs it has
+    recompile  compiles it for some inputs
+    """
+
+    def __init__(self, count: int, recompile: Callable[[Sequence[Any]], Call]) -> None:
+        self.count, self.recompile = count, recompile
+        self.compiled: Call | None = None
+
+    def forward(self, *inputs: Any) -> Any:
+        if self.compiled is None:
+            self.compiled = self.recompile(inputs)
+        return self.compiled(*inputs)
+
+
+Captured = fx.GraphModule | Unread
+
+
+def _count(gm: Captured) -> int:
+    """How many inputs there are; the module's own tensors follow."""
+    return gm.count if isinstance(gm, Unread) else len(gm.graph.find_nodes(op="placeholder"))
+
+
 def bind(
-    gm: fx.GraphModule, aten: AtenGraph, run: Call, report: Report, *, spread: bool = True
+    gm: Captured,
+    aten: AtenGraph,
+    run: Call,
+    report: Report,
+    *,
+    spread: bool = True,
+    count: int | None = None,
 ) -> Call:
     """The callable that takes the graph's inputs.
 
     run      runs `aten`, writes included
     spread   whether it takes the inputs as arguments, not in a list
+    count    how many results it gives; None: those of the graph
     """
-    call = returning(aten, run, spread=spread, module=gm)
+    module = None if isinstance(gm, Unread) else gm
+    call = returning(aten, run, spread=spread, module=module, count=count)
     return _guard(gm, aten, {mutation.index for mutation in aten.mutations}, report, call)
 
 
@@ -237,7 +270,7 @@ def bind_split(
 
 
 def _guard(
-    gm: fx.GraphModule, aten: AtenGraph, written: Collection[int], report: Report, call: Call
+    gm: Captured, aten: AtenGraph, written: Collection[int], report: Report, call: Call
 ) -> Call:
     """A call with the checks of this file around it."""
     call = _of_these_sizes(gm, call, aten, report)
@@ -247,7 +280,7 @@ def _guard(
 # ---------------------------------------------------------------------------- sizes
 
 
-def _of_these_sizes(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
+def _of_these_sizes(gm: Captured, call: Call, aten: AtenGraph, report: Report) -> Call:
     """`call` where sizes that only data knows are as its graph takes them to be, `gm` elsewhere.
 
     They are not where eager raises, or for sizes of 0 that nobody thinks of. If the first calls all
@@ -296,7 +329,7 @@ _OTHERS = 16
 
 
 def _apart(
-    gm: fx.GraphModule,
+    gm: Captured,
     call: Call,
     inputs: Sequence[InputSpec],
     written: Collection[int],
@@ -306,7 +339,7 @@ def _apart(
 
     written  the inputs that `call` writes to
     """
-    count = len(gm.graph.find_nodes(op="placeholder"))  # the module's own tensors follow
+    count = _count(gm)
     specs = [(s, s.dtype.itemsize) for s in inputs[:count] if s.dtype is not None]
     if len(specs) < 2 or not written:
         return call
@@ -342,12 +375,12 @@ def _apart(
     return checked
 
 
-def _from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
+def _from_start(gm: Captured, call: Call, aten: AtenGraph, report: Report) -> Call:
     """`call` where inputs begin their memory, as offsets in its graph take them to; `gm` else."""
     asked = [aten.inputs[k] for k in sorted(aten.from_start)]
     if not asked:
         return call
-    count = len(gm.graph.find_nodes(op="placeholder"))
+    count = _count(gm)
     tell = _telling(report)
 
     def inside(given: Sequence[Any]) -> str | None:

@@ -20,10 +20,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import io
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import operator
+import pickle
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -41,7 +44,14 @@ from fusee.autodiff import Split
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.bill import bill
 from fusee.autodiff.partition import describe, differentiate, partition
-from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated, left_to_eager
+from fusee.backends.aot_autograd import (
+    Staged,
+    Unread,
+    bind,
+    bind_split,
+    is_differentiated,
+    left_to_eager,
+)
 from fusee.backends.report import (
     CompiledGraph,
     ExternRow,
@@ -51,8 +61,9 @@ from fusee.backends.report import (
     first_line,
     remember,
 )
+from fusee.backends.resume import name_on_disk
 from fusee.codegen import HostArguments
-from fusee.config import Options
+from fusee.config import Options, settings
 from fusee.errors import InputError, MissingFake, MissingPackage, TraceError
 from fusee.loops import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.checker import (
@@ -67,10 +78,10 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, gc_paused
-from fusee.runtime.cache import GRADIENTS
+from fusee.runtime.cache import GRADIENTS, Sidecar
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.runtime.jit import prepare
-from fusee.targets import Built, Kept, Target
+from fusee.targets import Emitted, Kept, Loaded, Target
 from fusee.targets.cpu import CPU
 
 _CPU = CPU()
@@ -151,12 +162,7 @@ def _refuse(name: str, inputs: Sequence[Any]) -> None:
             )
 
 
-def _kept(aten: AtenGraph, derived: Sequence[Derived], loops: LoopGraph) -> Kept:
-    constants = tuple(
-        aten.constants[b.name]
-        for b in loops.inputs
-        if isinstance(b, Buffer) and b.role == "constant"
-    )
+def _kept(derived: Sequence[Derived], constants: Sequence[Tensor]) -> Kept:
     if not any(one.sources for one in derived):
         return Fixed((*(x for one in derived for x in one.compute(())), *constants))
     order = inverse([place for one in derived for place in one.targets])
@@ -201,9 +207,9 @@ def compile_aten(
     gradients: Sequence[int] = (),
     large_bytes: int | None = None,
     plain: bool = False,
+    keep: Callable[[CompiledAten], None] | None = None,
 ) -> Run:
-    """Compile a graph that is traced already, and reads nothing from a module; changes it: from a
-    list of inputs to what the graph says, in its structure.
+    """Compile a traced graph that reads no module, and change it: a function of a list of inputs.
 
     example_inputs   one per InputSpec; only those that are static are looked at
     report           receives the kernels, and the time of each stage on top of what it has
@@ -212,6 +218,7 @@ def compile_aten(
     saves            of a forward: results from this one on are saved for a backward
     gradients        results that become gradients of leaves
     large_bytes      larger intermediates are no part of the arena, which is kept between calls
+    keep             is given what another process can run; see KeptNative
     plain            it takes inputs as arguments, none to be differentiated; results as they are
     raises           as compile_native
     """
@@ -239,16 +246,37 @@ def compile_aten(
     with gc_paused():
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
         loops = step("lower", _lower, aten, count, target, report)
-        kept = _kept(aten, derived, loops)
+        read = (b for b in loops.inputs if isinstance(b, Buffer) and b.role == "constant")
+        tensors = derived, tuple(aten.constants[b.name] for b in read)
         how: Any = {"saved": saved, "saves": saves, "spread": plain, "refuse": refuse}
-        how |= {"gradients": gradients, "followed": any(one.sources for one in derived)}
+        how.update(gradients=gradients, followed=any(one.sources for one in derived))
         arguments = _arguments(aten, aten.inputs[:count], loops, **how)
         schedule = step("fuse", fuse, loops, merge=options.fuse)
         plan = step("memory", plan_memory, schedule, large_bytes)
-        built = target.build(plan, arguments, kept, options, report.timed)
-    report.replays, run = built.replays, built.run
-    _fill_report(report, plan, built)
+        run = _emit(plan, arguments, tensors, target, options, report, keep)
     return run if plain else returning(aten, run, spread=False)
+
+
+def _emit(
+    plan: Plan,
+    arguments: HostArguments,
+    tensors: tuple[tuple[Derived, ...], tuple[Tensor, ...]],
+    target: Target,
+    options: Options,
+    report: Report,
+    keep: Callable[[CompiledAten], None] | None,
+) -> Callable[..., Sequence[Any]]:
+    """The last steps.
+
+    tensors   that are kept between calls: how weights are derived, and constants
+    """
+    build = target.build(options)
+    emitted, functions = target.emit(plan, arguments, build, options, report.timed)
+    loaded = target.load(emitted, build, _kept(*tensors), options)
+    _fill_report(report, plan, functions, loaded)
+    if keep is not None:
+        keep(CompiledAten(build.salt(), emitted, *tensors))
+    return loaded.run
 
 
 def begin(options: Options) -> None:
@@ -266,6 +294,7 @@ def compile_native(
     """
     parsed = Options.parse(options)
     report = Report(parsed.name or f"graph_{next(_numbers)}")
+    kept: _Keeping | None = None
     with log.graph(report.name):
         log.publish("graph", "", partial(captured_source, gm))
         try:
@@ -290,12 +319,17 @@ def compile_native(
                 log.publish("aten", "", partial(str, aten))
                 if _costs_less(aten, (aten,), parsed, target, report):
                     return _as_captured(gm, report)
-                run = compile_aten(aten, example_inputs, parsed, report, target=target, plain=True)
+                given: Any = {"target": target, "plain": True}
+                if parsed.cache and settings().keep_captures:
+                    kept = given["keep"] = _Keeping(aten, target, parsed, report)
+                run = compile_aten(aten, example_inputs, parsed, report, **given)
                 call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
             log.publish("kernels", "", lambda: str(report))
             remember(report)
-            return CompiledGraph(call, report)
+            found = CompiledGraph(call, report)
+            found.kept = None if kept is None else kept.entry(example_inputs)
+            return found
         except MissingFake:
             raise
         except TraceError as error:
@@ -445,20 +479,165 @@ def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
         what = f"a tensor is on {unknown[0]}, and code is generated for the {names} only"
         raise TraceError(what)
     cpu = torch.device("cpu")
-    device = next((x for x in found if x != cpu), cpu)
+    return _target_at(next((x for x in found if x != cpu), cpu))
+
+
+def _target_at(device: torch.device) -> Target:
     target = TARGETS[device.type]
     if isinstance(target, str):
         target = TARGETS[device.type] = importlib.import_module(target).TARGET
     return target.at(device)
 
 
-def _fill_report(report: Report, plan: Plan, built: Built) -> None:
+def _fill_report(
+    report: Report, plan: Plan, functions: Mapping[Kernel, str], loaded: Loaded
+) -> None:
+    report.replays = loaded.replays
     firsts: dict[str, Kernel] = {}  # one loop nest per function
     for item in plan.schedule.items:
         if isinstance(item, Extern):
             report.externs.append(ExternRow(item.name, item.reason, item.origin))
         else:
-            name = built.functions[item]
+            name = functions[item]
             show = partial(show_kernel, firsts.setdefault(name, item))
-            report.kernels.append(KernelRow(name, item.origin, show, built.uses))
+            report.kernels.append(KernelRow(name, item.origin, show, loaded.uses))
     report.arena_bytes = plan.total_bytes if isinstance(plan.total_bytes, int) else None
+
+
+# ---------------------------------------------------------------------------- kept
+# What a later process runs without the graph: of graphs without open sizes or gradients.
+
+
+class CompiledAten(NamedTuple):
+    """What a graph became.
+
+    salt       what its machine code depends on besides its text
+    constants  of the graph, as far as kernels or calls read them
+    """
+
+    salt: str
+    emitted: Emitted
+    derived: tuple[Derived, ...]
+    constants: tuple[Tensor, ...]
+
+
+class KeptNative(NamedTuple):
+    """A compiled graph without the graph.
+
+    device     where it runs
+    settings   Target.settings
+    outline    inputs, outputs, mutations, inputs that begin their memory: as AtenGraph has them
+    structure  the type of what is returned; results: how many the host function gives
+    report     without kernels; of them name and origin
+    """
+
+    device: torch.device
+    settings: Hashable
+    made: CompiledAten
+    outline: tuple[Any, ...]
+    structure: type
+    results: int
+    report: Report
+    kernels: tuple[tuple[str, str], ...]
+
+
+# Who listens to these wants to see what only compiling makes.
+_FORMS_SHOWN = ("graph", "aten", "passes", "loops", "fusion", "memory")
+# Tensors of the graph itself are kept with it up to so many bytes.
+_MOST_BYTES = 1 << 24
+
+
+class _Keeping:
+    """Takes down what becomes of a graph that was traced, before that changes it."""
+
+    def __init__(self, aten: AtenGraph, target: Target, options: Options, report: Report) -> None:
+        self.target, self.options, self.report = target, options, report
+        self.outline = aten.inputs, aten.outputs, aten.mutations, aten.from_start
+        self.structure, self.results = aten.kind, len(aten.results)
+        self.made: CompiledAten | None = None
+        self.why: str | None = None
+        if aten.symbols or aten.required:
+            self.why = "sizes are open"
+        elif any(spec.attribute is not None for spec in aten.inputs):
+            self.why = "it reads tensors of a module"
+
+    def __call__(self, made: CompiledAten) -> None:
+        self.made = made
+
+    def entry(self, examples: Sequence[Any]) -> tuple[str, bytes] | None:
+        """See fusee.runtime.cache.KeptGraph."""
+        name, out = name_on_disk([repr(self.options)], examples), io.BytesIO()
+        try:
+            if name is None:
+                raise pickle.PicklingError("an input is no plain tensor")
+            _Pickler(out, protocol=5).dump(self._content())
+            return name, out.getvalue()
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+            text = f"what was compiled is not kept: {error}"
+            log.publish("cache", self.report.name, text)
+            return None
+
+    def _content(self) -> KeptNative:
+        """raises   PicklingError where another process has no use for it"""
+        made, structure = self.made, self.structure
+        if self.why is not None or made is None or structure is None:
+            raise pickle.PicklingError(self.why or "its results are in containers")
+        constants = [*made.constants, *(x for one in made.derived for x in one.constants)]
+        if sum(x.nbytes for x in constants) > _MOST_BYTES:
+            raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
+        target, kernels = self.target, tuple((x.function, x.origin) for x in self.report.kernels)
+        report = dataclasses.replace(self.report, kernels=[], stages_ms={}, replays=None, bill=None)
+        about = made, self.outline, structure, self.results, report, kernels
+        return KeptNative(target.device, target.settings(), *about)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, x: Any) -> Any:
+        return (_overload, (str(x),)) if isinstance(x, OpOverload) else NotImplemented
+
+
+def _overload(name: str) -> OpOverload:
+    """Of a name such as aten.mm.default."""
+    found: OpOverload = operator.attrgetter(name)(torch.ops)
+    return found
+
+
+def resume(
+    options: Mapping[str, object] | Options,
+    sidecar: Sidecar,
+    examples: Sequence[Any],
+    recompile: Callable[[Sequence[Any]], Any],
+) -> CompiledGraph | None:
+    """What another process kept of a graph, as `Backend.resume`."""
+    parsed = Options.parse(options)
+    name = name_on_disk([repr(parsed)], examples)
+    if name is None or any(map(log.wants, _FORMS_SHOWN)) or (data := sidecar.get(name)) is None:
+        return None
+    with gc_paused():
+        kept: KeptNative = pickle.loads(data)
+        target = _target_at(kept.device)
+        target.prepare()
+        build = target.build(parsed)
+        made, host = kept.made, kept.made.emitted.host
+        if (kept.settings, made.salt) != (target.settings(), build.salt()):
+            return None  # another kind of machine shares the folder
+        report = dataclasses.replace(kept.report, name=parsed.name or f"graph_{next(_numbers)}")
+        report.notes.append("another process compiled it: it was not traced")
+        with report.timed("resume"):
+            for text in host.functions.values():
+                build.add(text)
+            loaded = target.load(made.emitted, build, _kept(made.derived, made.constants), parsed)
+            inputs, outputs, mutations, from_start = kept.outline
+            about = inputs, outputs, mutations, kept.structure
+            aten = AtenGraph(fx.Graph(), {}, *about, from_start=from_start)
+            unread = Unread(len(inputs), recompile)
+            call = bind(unread, aten, loaded.run, report, count=kept.results)
+    report.replays = loaded.replays
+    show = partial(str, "another process wrote it")
+    report.kernels += [KernelRow(*row, show, loaded.uses) for row in kept.kernels]
+    with log.graph(report.name):
+        log.publish("host", "", host.source)
+        log.publish("time", "", str(report.stages_ms))
+        log.publish("kernels", "", lambda: str(report))
+    remember(report)
+    return CompiledGraph(call, report)

@@ -467,6 +467,7 @@ register(
         has_backward=True,
         tells_writes=True,
         begin=later("fusee.backends.native", "begin"),
+        resume=later("fusee.backends.native", "resume"),
     )
 )
 _engine(

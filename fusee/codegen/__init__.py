@@ -63,15 +63,14 @@ class Launch(NamedTuple):
 class HostCode:
     """The host function's source, the names it needs, and how frames are laid out for sizes.
 
-    launches  in order; LaunchSpec.function indexes `functions`
-    layout    what a frame is made of
-    is_alone  whether it calls nothing of torch's that autograd or autocast would see
+    functions  name -> module of each kernel, in the order that LaunchSpec.function counts in
+    layout     what a frame is made of
+    is_alone   whether it calls nothing of torch's that autograd or autocast would see
     """
 
     source: str
     names: dict[str, Any]
-    launches: list[Launch]
-    functions: list[KernelCode]
+    functions: dict[str, str]
     layout: FrameSpec
     is_alone: bool
 
@@ -181,9 +180,8 @@ class _Writer:
         back = "frames" if self.arguments.sizes else "frame"
         tail = ["    finally:", f"        give({back})", ""]
         source = "\n".join([*head, *("        " + line for line in body), *tail])
-        functions = list({launch.code.name: launch.code for launch in self.launches}.values())
-        layout = self._layout([code.name for code in functions])
-        return HostCode(source, self.names, self.launches, functions, layout, is_alone)
+        functions = {launch.code.name: launch.code.module for launch in self.launches}
+        return HostCode(source, self.names, functions, self._layout([*functions]), is_alone)
 
     # -------------------------------------------------------------------- names
 
@@ -447,7 +445,7 @@ class _Writer:
             tuple(ViewSpec(*self._place(view)) for view in self.views),
             len(names),
             tuple(steps.rows),
-            self._sized(names),
+            *([self._sized(names)] if self.sized else []),
         )
 
     def _place(self, view: View) -> tuple[Any, torch.dtype, Any, Any]:
@@ -458,7 +456,7 @@ class _Writer:
 
     def _sized(self, names: Sequence[str]) -> Callable[..., Any]:
         """A function of the sizes that gives the views which differ with them."""
-        places = self.plan.places if self.sized else ()
+        places = self.plan.places
         lines = [f"    {symbol} = max{self._constant(ends)}\n" for symbol, ends in places]
         found = self._constant(tuple(map(self._place, self.sized)))
         text = f"def sized({', '.join(names)}):\n{''.join(lines)}    return {found}\n"

@@ -264,6 +264,10 @@ class ViewSpec(NamedTuple):
     stride: tuple[int, ...]
 
 
+def _no_views(*sizes: int) -> tuple[ViewSpec, ...]:
+    return ()
+
+
 class FrameSpec(NamedTuple):
     """What a frame is made of.
 
@@ -281,7 +285,7 @@ class FrameSpec(NamedTuple):
     views: tuple[ViewSpec, ...] = ()
     inputs: int = 0
     steps: tuple[Step, ...] = ()
-    sized: Callable[..., tuple[ViewSpec, ...]] = lambda *sizes: ()
+    sized: Callable[..., tuple[ViewSpec, ...]] = _no_views
 
 
 class LaunchFrame:

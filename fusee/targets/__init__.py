@@ -23,7 +23,7 @@ from fusee.autodiff.min_cut import Prices
 from fusee.codegen import HostArguments, HostCode, Launch, emit_host
 from fusee.codegen.llvm import KernelCode
 from fusee.config import Options
-from fusee.loops import Buffer, Kernel, Profile, Value
+from fusee.loops import Buffer, Kernel, Message, Profile, Value
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import Given, form
@@ -37,17 +37,30 @@ from fusee.source import HostFunction, define
 Kept = DerivedSet | Fixed
 
 
-class Built(NamedTuple):
+class Emitted(NamedTuple):
+    """What a schedule became: text and numbers, of which any process on the same kind of machine
+    makes what runs.
+
+    arguments  what the host function is called with
+    messages   what is raised for the numbers that kernels report
+    own        what else the target makes it of
+    """
+
+    host: HostCode
+    arguments: HostArguments
+    messages: Sequence[Message]
+    own: Any = None
+
+
+class Loaded(NamedTuple):
     """A graph that runs.
 
     run         from the graph's inputs, as the HostArguments say, to its results; writes are done
-    functions   names of what kernels became: those that share one have equal names
     replays     what there is to say of calls that are recorded and replayed
     uses        what a kernel of some name takes of the machine
     """
 
     run: Callable[..., Sequence[Any]]
-    functions: Mapping[Kernel, str]
     replays: Callable[[], str] | None = None
     uses: Callable[[str], str] | None = None
 
@@ -97,17 +110,34 @@ class Target(Protocol):
         """How to call an operator that has no loops; None: the overload itself is called."""
         ...
 
-    def build(
+    def settings(self) -> Hashable:
+        """Those of torch's that passes and calls are chosen by."""
+        ...
+
+    def build(self, options: Options) -> Build:
+        """What makes machine code of kernels."""
+        ...
+
+    def emit(
         self,
         plan: Plan,
         arguments: HostArguments,
-        kept: Kept,
+        build: Build,
         options: Options,
         timed: Callable[[str], AbstractContextManager[object]],
-    ) -> Built:
-        """Kernels and calls of a schedule, with their memory, as one function.
+    ) -> tuple[Emitted, Mapping[Kernel, str]]:
+        """Kernels and calls of a schedule, with their memory; and the names of what kernels became:
+        those that share a function have equal names.
 
-        timed             is entered for each stage, with its name
+        build  is given each kernel as soon as it is written
+        timed  is entered for each stage, with its name
+        """
+        ...
+
+    def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
+        """What runs.
+
+        build             has the kernels of `emitted.host`, in their order
         raises (when run) as eager does for an index outside of its dimension, a divisor of zero
         """
         ...
@@ -138,27 +168,22 @@ class Batches(Protocol):
     def join(self, batch: Sequence[Launch]) -> Launch: ...
 
 
-def link_graph(
+def emit_graph(
     plan: Plan,
     arguments: HostArguments,
-    kept: Kept,
     emit: Callable[[Kernel], KernelCode],
     build: Build,
-    names: Mapping[str, Any] | Callable[[HostCode], Mapping[str, Any]],
     timed: Callable[[str], AbstractContextManager[object]],
-    arena: Callable[[int], Tensor] | None = None,
     batches: Batches | None = None,
     given: Callable[[Kernel], Mapping[Value, Given]] = lambda kernel: {},
-) -> Built:
-    """See fusee.targets.Target.build.
+) -> tuple[HostCode, list[Launch]]:
+    """The host function of a schedule, and its launches in order. See Target.emit.
 
-    names   what the host function calls: `run`, `threads`, `fail`, and what differs from the CPU
-    arena   gives memory for what lies between kernels
     batches makes one launch of several
     given   the constants of a kernel that are passed to it
     """
     with timed("emit"):
-        launches, units = _emitted(plan, emit, build, batches, given)
+        launches = _emitted(plan, emit, build, batches, given)
         plan, room = plan.with_room(code.shared for code, _ in launches)
         for k, (code, kernels) in enumerate(launches):
             if room is not None and code.shared != 0:
@@ -166,19 +191,36 @@ def link_graph(
     with timed("host"):
         host = emit_host(plan, launches, arguments)
         log.publish("host", "", host.source)
+    return host, launches
+
+
+def names_of(launches: Sequence[Launch]) -> dict[Kernel, str]:
+    """The names of the functions that run kernels."""
+    return {kernel: code.name for code, kernels in launches for kernel in kernels}
+
+
+def load_graph(
+    host: HostCode,
+    build: Build,
+    kept: Kept,
+    names: Mapping[str, Any],
+    arena: Callable[[int], Tensor] | None = None,
+) -> tuple[HostFunction, Callable[[str], str]]:
+    """The host function with what it calls, and `Loaded.uses`. See Target.load.
+
+    names   what the host function calls: `run`, `threads`, `fail`, and what differs from the CPU
+    arena   gives memory for what lies between kernels
+    """
 
     def functions() -> Mapping[str, Function]:
-        return dict(zip(units, build.finish(), strict=True))
+        return dict(zip(host.functions, build.finish(), strict=True))
 
     def program() -> Program:
-        known = functions()
-        return Program([known[code.name] for code in host.functions], host.layout, arena=arena)
+        return Program([*functions().values()], host.layout, arena=arena)
 
-    run = bind_host(host, program, kept, names(host) if callable(names) else names)
-    names_of = {kernel: code.name for code, kernels in launches for kernel in kernels}
-    with timed("emit"):
-        defer(build.finish)
-    return Built(run, names_of, uses=lambda name: build.uses(functions()[name]))
+    run = bind_host(host, program, kept, names)
+    defer(build.finish)
+    return run, lambda name: build.uses(functions()[name])
 
 
 def _emitted(
@@ -187,8 +229,8 @@ def _emitted(
     build: Build,
     batches: Batches | None,
     given: Callable[[Kernel], Mapping[Value, Given]],
-) -> tuple[list[Launch], list[str]]:
-    """The launches, and the names of what `build` compiles for them."""
+) -> list[Launch]:
+    """The launches, of whose code `build` is given each once."""
     named: dict[str, KernelCode] = {}
     forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
     found: list[Launch] = []
@@ -220,7 +262,7 @@ def _emitted(
             end()
         batch.append(launch)
     end()
-    return found, list(named)
+    return found
 
 
 def bind_host(

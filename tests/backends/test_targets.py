@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,14 +17,16 @@ from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
 from fusee.backends import native
 from fusee.backends.report import live_reports
-from fusee.codegen import HostArguments
+from fusee.codegen import HostArguments, HostCode
 from fusee.config import Options
 from fusee.errors import FuseeWarning
 from fusee.loops import Buffer, Kernel, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
+from fusee.runtime.jit import Build
+from fusee.runtime.launch import FrameSpec
 from fusee.sym import Symbol, symbols
-from fusee.targets import Built, Kept, Target
+from fusee.targets import Emitted, Kept, Loaded, Target
 from fusee.targets.cuda import CUDA
 from tests.loops.interpret import interpret
 
@@ -44,15 +46,26 @@ class Reference(Target):
     def call_of(self, op: OpOverload) -> ExternSpec | None:
         return None
 
-    def build(
+    def settings(self) -> None: ...
+
+    def build(self, options: Options) -> Build:
+        return Build(use_disk=False)
+
+    def emit(
         self,
         plan: Plan,
         arguments: HostArguments,
-        kept: Kept,
+        build: Build,
         options: Options,
         timed: Callable[[str], AbstractContextManager[object]],
-    ) -> Built:
-        graph = plan.schedule.graph
+    ) -> tuple[Emitted, Mapping[Kernel, str]]:
+        kernels = [x for x in plan.schedule.items if isinstance(x, Kernel)]
+        host = HostCode("", {}, {}, FrameSpec((), 0), False)
+        messages = plan.schedule.graph.messages
+        return Emitted(host, arguments, messages, plan), dict.fromkeys(kernels, "interpreted")
+
+    def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
+        arguments, graph = emitted.arguments, emitted.own.schedule.graph
         place = {buffer: k for k, buffer in enumerate(arguments.buffers)}
 
         def run(inputs: Sequence[Any]) -> Sequence[Any]:
@@ -71,9 +84,7 @@ class Reference(Target):
             with torch.no_grad():
                 return tuple(interpret(graph, given, sizes=sizes))
 
-        items = plan.schedule.items
-        call = (lambda *inputs: run(inputs)) if arguments.spread else run
-        return Built(call, {x: "interpreted" for x in items if isinstance(x, Kernel)})
+        return Loaded((lambda *inputs: run(inputs)) if arguments.spread else run)
 
 
 REFERENCE: Target = Reference()

@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from fusee.codegen.llvm import emit_kernel
 from fusee.codegen.llvm.ops import given_numbers
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
-from fusee.loops import Profile
+from fusee.loops import Kernel, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime import jit
@@ -41,7 +41,16 @@ from fusee.runtime.jit import Build, compile_one
 from fusee.runtime.launch import LaunchFrame, runner
 from fusee.runtime.llvm_text import Level, Machine, Writer, splat, vector
 from fusee.sym import substitute, symbols
-from fusee.targets import PRODUCTS, Built, Kept, Target, link_graph
+from fusee.targets import (
+    PRODUCTS,
+    Emitted,
+    Kept,
+    Loaded,
+    Target,
+    emit_graph,
+    load_graph,
+    names_of,
+)
 from fusee.targets.cpu.onednn import (
     channels_last,
     for_any_size,
@@ -102,21 +111,31 @@ class CPU(Target):
             return _packed_rows().get(op) or ExternSpec(op, owns=True)
         return ExternSpec(op) if op.namespace == "mkl" else EXTERNS.get(op)
 
-    def build(
+    def settings(self) -> Hashable:
+        return bool(torch.backends.mkldnn.enabled)
+
+    def build(self, options: Options) -> Build:
+        return Build(use_disk=options.cache, check=options.check)
+
+    def emit(
         self,
         plan: Plan,
         arguments: HostArguments,
-        kept: Kept,
+        build: Build,
         options: Options,
         timed: Callable[[str], AbstractContextManager[object]],
-    ) -> Built:
+    ) -> tuple[Emitted, Mapping[Kernel, str]]:
         machine = Machine(jit.host_target().features, options.vector_bits)
         emit = functools.partial(emit_kernel, machine=machine)
+        host, launches = emit_graph(plan, arguments, emit, build, timed, given=given_numbers)
         messages = plan.schedule.graph.messages
-        sizes = tuple(arguments.sizes)
+        return Emitted(host, arguments, messages), names_of(launches)
+
+    def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
+        sizes = tuple(emitted.arguments.sizes)
 
         def fail(status: int, frame: LaunchFrame) -> None:
-            kind, text, _, size = messages[status - 1]
+            kind, text, _, size = emitted.messages[status - 1]
             known = dict(zip(sizes, frame.sizes, strict=True))
             values = {s: known[s.name] for s in symbols(size) if s.name in known}
             raise kind(text.format(frame.value, size=substitute(size, values)))
@@ -127,8 +146,8 @@ class CPU(Target):
             "threads": itertools.repeat(threads).__next__ if threads else torch.get_num_threads,
             "fail": fail,
         }
-        build = Build(use_disk=options.cache, check=options.check)
-        return link_graph(plan, arguments, kept, emit, build, names, timed, given=given_numbers)
+        run, uses = load_graph(emitted.host, build, kept, names)
+        return Loaded(run, uses=uses)
 
 
 # ---------------------------------------------------------------------------- random numbers

@@ -6,14 +6,13 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import itertools
 import json
 import os
 import re
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -31,13 +30,23 @@ from fusee.codegen import HostArguments, HostCode
 from fusee.codegen.simt import emit_kernel, with_any_pointers
 from fusee.config import Options
 from fusee.errors import CompileError, MissingPackage, TraceError
-from fusee.loops import Message, Profile
+from fusee.loops import Kernel, Message, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime import gc_paused
+from fusee.runtime.jit import Build
 from fusee.runtime.launch import LaunchFrame
 from fusee.source import HALVES, with_names
-from fusee.targets import PRODUCTS, Built, Kept, Target, link_graph
+from fusee.targets import (
+    PRODUCTS,
+    Emitted,
+    Kept,
+    Loaded,
+    Target,
+    emit_graph,
+    load_graph,
+    names_of,
+)
 from fusee.targets.cuda.launch import (
     MISALIGNED,
     MOST,
@@ -46,6 +55,7 @@ from fusee.targets.cuda.launch import (
     Joined,
     KernelBuild,
     Recorded,
+    first_code,
     late_error,
     prepare,
     refused,
@@ -69,7 +79,14 @@ from fusee.targets.cuda.passes import (
     patches_as_products,
     rows_as_sums,
 )
-from fusee.targets.cuda.recording import Copies, Replayer, Together, why_launched
+from fusee.targets.cuda.recording import (
+    Copies,
+    Recording,
+    Replayer,
+    Together,
+    why_launched,
+    written_inputs,
+)
 
 # 512: blocks that keep a GPU of 132 processors busy. Registers and arithmetic cost little beside
 # memory, so that values are computed again rather than loaded, and loops read many buffers.
@@ -122,8 +139,6 @@ _CALLS = {
     _EFFICIENT_BACKWARD: ExternSpec(_attention_backward, exact=True),
 }
 
-# Of graphs with messages: their messages' numbers begin with this, 16 bits further left.
-_codes = itertools.count(1)
 # By GPU; bench/prices.py writes it.
 PRICES = Path(__file__).with_name("prices_by_gpu.json")
 # In the unit of its prices.
@@ -193,24 +208,38 @@ class CUDA(Target):
     def call_of(self, op: OpOverload) -> ExternSpec | None:
         return _CALLS.get(op)
 
-    def build(
+    def settings(self) -> Hashable:
+        cuda: Any = torch.backends.cuda
+        kernels = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
+        return (torch.backends.cudnn.allow_tf32, *kernels)
+
+    def build(self, options: Options) -> KernelBuild:
+        assert self.gpu is not None
+        return KernelBuild(self.gpu, use_disk=options.cache, check=options.check)
+
+    def emit(
         self,
         plan: Plan,
         arguments: HostArguments,
-        kept: Kept,
+        build: Build,
         options: Options,
         timed: Callable[[str], AbstractContextManager[object]],
-    ) -> Built:
-        gpu = self.gpu
-        assert gpu is not None
-        call, messages = _Call(gpu, options), plan.schedule.graph.messages
-        first = next(_codes) << 16
-        gpu.messages.update(enumerate(messages, first))
-        emit = partial(emit_kernel, first=first)
-        build = KernelBuild(gpu, use_disk=options.cache, check=options.check)
-        joined = Joined(plan)
-        built = link_graph(plan, arguments, kept, emit, build, call.names, timed, gpu.arena, joined)
-        why = why_launched(plan)
+    ) -> tuple[Emitted, Mapping[Kernel, str]]:
+        messages = plan.schedule.graph.messages
+        emit = partial(emit_kernel, first=first_code(messages))
+        host, launches = emit_graph(plan, arguments, emit, build, timed, Joined(plan))
+        own = Recording(
+            why_launched(plan), rows_of(plan, launches), written_inputs(plan, arguments)
+        )
+        return Emitted(host, arguments, messages, own), names_of(launches)
+
+    def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
+        gpu, recording = self.gpu, emitted.own
+        assert gpu is not None and isinstance(recording, Recording)
+        gpu.messages.update(enumerate(emitted.messages, first_code(emitted.messages)))
+        arguments, call = emitted.arguments, _Call(gpu, emitted.host, partial(self.build, options))
+        function, uses = load_graph(emitted.host, build, kept, call.names(), gpu.arena)
+        why = recording.never
         if not options.graphs:
             why = "options={'graphs': False}"
         elif not arguments.spread and arguments.saved is None and arguments.saves is None:
@@ -218,15 +247,14 @@ class CUDA(Target):
         elif arguments.followed:
             why = "what derives from weights is looked at in each call"
         if why is not None:
-            run = call.telling(built.run)
-            return built._replace(run=run, replays=lambda: f"never: {why}")
-        run = built.run
-        rows = rows_of(plan, call.host.launches)
-        if rows:
-            run = with_names(run, run=Beside(call.run, rows, gpu.together))
-        waiting = call.stream, call.waiting
-        replayer = Replayer(built.run, run, plan, arguments, gpu, *waiting, self.together)
-        return built._replace(run=call.telling(replayer), replays=replayer.described)
+            return Loaded(call.telling(function), lambda: f"never: {why}", uses)
+        recorded: Callable[..., Sequence[Any]] = function
+        if recording.rows:
+            beside = Beside(call.run, recording.rows, gpu.together)
+            recorded = with_names(function, run=beside)
+        about = recording.written, arguments, gpu, call.stream, call.waiting, self.together
+        replayer = Replayer(function, recorded, *about)
+        return Loaded(call.telling(replayer), replayer.described, uses)
 
 
 TARGET = CUDA()
@@ -239,17 +267,14 @@ class _Call:
              memory, so that a call on another gets its own
     """
 
-    host: HostCode
-
-    def __init__(self, gpu: Gpu, options: Options) -> None:
-        self.gpu, self.options = gpu, options
+    def __init__(self, gpu: Gpu, host: HostCode, build: Callable[[], KernelBuild]) -> None:
+        self.gpu, self.host, self.build = gpu, host, build
         self.run, self.host_names = runner(gpu)(), gpu.host_names()
         self.stream: Callable[[], int] = self.host_names["threads"]
         self.waiting: defaultdict[int, list[Any]] = defaultdict(list)
         self.recorded: dict[int, Any] = {}  # frames that CUDA graphs point to
 
-    def names(self, host: HostCode) -> Mapping[str, Any]:
-        self.host = host
+    def names(self) -> Mapping[str, Any]:
         own = {"take": self.take, "give": self.give, "run": self.run, "fail": self.fail}
         return {**self.host_names, **own}
 
@@ -285,10 +310,9 @@ class _Call:
     def _continued(self, frame: LaunchFrame) -> int:
         """From a launch with an odd pointer on: its accesses are narrow now, and stay so."""
         launch = frame.launch
-        code = self.host.launches[launch].code
-        build = KernelBuild(self.gpu, use_disk=self.options.cache, check=self.options.check)
-        build.add(with_any_pointers(code.module))
-        frame.replace(launch, build.finish()[0], code.align & 0xFFFF_FFFF)
+        spec, build = self.host.layout.launches[launch], self.build()
+        build.add(with_any_pointers([*self.host.functions.values()][spec.function]))
+        frame.replace(launch, build.finish()[0], spec.align & 0xFFFF_FFFF)
         runs = re.findall(r"run\(frame\.state, (\d+), (\d+)", self.host.source)
         end = next(int(end) for first, end in runs if int(first) <= launch < int(end))
         return self.run(frame.state, launch, end, self.stream())

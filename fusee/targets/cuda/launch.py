@@ -283,6 +283,12 @@ class Gpu(Protocol):
     def wait(self) -> None: ...
 
 
+def first_code(messages: Sequence[Message]) -> int:
+    """The number of the first of a graph's messages: the same in every process, so that kernels
+    are; those of other graphs are far away."""
+    return int(content_key(repr(messages))[:11], 16) << 16
+
+
 def late_error(words: Tensor, messages: Mapping[int, Message]) -> LateError | None:
     """What kernels have left for the host, if one has refused a value."""
     code, value = words.tolist()

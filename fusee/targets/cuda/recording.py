@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
@@ -213,6 +213,7 @@ class Replayer:
     """A host function, its calls recorded where that pays.
 
     recorded the same function, with launches that the graph is to be made of
+    written  the inputs that it writes to
     waiting  frames that no call uses, by stream
     refused  why nothing is recorded, if so
     """
@@ -221,7 +222,7 @@ class Replayer:
         self,
         run: Callable[..., Sequence[Any]],
         recorded: Callable[..., Sequence[Any]],
-        plan: Plan,
+        written: Collection[int],
         arguments: HostArguments,
         gpu: Gpu,
         stream: Callable[[], int],
@@ -229,15 +230,13 @@ class Replayer:
         together: Together,
     ) -> None:
         self.run, self.gpu, self.stream, self.waiting = run, gpu, stream, waiting
-        self.recorded, self.together = recorded, together
+        self.recorded, self.written, self.together = recorded, written, together
         self.refuse, self.spread = arguments.refuse, arguments.spread
         self.saved, self.saves = arguments.saved, arguments.saves
         self.gradients = arguments.gradients
         self.sizes = [*arguments.sizes.values()]
         self.brought = tuple(arguments.brought)
         self.tensors = [k for k, b in enumerate(arguments.buffers) if b is not None]
-        written = {b for item in plan.schedule.items for b in writes(item)}
-        self.written = {k for k in self.tensors if arguments.buffers[k] in written}
         self.seen_first = 2 if self.sizes else 1  # direct calls before one is recorded
         self.streams: dict[int, _OneStream] = {}
         self.refused: str | None = None
@@ -514,6 +513,24 @@ def _place(x: Tensor) -> int:
 
 def _shared(x: Tensor, y: Tensor) -> bool:
     return x.numel() > 0 and _place(x) == _place(y)
+
+
+class Recording(NamedTuple):
+    """What a Replayer needs to know of a schedule.
+
+    never    why it is not recorded, if so
+    rows     launches that may run beside each other
+    written  the inputs that it writes to
+    """
+
+    never: str | None
+    rows: Sequence[range]
+    written: frozenset[int]
+
+
+def written_inputs(plan: Plan, arguments: HostArguments) -> frozenset[int]:
+    written = {b for item in plan.schedule.items for b in writes(item)}
+    return frozenset(k for k, b in enumerate(arguments.buffers) if b in written)
 
 
 def why_launched(plan: Plan) -> str | None:

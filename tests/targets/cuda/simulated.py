@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen import HostArguments
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.simt import emit_kernel
 from fusee.codegen.simt.teams import COUNTER_BYTES
 from fusee.config import Options
 from fusee.loops import Buffer, Kernel, LoopGraph, Profile, View
 from fusee.loops.memory import Plan
+from fusee.runtime.jit import Build
 from fusee.sym import Size, Symbol, substitute, symbols
-from fusee.targets import Built, Kept
+from fusee.targets import Emitted, Kept, Loaded
 from tests.backends.test_targets import Reference
 from tests.targets.cuda.machine import Machine
 
@@ -74,14 +73,8 @@ class Simulated(Reference):
         self.profile = profile
         self.codes: list[KernelCode] = []
 
-    def build(
-        self,
-        plan: Plan,
-        arguments: HostArguments,
-        kept: Kept,
-        options: Options,
-        timed: Callable[[str], AbstractContextManager[object]],
-    ) -> Built:
+    def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
+        arguments, plan = emitted.arguments, emitted.own
         graph = plan.schedule.graph
         codes = {k: emit_kernel(k) for k in plan.schedule.items if isinstance(k, Kernel)}
         self.codes += codes.values()
@@ -103,8 +96,7 @@ class Simulated(Reference):
             with torch.no_grad():
                 return _Call(graph, tensors, sizes).run(plan, codes)
 
-        call = (lambda *inputs: run(inputs)) if arguments.spread else run
-        return Built(call, {kernel: code.name for kernel, code in codes.items()})
+        return Loaded((lambda *inputs: run(inputs)) if arguments.spread else run)
 
 
 class _Call:

@@ -6,6 +6,7 @@ python -m pytest tests/targets/cuda/test_device.py
 from __future__ import annotations
 
 import copy
+import os
 import re
 import subprocess
 import sys
@@ -643,11 +644,67 @@ except Exception as error:
 """
 
 
-def test_bad_indices() -> None:
+@pytest.mark.parametrize("keeps", ["0", "1"])
+def test_bad_indices(keeps: str, tmp_path: Path) -> None:
     """In a process of its own: a GPU that has met one is of no use to it any more."""
-    found = subprocess.run(
-        [sys.executable, "-c", BAD_INDEX], capture_output=True, text=True, check=False
-    )
-    said = found.stdout + found.stderr
-    assert "told" in found.stdout and "again LateError index out of range" in found.stdout, said
-    assert "fusee: index out of range" in found.stderr and "in embedding" in said, said
+    script = tmp_path / "program.py"
+    script.write_text(BAD_INDEX)
+    own = {"FUSEE_KEEP_CAPTURES": keeps, "FUSEE_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        found = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, check=False,
+            env={**os.environ, **own},
+        )  # fmt: skip
+        said = found.stdout + found.stderr
+        assert "told" in found.stdout and "again LateError index out of range" in found.stdout, said
+        assert "fusee: index out of range" in found.stderr and "in embedding" in said, said
+
+
+KEPT = """
+import fusee, torch
+from torch import nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(100, 64), nn.Linear(64, 64)
+        self.norm, self.state = nn.LayerNorm(64), nn.Buffer(torch.zeros(4, 64))
+    def forward(self, ids):
+        x = self.norm(F.gelu(self.layer(self.table(ids))))
+        x = x * torch.linspace(0, 1, 64, device="cuda")
+        self.state.add_(x.sum(1))
+        for _ in range(4):
+            x = (x @ self.layer.weight).softmax(-1)
+        return x, x.mT
+
+torch.manual_seed(0)
+net = Model().cuda().eval()
+call, ids = fusee.compile(net), torch.arange(64, device="cuda").view(4, 16)
+with torch.no_grad():
+    for n in range(6):
+        net.state.zero_()
+        got, state = call(ids + n), net.state.clone()
+        net.state.zero_()
+        torch.testing.assert_close((*got, state), (*net(ids + n), net.state), rtol=1e-4, atol=1e-4)
+(report,) = fusee.report(call)
+print(*report.stages_ms, report.replays())
+"""
+
+
+def test_what_another_process_compiled(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(KEPT)
+    own = {"FUSEE_KEEP_CAPTURES": "1", "FUSEE_CACHE_DIR": str(tmp_path)}
+
+    def told() -> str:
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, check=False,
+            env={**os.environ, **own},
+        )  # fmt: skip
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    first, second = told(), told()
+    assert "trace" in first and second.startswith("resume ")
+    assert first.split(" host ")[1] == second.removeprefix("resume ") != "0 CUDA graphs"
