@@ -246,22 +246,8 @@ def like(x: Tensor, dtype: torch.dtype) -> Spec:
     """torch.empty_like, which takes 100 us on meta tensors and imports sympy at its first call."""
     if is_contiguous(x) or is_dense(x):
         return Spec(x.shape, x.stride(), dtype)
-    # The axes from the innermost out, as far as that is certain
-    # source   at::infer_dense_strides, aten/src/ATen/ExpandUtils.cpp
-    size, stride = x.shape, x.stride()
-    order = list(range(x.dim()))[::-1]
-    for i in range(1, len(order)):
-        place = i
-        for k in range(i - 1, -1, -1):
-            a, b = order[k], order[place]
-            if stride[a] == 0 or stride[b] == 0:
-                continue  # either may come first
-            if (stride[a], size[a]) > (stride[b], size[b]):
-                order[k], order[place] = b, a
-                place = k
-            elif stride[a] < stride[b]:
-                break
-    return Spec(size, strides(size, order[::-1]), dtype)
+    # source   at::infer_dense_strides, aten/src/ATen/ExpandUtils.cpp: TensorIterator's order
+    return iterated([(x.shape, x.stride())], dtype)
 
 
 def like_one(x: Tensor, dtype: torch.dtype) -> Spec:
