@@ -58,6 +58,7 @@ from fusee.fake.layouts import is_contiguous, same_ints
 from fusee.fake.torch_python import is_pointwise
 from fusee.source import Args, Kwargs, NodeGraph, give, listed, overloads
 from fusee.sym import Expr, Size, hint
+from fusee.sym.shape_env import computed_from
 
 aten = torch.ops.aten
 
@@ -635,7 +636,7 @@ class Sized(Copier):
     def size(self, size: Expr) -> fx.Node:
         """The node that computes a size: sizes print as Python, which runs on nodes."""
         before = len(self.graph.nodes)
-        found: fx.Node = eval(repr(size), {}, self.symbols).node
+        found: fx.Node = computed_from(size, self.symbols).node
         for node in list(self.graph.nodes)[before:]:
             node.meta["val"] = hint(size)  # a number's value is of no use to importers, its type is
         return found

@@ -35,9 +35,8 @@ from fusee.fake.open_composites import is_place_open, places_of
 from fusee.source import define
 from fusee.sym import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS, Predicate
-from fusee.sym.shape_env import ShapeEnv, known_size
+from fusee.sym.shape_env import ShapeEnv, computed_from, known_size
 
-_FUNCTIONS = {"min": torch.sym_min, "max": torch.sym_max}
 _LARGEST = 2**62  # what torch writes for no end at all
 
 
@@ -114,11 +113,7 @@ class _Handed:
 
     def size(self, a: Size) -> Any:
         """A size over torch's symbols."""
-        if isinstance(a, int):
-            return a
-        names = {s.name: self.symbol(s) for s in symbols(a)}
-        text = f"def size({', '.join(names)}): return {a}"
-        return define(text, "size", "size", _FUNCTIONS)(*names.values())
+        return computed_from(a, {s.name: self.symbol(s) for s in symbols(a)})
 
     def value(self, x: Any) -> Any:
         """A SymInt or FakeTensor with sizes of torch's in place of ours."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import math
 import operator
 import types
@@ -35,7 +36,7 @@ from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake import fake_of
 from fusee.source import Args, Kwargs, leaves, tensors_in
-from fusee.sym import Call, Size, Symbol, hint, only_symbol, symbols
+from fusee.sym import Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, fits, refuse, steady
 from fusee.sym.shape_env import (
     AllNode,
@@ -44,6 +45,7 @@ from fusee.sym.shape_env import (
     Node,
     ShapeEnv,
     SizeNode,
+    computed_from,
     known_size,
     size_of,
     wrapped,
@@ -655,35 +657,16 @@ class Symbols:
         assert a is not None
         if isinstance(a, int):
             return a
-
-        def call(function: Any, *operands: Any) -> Any:
-            if function is operator.add and operands[0] == 0:
-                return operands[1]
-            if function is operator.mul and operands[0] == 1:
-                return operands[1]
-            made = recorder.graph.call_function(function, operands)
-            shown = (x.meta["example_value"] if isinstance(x, fx.Node) else x for x in operands)
-            made.meta["example_value"] = function(*shown)
-            return made
-
-        def atom(x: Any) -> Any:
-            if isinstance(x, Symbol):
-                return recorder.symbol_node(x, wrapped(self.env, x.expr))
-            assert isinstance(x, Call)
-            return call(_CALLS[x.op], inner(x.a), inner(x.b))
-
-        def inner(x: Size) -> Any:
-            if isinstance(x, int):
-                return x
-            total: Any = 0
-            for factors, scale in x.terms.items():
-                term: Any = scale
-                for factor in factors:
-                    term = call(operator.mul, term, atom(factor))
-                total = call(operator.add, total, term)
-            return total
-
-        return inner(a)
+        found = {s.name: recorder.symbol_node(s, wrapped(self.env, s.expr)) for s in symbols(a)}
+        nodes, tracer = recorder.graph.nodes, fx.proxy.GraphAppendingTracer(recorder.graph)
+        last = next(iter(reversed(nodes)))
+        known = {name: fx.Proxy(node, tracer) for name, node in found.items()}
+        made: fx.Node = computed_from(a, known).node
+        new = itertools.takewhile(lambda node: node is not last, reversed(nodes))
+        for node in [*new][::-1]:
+            shown = fx.map_arg(node.args, lambda x: x.meta["example_value"])
+            node.meta["example_value"] = node.target(*shown)
+        return made
 
     # ---------------------------------------------------------------------- after the graph
 
@@ -758,8 +741,4 @@ class Symbols:
         return f"asked by {who}: {line}" if line else f"asked by {who}"
 
 
-_CALLS = {
-    "//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
-    "&": operator.and_, "<<": operator.lshift,
-}  # fmt: skip
 _FLOATS = {float: torch.sym_float, math.sqrt: torch._sym_sqrt}  # type: ignore[attr-defined]

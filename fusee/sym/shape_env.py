@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partialmethod
 from typing import Any
 
@@ -201,6 +201,11 @@ def known_size(x: Any) -> Size:
     found = x if type(x) is int else size_of(x)
     assert found is not None
     return found
+
+
+def computed_from(size: Size, known: Mapping[str, Any]) -> Any:
+    """What a size is of what stands for its symbols, by their names: sizes print as Python."""
+    return eval(repr(size), {"min": torch.sym_min, "max": torch.sym_max}, {**known})
 
 
 def is_unbacked(x: Any) -> bool:
