@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fusee.aten import constant_source
+from fusee.aten.rewriter import Copier
 from fusee.aten.torch_api import is_state, storage_id, symbolic_mode
 from fusee.backends.dynamo import suppresses_errors
 from fusee.config import settings
@@ -515,17 +516,16 @@ def _part(
     gm: fx.GraphModule, calls: Sequence[fx.Node]
 ) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
     """A graph of these calls, what it is given, and what others want of it."""
-    graph, made, own = fx.Graph(), dict[fx.Node, fx.Node](), {*calls}
+    copier, own = Copier(), {*calls}
     read = dict.fromkeys(x for node in calls for x in node.all_input_nodes if x not in own)
     given = [node for node in read if node.op != "get_attr"]
     for node in given:
-        made[node] = graph.placeholder(node.name)
-        made[node].meta = dict(node.meta)
+        copier.placeholder(node)
     for node in (*(node for node in read if node.op == "get_attr"), *calls):
-        made[node] = graph.node_copy(node, made.__getitem__)
+        copier.copy(node)
     results = [node for node in calls if not own.issuperset(node.users)]
-    graph.output(tuple(made[node] for node in results))
-    return fx.GraphModule(gm, graph), given, results
+    copier.graph.output(tuple(map(copier.argument, results)))
+    return fx.GraphModule(gm, copier.graph), given, results
 
 
 # ---------------------------------------------------------------------------- guarded
