@@ -47,6 +47,7 @@ from fusee.loops import (
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
 from fusee.loops.schedule import reads, views, writes
 from fusee.sym import Size, Symbol, coefficient, hint, known_ge, product, substitute, symbols
+from fusee.sym.shape_env import computed_from
 
 Item = Kernel | Extern
 Inside = Sequence[Sequence[Value]]  # the values of each phase of a kernel, operands first
@@ -508,18 +509,9 @@ class _Points:
         return None if chosen is None else found[chosen.expand(POINTS)]
 
     def _size(self, size: Size) -> Tensor:
-        if isinstance(size, int):
-            return torch.tensor([size])
-        total = torch.tensor([0])
-        for atoms, factor in size.terms.items():
-            term = torch.tensor([factor])
-            for atom in atoms:
-                if isinstance(atom, Symbol):
-                    term = term * self.known[atom]
-                else:
-                    term = term * _ON_SIZES[atom.op](self._size(atom.a), self._size(atom.b))
-            total = total + term
-        return total
+        known = {symbol.name: x for symbol, x in self.known.items()}
+        assert len(known) == len(self.known), f"two of {[*self.known]} have one name"
+        return torch.as_tensor(computed_from(size, {**_EXTREMES, **known})).view(-1)
 
     def _mask(self, mask: Value) -> Tensor | None:
         done: dict[Value, Tensor] = {}
@@ -535,13 +527,9 @@ class _Points:
         return done[mask]
 
 
-_ON_SIZES: dict[str, Callable[..., Tensor]] = {
-    "//": lambda a, b: torch.div(a, b, rounding_mode="floor"),
-    "%": torch.remainder,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "&": torch.bitwise_and,
-    "<<": torch.bitwise_left_shift,
+_EXTREMES: dict[str, Callable[..., Tensor]] = {
+    name: lambda *sizes, run=run: run(*map(torch.as_tensor, sizes))
+    for name, run in (("min", torch.minimum), ("max", torch.maximum))
 }
 # Of integers and truth values alone: what masks of indices are made of.
 _ON_VALUES: dict[str, Callable[..., Tensor]] = {
