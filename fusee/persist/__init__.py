@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch.nn.parameter import is_lazy
 
 from fusee.capture.captured import Captured, Place, Relation
 from fusee.capture.dynamic import Varying
@@ -31,7 +32,7 @@ from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, looking
-from fusee.capture.symbols import Symbols, is_open
+from fusee.capture.symbols import Symbols
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, marks, state_conditions
 from fusee.fake import FakeTensor, fake_mode
 from fusee.log import publish
@@ -44,6 +45,7 @@ from fusee.persist.references import (
     reached,
     replaced,
     taken_now,
+    text_of,
 )
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import (
@@ -60,7 +62,7 @@ from fusee.runtime.cache import (
 from fusee.source import NodeGraph, mapped
 from fusee.sym import Call, Expr, Size, Symbol
 from fusee.sym.ranges import Comparison
-from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
+from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 
 # ---------------------------------------------------------------------------- graphs
 
@@ -90,8 +92,7 @@ class Waiting:
     @functools.cached_property
     def module(self) -> fx.GraphModule:
         """The graph as it was captured, without what only the capture itself needs."""
-        graph, nodes = NodeGraph(), list[fx.Node]()
-        mode = fake_mode() if self.env is not None else None
+        graph, nodes, mode = NodeGraph(), list[fx.Node](), fake_mode()
 
         def part(x: Any) -> Any:
             return x if type(x) is not _Ref else (nodes if x.to_node else self.named)[x.k]
@@ -99,7 +100,7 @@ class Waiting:
         for op, target, args, kwargs, name, meta in pickle.loads(self.data):
             args, kwargs = mapped(args, part), mapped(kwargs, part)
             node = graph.create_node(op, part(target), args, kwargs, name)
-            if isinstance(example := meta.get("example_value"), (Expr, _Open)):
+            if isinstance(example := meta.get("example_value"), (Expr, _Shape)):
                 meta["example_value"] = _stand_in(example, self.env, mode)
             node.meta.update(meta)
             nodes.append(node)
@@ -110,35 +111,56 @@ class Waiting:
         return self.module.forward(*inputs)
 
 
-class _Open(NamedTuple):
-    """A tensor some of whose sizes are open."""
+class _Shape(NamedTuple):
+    """A tensor without its values. Sizes may be open."""
 
     size: tuple[Size, ...]
     stride: tuple[Size, ...]
     dtype: torch.dtype
     device: str
+    requires_grad: bool
 
 
-def _open(x: Any) -> _Open | Size | None:
-    """What is written of an example with open sizes; None of others."""
+def _shape(x: Any, has_symbols: bool) -> _Shape | Size | None:
+    """What is written of an example but numbers; None of others.
+
+    has_symbols  whether sizes that only the data tells are known by their symbols
+    raises       NotKept for what a graph is compiled by, and nothing is written of
+    """
+
+    def known(n: Any) -> Size:
+        found = known_size(n)
+        if type(n) is torch.SymInt and type(n.node) is SizeNode:
+            by_data = n.node.env.data.of
+            # also where the program has gone on because it was some other size
+            if by_data(n.node.size) and not (has_symbols and by_data(found)):
+                raise NotKept("a size that only the data tells")
+        return found
+
     if type(x) is torch.SymInt:
-        return size_of(x)
-    if not isinstance(x, Tensor) or not any(map(is_open, (*x.shape, *x.stride()))):
+        return known(x)
+    if type(x) in (tuple, list):
+        for part in x:
+            _shape(part, has_symbols)
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
         return None
-    size, stride = (tuple(map(known_size, row)) for row in (x.shape, x.stride()))
-    return _Open(size, stride, x.dtype, str(x.device))
+    if x.device.type == "meta":
+        raise NotKept("a tensor on the meta device")
+    size, stride = (tuple(map(known, row)) for row in (x.shape, x.stride()))
+    return _Shape(size, stride, x.dtype, str(x.device), x.requires_grad)
 
 
-def _stand_in(x: _Open | Size, env: Any, mode: Any) -> Any:
-    """The example that `_open` is about."""
-    if not isinstance(x, _Open):
+def _stand_in(x: _Shape | Size, env: Any, mode: Any) -> Any:
+    """The example that `_shape` is about."""
+    if not isinstance(x, _Shape):
         return wrapped(env, x)
-    size, stride = ([wrapped(env, n) for n in row] for row in (x.size, x.stride))
+    size, stride = ([n if type(n) is int else wrapped(env, n) for n in row] for row in x[:2])
     meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
-    return FakeTensor(mode, meta, torch.device(x.device))
+    made = FakeTensor(mode, meta, torch.device(x.device))
+    return made.requires_grad_() if x.requires_grad else made
 
 
-def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
+def _written_graph(graph: fx.Graph, has_symbols: bool) -> tuple[bytes, list[Any]]:
     """`Waiting.data` and `Waiting.named`. raises NotKept"""
     nodes = {node: k for k, node in enumerate(graph.nodes)}
     places: dict[int, int] = {}
@@ -160,8 +182,10 @@ def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
         if not {*meta} <= {"stack_trace", "is_buffer", GRADIENTS}:
             raise NotKept(f"a node knows of {', '.join(map(str, meta))}")
         known = node.meta.get("example_value")
-        if not isinstance(known, float):  # FakeTensors only the capture itself needs
-            known = _open(known)
+        if type(known) is torch.SymFloat and not has_symbols:
+            raise NotKept("a float that is computed of others")
+        if not isinstance(known, float):
+            known = _shape(known, has_symbols)
         if known is not None:
             meta["example_value"] = known
         rows.append((node.op, part(node.target), args, kwargs, node.name, meta))
@@ -251,12 +275,16 @@ def _sketch(x: Any, varies: bool) -> Any:
     varies   whether sizes and numbers may be open, which are left out then
     """
     if isinstance(x, Tensor):
+        if x.layout is not torch.strided or x.is_nested or is_lazy(x):
+            raise NotKept(f"a {type(x).__qualname__} without strides")
         marked = marks(x)
         size = [
             "open" if n > 1 and (varies or axis in marked) else n for axis, n in enumerate(x.shape)
         ]
         return str(x.dtype), size, x.requires_grad, marked
     if isinstance(x, torch.nn.Module):
+        if "_parameters" not in vars(x):
+            raise NotKept(f"a {type(x).__qualname__} without parameters of its own")
         state = [_sketch(tensor, False) for tensor in (*x.parameters(), *x.buffers())]
         return known_by(type(x)), x.training, state
     if type(x) in (list, tuple):
@@ -264,7 +292,7 @@ def _sketch(x: Any, varies: bool) -> Any:
     if type(x) is dict:
         return [(_sketch(key, False), _sketch(item, varies)) for key, item in x.items()]
     is_told = is_scalar(x) and not (varies and type(x) in (int, float))
-    return repr(x) if is_told else type(x).__qualname__
+    return text_of(x) if is_told else type(x).__qualname__
 
 
 # ------------------------------------------------------------------------------ all of it
@@ -286,7 +314,11 @@ def _written(captured: Captured) -> bytes:
     names = Names(captured.facts, captured.place.function, captured.taken, reduced)
     found = {name: getattr(captured, name) for name in _FIELDS}
     found["symbols"] = captured.symbols and captured.symbols.written()
-    parts = None if graph is None else (*_written_graph(graph.graph), reached(graph))
+    parts = (
+        None
+        if graph is None
+        else (*_written_graph(graph.graph, captured.symbols is not None), reached(graph))
+    )
     return names.written((found, parts))
 
 

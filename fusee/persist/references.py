@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload, OpOverloadPacket
 
 from fusee.capture.bytecode import codes
 from fusee.capture.frame import ABSENT, UNBOUND, Marker, is_scalar
@@ -59,7 +60,9 @@ def known_by(x: Any) -> Any:
     """What tells in another process whether an object found there is this one. raises NotKept"""
     kind = type(x)
     if is_scalar(x) or kind in (types.UnionType, types.GenericAlias):
-        return kind.__qualname__, repr(x)
+        return kind.__qualname__, text_of(x)
+    if kind in (OpOverload, OpOverloadPacket):
+        return "operator", str(x)
     if kind is types.FunctionType:
         marks = sorted((key, known_by(mark)) for key, mark in vars(x).items() if is_scalar(mark))
         return x.__module__, x.__qualname__, code_key(x.__code__), sorted(vars(x)), marks
@@ -85,11 +88,20 @@ def known_by(x: Any) -> Any:
         return kind.__qualname__, getattr(home, "__name__", ""), x.__name__
     if kind in (types.MappingProxyType, types.CellType, *_DICTS):
         return kind.__qualname__
-    if kind.__flags__ & _ON_HEAP and not isinstance(x, Tensor):
+    is_bound = any(type(base).__module__.startswith("pybind11") for base in kind.__mro__)
+    if kind.__flags__ & _ON_HEAP and not is_bound and not isinstance(x, Tensor):
         in_c = [base for base in kind.__mro__ if not base.__flags__ & _ON_HEAP]
         if in_c == [object] or {*in_c} <= {object, dict, list}:  # facts tell the rest
             return "instance", known_by(kind)
     raise NotKept(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def text_of(x: Any) -> str:
+    """What Python writes of a number or text. raises NotKept"""
+    try:
+        return repr(x)
+    except ValueError as error:  # an integer has more digits than it writes
+        raise NotKept(str(error)) from None
 
 
 _IN_C = (

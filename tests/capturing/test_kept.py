@@ -91,6 +91,7 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "def g(x): return x.sin()\ndef h(x): return x.cos()\nk = g\ndef f(x): return k(x)",
         "k = g", "k = h",
     ),
+    "an overload": ("k = torch.ops.aten.sin.default\ndef f(x): return k(x)", "sin", "cos"),
     "a default": ("def g(x, n=2): return x * n\ndef f(x): return g(x)", "n=2", "n=3"),
     "a keyword's default": ("def g(x, *, n=2): return x * n\ndef f(x): return g(x)", "n=2", "n=3"),
     "a global number": ("N = 2\ndef f(x): return x * N", "N = 2", "N = 3"),
@@ -334,6 +335,48 @@ def test_compile_keeps_where_it_is_asked_to(
     with torch.no_grad():
         next(model.parameters()).zero_()
     assert captures("fusee") == 0
+
+
+# What no sketch can be made of, and what a graph without its examples does not say.
+UNLIKE = {
+    "nested tensors": (
+        "k = torch.nested.nested_tensor([torch.ones(2)])\ndef f(x): return x + k.unbind()[0].sum()"
+    ),
+    "sparse tensors": "k = torch.eye(3).to_sparse_csr()\ndef f(x): return x + k.to_dense().sum()",
+    "a lazy module": "m = nn.LazyLinear(3)\nm(torch.ones(1, 4))\ndef f(x): return m(x)",
+    "a traced function": "k = torch.jit.trace(torch.sin, torch.ones(2))\ndef f(x): return k(x) + 1",
+    "digits": "k = 10 ** 5000\ndef f(x): return x + (k > 1)",
+    "as many as the data says": "def f(x): return x[x[:, 0] > 0].sin()",
+    "only if the data says so": (
+        "def f(x):\n  at = torch.repeat_interleave(torch.arange(3), torch.tensor([1, 1, 1]))\n"
+        "  return torch.zeros(3, 4).scatter_add(0, at[:, None].expand(-1, 4), x)"
+    ),
+    "a float of the data": "def f(x): return x * x.sum().item()",
+    "put at a mask": (
+        "def f(x):\n  x = x.clone()\n  x[:, torch.arange(4) > 1] = x[:, :2] * 2\n  return x"
+    ),
+    "on the meta device": "def f(x): return x + len(x.to('meta').mT)",
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR", "ignore:The PyTorch API of nested", "ignore::DeprecationWarning"
+)
+def test_what_a_kept_graph_does_not_say(
+    name: str, processes: Processes, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("FUSEE_KEEP_CAPTURES", "1")
+    environment.setenv("FUSEE_CACHE_DIR", str(processes.cache.folder))
+    settings.cache_clear()
+    for _ in range(2):
+        program = processes.start(HEAD + "torch.manual_seed(0)\n" + UNLIKE[name])
+        x = X.clone().requires_grad_()
+        got, want = fusee.compile(program.f)(x), program.f(x)
+        torch.testing.assert_close(got, want)
+        if want.requires_grad:
+            grads = [torch.autograd.grad(y.sum(), x, allow_unused=True) for y in (got, want)]
+            torch.testing.assert_close(*grads)
 
 
 def test_nobody_is_asked_for_a_name(processes: Processes) -> None:
