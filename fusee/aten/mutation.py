@@ -61,6 +61,8 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     taken, _, returned = _ALIAS.sub("", str(op._schema)).partition("(")[2].rpartition(" -> ")
     plain = [part for part in returned.strip("()").split(", ") if part]
     name = re.sub(r"\W+", "__", f"{op._schema.name}__{op._overloadname or 'default'}")
+    while name in dir(torch.ops.fusee):  # of another operator, or one that was registered anew
+        name += "_"
     library.define(f"{name}({taken} -> ({', '.join([*plain, *['Tensor'] * len(written)])})")
     positions = {a.name: i for i, a in enumerate(op._schema.arguments)}
 
@@ -400,8 +402,12 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 @_WRITES.rule("set_.source_Tensor")
 def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    _become(t, _own(t, op, args[0]), args[1])
-    return args[0]
+    target, other = args
+    is_one = t.value(target).store is t.value(other).store and target.dtype == other.dtype
+    places = [(*x.shape, *x.stride(), x.storage_offset()) for x in (target, other)]
+    if not (is_one and same_ints(*places)):  # else it is that: `p.data -= step`
+        _become(t, _own(t, op, target), other)
+    return target
 
 
 def _own(t: Tracer, op: OpOverload, target: Tensor) -> TracedTensor:

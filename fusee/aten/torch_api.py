@@ -117,6 +117,10 @@ _make: Any = torch.library.Library  # torch does not annotate it
 library = _make("fusee", "FRAGMENT")  # its operators live as long as it does
 
 
+# `x.data`, as TorchDynamo calls it.
+data_of: Any = getattr(torch._C._autograd, "_get_data_attr", None)
+
+
 def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
     """A copy of `x` with these strides; along an axis of stride 0 it has one element."""
     held = x

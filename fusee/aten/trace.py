@@ -60,6 +60,7 @@ from fusee.aten.torch_api import (
     active,
     autocast_restored,
     below_autograd,
+    data_of,
     is_composite,
     is_explicit,
     is_skipped,
@@ -198,7 +199,7 @@ def _called(t: Tracer, target: Any, call: Any, args: Any, kwargs: Any) -> Any:
             above = WithData(t)
         with active(t), above:
             found = call(*args, **kwargs)
-        if call is getattr and args[1] == "data":
+        if call is data_of or (call is getattr and args[1] == "data"):
             t.value(found).apart = "data"
         return found
     except (TraceError, torch.OutOfMemoryError):

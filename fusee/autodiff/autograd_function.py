@@ -32,6 +32,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.autodiff import Gradient, Joint, Split
 from fusee.errors import DoubleBackwardError, InputError
+from fusee.fake import without_dynamo
 from fusee.source import HostFunction, HostSource, listed, picker
 
 # The inputs of a graph, one per InputSpec, to its results. A backward may empty the list that it is
@@ -74,6 +75,7 @@ def differentiable(
             return tuple(results[:count])
 
         @staticmethod
+        @without_dynamo
         def backward(ctx: Any, *given: Any) -> Any:
             grads = [*pick(given)]
             del given
@@ -159,6 +161,7 @@ def _in_parts(
             return tuple(results[k] for k in ctx.own)
 
         @staticmethod
+        @without_dynamo
         def backward(ctx: Any, *given: Any) -> Any:
             found = dict(zip(ctx.own, given))
             return None, None, None, *gradients(ctx, [found.get(k) for k in joint.tangents])
@@ -696,6 +699,7 @@ class _Twice(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
+    @without_dynamo
     def backward(ctx: Any, *seconds: Any) -> Any:
         tensors = iter(ctx.saved_tensors)
         again: Again = ctx.again

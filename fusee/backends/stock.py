@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from fusee.backends.new_data import give_data, giving
 from fusee.backends.registry import check_mode, lookup
 from fusee.errors import FuseeWarning, warn
 
@@ -35,8 +36,9 @@ def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
             what = "compiled autograd's graphs run eagerly: they write to .grad and give it away"
             warn(FuseeWarning, what, did="nothing was compiled")
             return gm.forward
+        given = give_data(gm, example_inputs)
         made: Callable[..., Any] = found(gm, example_inputs)
-        return made
+        return giving(made, given)
 
     compile_named.__name__ = f"fusee_{name}"
     compile_named.__qualname__ = variable

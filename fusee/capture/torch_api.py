@@ -39,12 +39,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device, _python_dispatch, _pytree
 
 from fusee.capture.bytecode import codes
-from fusee.errors import GENERATED, FuseeError, shown, user_frame
+from fusee.errors import GENERATED, user_frame
 from fusee.fake import FakeTensor as FakeTensor
 from fusee.fake import fake_again as fake_again
 from fusee.fake import fake_mode as fake_mode
 from fusee.fake import fake_of as fake_of
 from fusee.fake import has_saved_tensor_hooks as has_saved_tensor_hooks
+from fusee.fake import without_dynamo as without_dynamo
 from fusee.fake.gradients import as_autograd_keeps as as_autograd_keeps
 from fusee.fake.gradients import history as history
 from fusee.fake.gradients import leaf_gradients as leaf_gradients
@@ -326,22 +327,6 @@ _SKIPPED = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameA
 def skip_frame(code: types.CodeType) -> None:
     """Let TorchDynamo leave a function alone, except where it inlines it in what it traces."""
     _dynamo.set_code_exec_strategy(code, _SKIPPED)
-
-
-def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, of which TorchDynamo traces nothing, nor of what it calls."""
-    switch = _dynamo.set_eval_frame
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        before = switch(None)
-        try:
-            return function(*args, **kwargs)
-        except FuseeError as error:
-            raise shown(error)  # noqa: B904  # it is the same one
-        finally:
-            switch(before)
-
-    return run
 
 
 # Of TorchDynamo's `_stance`, without a frame of Python's; and what it is unless it was set.

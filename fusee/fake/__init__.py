@@ -3,6 +3,7 @@
 torch._subclasses   FakeTensor and its mode: meta tensors that say they are on the real device
 torch._library      the fake kernels that users have registered
 torch._C            dispatch keys while a meta kernel runs; whether hooks see what is saved
+torch._C._dynamo    TorchDynamo's hook: switched off where it should trace nothing
 
 torch's own mode takes 50 to 500 us an operator, and imports sympy at its first. The mode here runs
 the operators that models are made of at once, by fusee.fake.rules or as views, and leaves all
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
 import fusee.fake.gradients
 import fusee.fake.open_composites  # noqa: F401  rules of the one, forms of the other
+from fusee.errors import FuseeError, shown
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent, is_row_major, let_be_filled
 from fusee.fake.open_sizes import OPEN_MAKERS, OPEN_VIEWS, UNBACKED, elements_put
 from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
@@ -543,6 +545,22 @@ def unseen_by_hooks() -> Iterator[None]:
         while torch._C._len_torch_dispatch_stack() > count:
             _pop_mode()
         switch(before)
+
+
+def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, of which TorchDynamo traces nothing, nor of what it calls."""
+    switch = torch._C._dynamo.eval_frame.set_eval_frame
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = switch(None)
+        try:
+            return function(*args, **kwargs)
+        except FuseeError as error:
+            raise shown(error)  # noqa: B904  # it is the same one
+        finally:
+            switch(before)
+
+    return run
 
 
 def has_saved_tensor_hooks() -> bool:

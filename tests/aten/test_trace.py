@@ -532,3 +532,19 @@ def test_autocast_kinds_are_torchs(device: str, name: str, monkeypatch: pytest.M
     kinds |= {"dtype": [single, both], "norm": [single, both]}
     kind = autocast_kind(op, device)
     assert kind is not None and dtypes == kinds[kind]
+
+
+def test_a_custom_operator_that_is_registered_anew() -> None:
+    """As by a cell of a notebook that is run again."""
+    for k in (2, 3):
+
+        @torch.library.custom_op("fusee_tests::add_times", mutates_args={"x"})
+        def add_times(x: torch.Tensor, y: torch.Tensor, k: int = k) -> None:
+            x.add_(y, alpha=k)
+
+        def fn(x: torch.Tensor) -> torch.Tensor:
+            total = x.clone()
+            torch.ops.fusee_tests.add_times(total, x)
+            return total * 2
+
+        same(fn, torch.randn(3))

@@ -338,3 +338,24 @@ def test_what_no_gradient_reaches_has_none() -> None:
     (grad,) = torch.autograd.grad(pick(layer(x.tanh())), x, create_graph=True)
     grad.square().sum().backward()
     assert layer.weight.grad is not None and layer.bias.grad is None
+
+
+def test_torchdynamo_does_not_trace_what_a_backward_runs() -> None:
+    """Gradients that are asked for within what stock torch.compile compiled: its hook is on."""
+
+    def fn(x: Tensor) -> Any:
+        (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return first, second
+
+    def counting(gm: Any, inputs: Any) -> Any:
+        graphs.append(gm)
+        return torch._dynamo.lookup_backend("fusee")(gm, inputs)
+
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+    fast = torch.compile(fn, backend=counting)
+    for n in (3, 4):
+        x = leaf(n)
+        torch.testing.assert_close(fast(x), fn(x))
+    assert len(graphs) == 2 * 2

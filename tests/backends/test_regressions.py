@@ -409,3 +409,60 @@ def test_comparisons_of_numbers_are_pythons() -> None:
         want, got = (run(torch.ones(n), n, t) for run in (fn, fast))
         assert [*map(type, got)] == [*map(type, want)] and got[1:] == want[1:]
         torch.testing.assert_close(got[0], want[0], equal_nan=True)
+
+
+def _moved_average(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> Any:
+    with torch.no_grad():
+        q.data = q.data * 0.5 + p.data * 0.25
+        target = x @ q
+    p.data -= 0.5 * x.mean()
+    return (x @ p - target).square().sum()
+
+
+def _lent_and_given_back(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> Any:
+    own = p.data
+    p.data = r
+    with torch.no_grad():
+        y = x @ p
+    p.data = own
+    return y, own, (x @ p).sum()
+
+
+def _shared(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> Any:
+    before = r.view(-1)
+    r.data = q.data
+    r.mul_(2)
+    q.data = x.t() @ x
+    return before + 1, r + 1, r.view(-1), (x @ p + q.detach()[0]).sum()
+
+
+def _learned_after_it(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> Any:
+    p.data = p.data + 1
+    return (x @ p).sum()
+
+
+@pytest.mark.parametrize(
+    "program", [_moved_average, _lent_and_given_back, _shared, _learned_after_it]
+)
+def test_data_of_inputs_is_replaced(program: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    told, values = list[Any](), list[Any]()
+    for run in (program, torch.compile(program, backend="fusee", fullgraph=True)):
+        torch.manual_seed(0)
+        p, q, r = torch.randn(4, 4).requires_grad_(), torch.randn(4, 4), torch.randn(4, 4)
+        for n in (3, 3, 5):
+            before = [x.data_ptr() for x in (p, q, r)]
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = run(torch.linspace(-1, 1, 4 * n).view(n, 4), p, q, r)
+            given = found if isinstance(found, tuple) else (found,)
+            given[-1].backward()
+            values.append([x.detach().clone() for x in (*given, p, q, r) if x is not None])
+            own = before + [x.data_ptr() for x in (p, q, r)]
+            shared = [[x.data_ptr() == at for at in own] for x in (p, q, r, *given)]
+            told.append((shared, [x._version for x in (p, q, r)], p.grad is None))
+    torch.testing.assert_close(values[:3], values[3:])
+    assert told[:3] == told[3:]
+    # where gradients go to an input from behind it, the graph runs eagerly, and says so
+    is_told = any(issubclass(w.category, FuseeWarning) for w in caught)
+    assert is_told == (program is _learned_after_it)
