@@ -425,10 +425,14 @@ def test_python_runs_functions_whose_graphs_run_as_captured(cheap_cat: None) -> 
     def asking(x: torch.Tensor) -> torch.Tensor:
         return torch.cat((x, x)) if torch.compiler.is_compiling() else x
 
+    compiled_inner = fusee.compile(inner)
     leaf = torch.randn(4, 4, requires_grad=True)
     with torch.enable_grad():
         inputs = [leaf.detach(), leaf, leaf * 2]
-    for program, is_pythons in ((inner, True), (lambda x: inner(x), False), (asking, False)):
+    for program, is_pythons in (
+        (inner, True), (lambda x: inner(x), True), (asking, False),
+        (lambda x: compiled_inner(x), False),
+    ):  # fmt: skip
         compiled = fusee.compile(program, options={"prices": True})
         (piece,) = (one for one in live if one.call is compiled)
         for x in inputs * 2:
@@ -510,6 +514,24 @@ def test_one_builtin_asks_what_the_check_of_a_function_of_tensors_asks(
         first.__code__ = (lambda x, y: torch.cat((y, x))).__code__
         assert not entry.quick(x, y) < 0
         assert torch.equal(compiled(x, y), torch.cat((y, x)))
+
+
+@pytest.mark.parametrize("prices", [True, False])
+def test_one_builtin_asks_whether_what_is_written_to_is_of_inference_mode(prices: bool) -> None:
+    compiled = fusee.compile(lambda x, y: x.mul_(y), options={"prices": prices})
+    (piece,) = (one for one in live if one.call is compiled)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    with torch.inference_mode():
+        other = torch.randn(4, 4)
+    with torch.no_grad():
+        want = x * y
+        assert compiled(x, y) is x and torch.equal(x, want)
+        (entry,) = piece.entries
+        assert entry.quick is not None and (entry.run is None) == prices
+        for given, holds in ((x, True), (other, False), (x[:2], False)):
+            assert (entry.quick(given, y) < 0) == entry.check(given, y) == holds
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            compiled(other, y)
 
 
 def _agree(entry: Any, x: Tensor, y: Tensor) -> bool:
