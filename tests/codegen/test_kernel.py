@@ -229,6 +229,27 @@ def test_loads_are_whole_where_nothing_is_fetched_ahead_of_masked_ones() -> None
                 same(out, want)
 
 
+@pytest.mark.parametrize(("kind", "length", "lines"), [("long", 100, 7), ("int", 1000, 8)])
+def test_rows_that_are_picked_are_fetched_ahead(kind: str, length: int, lines: int) -> None:
+    """Where the row lies that is picked eight rounds later, however few rounds are left."""
+    table = torch.randn(11, length)
+    for rows, columns in ((1, 3), (3, 7), (5, 40)):
+        chosen = torch.randint(0, 11, (columns, rows), dtype=getattr(torch, kind))
+        out = torch.zeros(rows, columns, length)
+        values, bt, bc, bo = Values(), buffer("t", table), buffer("c", chosen), buffer("o", out)
+        i, j, k = axes("i j k", [rows, columns, length])
+        row = values.indirect(check(cast(values.load(bc, at(bc, j, i)), torch.int64), 11, 0), 11)
+        store = Store(bo, at(bo, i, j, k), values.load(bt, at(bt, row, k)))
+        kernel = Kernel((i, j, k), [Phase((), [store])], lanes=k)
+        code = run(kernel, {bt: table, bc: chosen, bo: out}, parts=2).code
+        same(out, table[chosen.t().long()])
+        first, *more = re.findall(r"llvm.prefetch.p0\(ptr (%v\d+)", code.text)
+        assert len(more) == lines - 1
+        (start,) = re.findall(rf"{first} = getelementptr i8, ptr (%v\d+), i64 0", code.text)
+        # from where the table begins, not from the row that is picked now
+        assert re.search(rf"{start} = getelementptr float, ptr %b\d+, i64", code.text)
+
+
 @MACHINES
 @pytest.mark.parametrize("dtype", [F32, torch.int8, torch.float64], ids=str)
 def test_gather_and_check(dtype: torch.dtype, on: Machine) -> None:
