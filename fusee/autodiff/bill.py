@@ -86,13 +86,7 @@ def bill(
     """
     costs = Costs(aten, prices, times)
     parts = [costs if half is aten else Costs(half, prices, times) for half in halves]
-    calls: dict[tuple[int, str], list[fx.Node]] = {}
-    results = {*aten.results}
-    for node in _loops(aten, loops):
-        is_clone = node.target is torch.ops.aten.clone.default and node.meta.get("backward")
-        if is_clone and node in results:
-            continue  # of a gradient that is a view: eager gives the view
-        calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
+    results, calls = {*aten.results}, _calls(aten, loops)
     host, kernels = float(prices.train if len(halves) > 1 else prices.run), 0.0
     others = (x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops)
     if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
@@ -102,7 +96,7 @@ def bill(
     layouts: dict[Any, str] = {}
     is_listed = len(prices.own) > 1  # else no price is of a layout
     for (_, full_name), nodes in calls.items():
-        name = full_name.partition("::")[2]
+        said = name = full_name.partition("::")[2]
         if not name or (len(nodes) == 1 and name_of(op_of(nodes[0])) in _COPIES):
             name = name_of(op_of(nodes[0]))
         kind = f"{name}{_known_layout(costs, nodes, layouts) if is_listed else ''}"
@@ -110,8 +104,10 @@ def bill(
             priced[kind] = price_of(prices.own, kind)
         own, loop = priced[kind]
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
+        alike = prices.own.get(f"{name} once", (prices.call, prices.run))
+        name = said if said == "copy_" else name  # into memory that is there
         once = f"{name}{' number' * any(map(_has_number, nodes))} once"
-        usual = prices.own.get(f"{name} once", (prices.call, prices.run))
+        usual = prices.own.get(f"{name} once", alike)
         call, alone = prices.own.get(once, usual)
         charges.append(Charge(kind, once, passed, call + own * passed, loop * passed, call))
         # fusion saves none of it
@@ -132,6 +128,19 @@ def bill(
     kernels = prices.both(host, kernels)
     captured = prices.both(sum(c.host for c in charges), sum(c.own - c.host for c in charges))
     return Bill(charges, captured, kernels, singles, prices.unit)
+
+
+def _calls(aten: AtenGraph, loops: Container[Any]) -> dict[tuple[int, str], list[fx.Node]]:
+    """The nodes of each call of eager's, by its number and name."""
+    results, written = {*aten.results}, {aten.results[x.position] for x in aten.mutations}
+    calls: dict[tuple[int, str], list[fx.Node]] = {}
+    for node in _loops(aten, loops):
+        is_clone = node.target is torch.ops.aten.clone.default and node in results
+        if is_clone and node.meta.get("backward"):
+            continue  # of a gradient that is a view: eager gives the view
+        unnamed = (-len(calls), "aten::copy_") if is_clone and node in written else (0, "")
+        calls.setdefault(node.meta.get("call", unnamed), []).append(node)
+    return calls
 
 
 def _of_autograd(calls: Iterable[Sequence[fx.Node]], prices: Prices) -> list[Charge]:

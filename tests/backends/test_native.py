@@ -403,6 +403,14 @@ def test_a_bill_says_what_decides_on_lanes(call: Any, x: torch.Tensor, kind: str
     assert kind in [charge.kind for charge in report.bill.calls], report.bill
 
 
+def test_each_copy_into_memory_that_is_there_is_a_call() -> None:
+    compiled = fusee.compile(lambda x, y, z: (x.copy_(z), y.copy_(z))[0])
+    with torch.no_grad():
+        compiled(torch.zeros(3), torch.zeros(3), torch.ones(3))
+    (report,) = fusee.report(compiled)
+    assert [charge.once for charge in report.bill.calls] == ["copy_ once"] * 2
+
+
 def test_what_is_not_listed_is_priced_by_its_nearest() -> None:
     own = {"": (2.0, 1.0), " down": (3.0, 1.0), "sum": (5.0, 4.0), "amax narrow down": (9.0, 2.0)}
     assert price_of(own, "sum down") == (15, 4)
