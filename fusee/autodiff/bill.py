@@ -275,11 +275,10 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
         for x in ((given[:1] if picks else given) if axes else sums)
         if x.dim()
     )
-    rows = [x.shape[k] for x in sums if not is_down for k in _among(axes, x) or [-1]]
-    rows = rows or [result.shape[k] for k in lanes]
-    length = max(map(costs.size, rows), default=1)
-    apart = [_apart(costs, x, result, lanes, is_moved) for x in given]
     least = max(1, costs.count(result))
+    rows = [_reduced(costs, x, axes, least == 1) for x in sums if not is_down]
+    length = max(rows or [costs.size(result.shape[k]) for k in lanes], default=1)
+    apart = [_apart(costs, x, result, lanes, is_moved) for x in given]
     is_integer = not any(x.dtype.is_floating_point or x.is_complex() for x in given)
     words = {
         "narrow": any(x.itemsize < 4 for x in (result, *given)),
@@ -308,6 +307,16 @@ def _lanes(x: Tensor) -> list[int]:
 
 def _among(axes: Sequence[int], x: Tensor) -> list[int]:
     return [k for k in _lanes(x) if {k, k - x.dim()} & {*axes}]
+
+
+def _reduced(costs: Costs, x: Tensor, axes: Sequence[int], is_all: bool) -> int:
+    """How many elements beside one another are reduced; by the last axis if nobody says which."""
+    own = {k % x.dim() for k in axes} or {*range(x.dim())} if axes or is_all else {x.dim() - 1}
+    length = 1
+    for k in sorted(own, key=lambda k: costs.size(x.stride(k))):
+        if costs.size(x.stride(k)) <= length or length == 1:
+            length *= costs.size(x.shape[k])
+    return length
 
 
 def _is_repeated(x: Tensor) -> bool:

@@ -382,6 +382,9 @@ IMAGE = torch.randn(2, 64, 7, 7).to(memory_format=torch.channels_last)
         (lambda x: x.softmax(1), torch.randn(64, 300), "softmax"),
         (lambda x: x.softmax(1), torch.randn(300, 17), "softmax scant"),
         (lambda x: x.sum(1), torch.randn(64, 3, 300), "sum down few"),
+        (lambda x: x.sum(), torch.randn(300, 3), "sum"),  # which lie behind one another
+        (lambda x: x.sum((1, 2)), torch.randn(300, 40, 3), "sum brief"),
+        (lambda x: x.sum((0, 2)), torch.randn(30, 40, 3), "sum tiny"),
         (lambda x: x.sum(1, keepdim=True), torch.randn(300, 640).t(), "sum down"),
         (lambda x: x.mean(1), IMAGE, "mean brief"),  # its lanes are there
         (lambda x: x.mean((2, 3)), IMAGE, "mean brief down"),
