@@ -191,6 +191,20 @@ def test_masked_loads_pad(dtype: torch.dtype, on: Machine) -> None:
             same(mirrored, want)
 
 
+@pytest.mark.parametrize("far", [0, 1 << 19, 1 << 20, 1 << 33])
+def test_only_places_that_are_far_away_are_limited(far: int) -> None:
+    """Before they are told apart in 32 bits."""
+    n, values = 50, Values()
+    for bound in (20, far + 20):
+        out = torch.empty(n, dtype=torch.bool)
+        (i,), bo = axes("i", [n]), buffer("o", out)
+        test = op("lt", values.index(i.expr + far), values.const(bound, torch.int64))
+        kernel = Kernel((i,), [Phase((), [Store(bo, i.expr, test)])], lanes=i)
+        code = run(kernel, {bo: out}).code
+        same(out, torch.arange(n) + far < bound)
+        assert (str(1 << 20) in code.text) == (far >= 1 << 20)
+
+
 def test_loads_are_whole_where_nothing_is_fetched_ahead_of_masked_ones() -> None:
     """Beyond rows, beyond columns, of what a condition picks, at the end of short rows; each at the
     ends of memory, too."""

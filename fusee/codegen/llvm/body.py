@@ -28,7 +28,7 @@ from fusee.runtime.llvm_text import (
     numbered,
     vector,
 )
-from fusee.sym import Symbol
+from fusee.sym import Symbol, known_lt
 
 # ---------------------------------------------------------------------------- values
 # Values of the loop IR as instructions, each at the rank where it last changes.
@@ -89,6 +89,12 @@ def _is_loaded(ctx: Context, value: Value) -> bool:
     return given.op == "load" and ctx.facts[given][1] and BITS[HELD[value.dtype]] > 1
 
 
+def _is_near(value: Value) -> bool:
+    """Whether a place needs no limits to be told apart from another one in 32 bits."""
+    place = value.attr if value.op in ("const", "index") else _FAR
+    return known_lt(place, _FAR) and known_lt(-_FAR, place)
+
+
 def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | None:
     """`start + lane < bound` as a test of 32-bit lane numbers against `bound - start`; or None.
 
@@ -106,13 +112,15 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
     level, scalar = t.level, InsertPoint(t.level, ctx.machine, 1)
     kind, numbers = vector("i32", ctx.lanes), numbered("i32", range(ctx.lanes))
     op = {"eq": "eq", "ne": "ne"}.get(op, "s" + op)
+    is_near = all(_is_near(x) for x in (position, bound))
     found = []
     for copy in range(ctx.copies):
         left = level.op(f"sub i64 {limit}, {start}")
         if copy:
             left = level.op(f"sub i64 {left}, {copy * ctx.lanes}")
-        left = scalar.intrinsic("smin", "i64", left, str(_FAR))
-        left = scalar.intrinsic("smax", "i64", left, str(-_FAR))
+        if not is_near:
+            left = scalar.intrinsic("smin", "i64", left, str(_FAR))
+            left = scalar.intrinsic("smax", "i64", left, str(-_FAR))
         left = ctx.splat(level.op(f"trunc i64 {left} to i32"), "i32", ctx.facts[value][0])
         found.append(level.op(f"icmp {op} {kind} {numbers}, {left}"))
     return found
