@@ -86,13 +86,7 @@ def bill(
     """
     costs = Costs(aten, prices, times)
     parts = [costs if half is aten else Costs(half, prices, times) for half in halves]
-    calls: dict[tuple[int, str], list[fx.Node]] = {}
-    results = {*aten.results}
-    for node in _loops(aten, loops):
-        is_clone = node.target is torch.ops.aten.clone.default and node.meta.get("backward")
-        if is_clone and node in results:
-            continue  # of a gradient that is a view: eager gives the view
-        calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
+    results, calls = {*aten.results}, _calls(aten, loops)
     host, kernels = float(prices.train if len(halves) > 1 else prices.run), 0.0
     others = (x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops)
     if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
@@ -102,7 +96,7 @@ def bill(
     layouts: dict[Any, str] = {}
     is_listed = len(prices.own) > 1  # else no price is of a layout
     for (_, full_name), nodes in calls.items():
-        name = full_name.partition("::")[2]
+        said = name = full_name.partition("::")[2]
         if not name or (len(nodes) == 1 and name_of(op_of(nodes[0])) in _COPIES):
             name = name_of(op_of(nodes[0]))
         kind = f"{name}{_known_layout(costs, nodes, layouts) if is_listed else ''}"
@@ -110,8 +104,10 @@ def bill(
             priced[kind] = price_of(prices.own, kind)
         own, loop = priced[kind]
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
+        alike = prices.own.get(f"{name} once", (prices.call, prices.run))
+        name = said if said == "copy_" else name  # into memory that is there
         once = f"{name}{' number' * any(map(_has_number, nodes))} once"
-        usual = prices.own.get(f"{name} once", (prices.call, prices.run))
+        usual = prices.own.get(f"{name} once", alike)
         call, alone = prices.own.get(once, usual)
         charges.append(Charge(kind, once, passed, call + own * passed, loop * passed, call))
         # fusion saves none of it
@@ -132,6 +128,19 @@ def bill(
     kernels = prices.both(host, kernels)
     captured = prices.both(sum(c.host for c in charges), sum(c.own - c.host for c in charges))
     return Bill(charges, captured, kernels, singles, prices.unit)
+
+
+def _calls(aten: AtenGraph, loops: Container[Any]) -> dict[tuple[int, str], list[fx.Node]]:
+    """The nodes of each call of eager's, by its number and name."""
+    results, written = {*aten.results}, {aten.results[x.position] for x in aten.mutations}
+    calls: dict[tuple[int, str], list[fx.Node]] = {}
+    for node in _loops(aten, loops):
+        is_clone = node.target is torch.ops.aten.clone.default and node in results
+        if is_clone and node.meta.get("backward"):
+            continue  # of a gradient that is a view: eager gives the view
+        unnamed = (-len(calls), "aten::copy_") if is_clone and node in written else (0, "")
+        calls.setdefault(node.meta.get("call", unnamed), []).append(node)
+    return calls
 
 
 def _of_autograd(calls: Iterable[Sequence[fx.Node]], prices: Prices) -> list[Charge]:
@@ -266,11 +275,10 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
         for x in ((given[:1] if picks else given) if axes else sums)
         if x.dim()
     )
-    rows = [x.shape[k] for x in sums if not is_down for k in _among(axes, x) or [-1]]
-    rows = rows or [result.shape[k] for k in lanes]
-    length = max(map(costs.size, rows), default=1)
-    apart = [_apart(costs, x, result, lanes, is_moved) for x in given]
     least = max(1, costs.count(result))
+    rows = [_reduced(costs, x, axes, least == 1) for x in sums if not is_down]
+    length = max(rows or [costs.size(result.shape[k]) for k in lanes], default=1)
+    apart = [_apart(costs, x, result, lanes, is_moved) for x in given]
     is_integer = not any(x.dtype.is_floating_point or x.is_complex() for x in given)
     words = {
         "narrow": any(x.itemsize < 4 for x in (result, *given)),
@@ -299,6 +307,16 @@ def _lanes(x: Tensor) -> list[int]:
 
 def _among(axes: Sequence[int], x: Tensor) -> list[int]:
     return [k for k in _lanes(x) if {k, k - x.dim()} & {*axes}]
+
+
+def _reduced(costs: Costs, x: Tensor, axes: Sequence[int], is_all: bool) -> int:
+    """How many elements beside one another are reduced; by the last axis if nobody says which."""
+    own = {k % x.dim() for k in axes} or {*range(x.dim())} if axes or is_all else {x.dim() - 1}
+    length = 1
+    for k in sorted(own, key=lambda k: costs.size(x.stride(k))):
+        if costs.size(x.stride(k)) <= length or length == 1:
+            length *= costs.size(x.shape[k])
+    return length
 
 
 def _is_repeated(x: Tensor) -> bool:

@@ -490,7 +490,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     if inner is not None:
         if id(function) not in m.world.made_by:  # by the program: so is what is in it
             m.world.hold(inner, str(m.world.origin(function)))
-        return call(m, inner, *args, **kwargs)
+        return _instead(m, -1, call(m, inner, *args, **kwargs))
     stand = m.policy.replacement(function) or special(function)
     if m.world.mirrors.read is not None:
         m.world.mirrors.called(function, stand)
@@ -499,7 +499,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
             if not (function in _TAKE_TEXTS or getattr(function, "__module__", "") == "logging"):
                 args = tuple(map(symbols.whole_text, args))
         try:
-            return stand(m, *args, **kwargs)
+            return _instead(m, m.enters, stand(m, *args, **kwargs))
         except TypeError as error:
             if getattr(error.__traceback__, "tb_next", None) is not None:
                 raise
@@ -532,6 +532,12 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     if method is not None:
         return call(m, method, function, *args, **kwargs)
     return call_native(m, function, args, kwargs)
+
+
+def _instead(m: Capturing, before: int, found: Any) -> Any:
+    """What was run instead gave this; `before`: how often a function had been entered."""
+    m.is_replaced |= m.enters > before
+    return found
 
 
 _TAKE_TEXTS = {
@@ -641,7 +647,8 @@ def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwar
         for name in HOOKS:
             if name in names:
                 m.world.fact(Empty, m.world.part(mirror, name), names[name])
-    return call(m, m.attribute(module, "forward"), *args, **kwargs)
+    # Python goes through functions of nn.Module
+    return _instead(m, -1, call(m, m.attribute(module, "forward"), *args, **kwargs))
 
 
 @stands_for(LazyModuleMixin._infer_parameters)

@@ -31,6 +31,7 @@ from fusee.capture.guards import (
     TensorMatch,
     Values,
     fails,
+    follows,
 )
 from fusee.capture.mirrors import Later, coming
 from fusee.capture.sources import (
@@ -170,8 +171,8 @@ class Captured:
     effects    lines of its source that change objects besides tensors
     symbols    the sizes that vary, and what the graph relies on about them
     passing    what it has seen that another process would see differently; "" if nothing
-    is_plain   whether the graph is all of a function that enters no other one: Python itself would
-               take as long to run it as the captured program does
+    is_plain   whether the graph is all of a function that Python itself would take as long to run
+               as the captured program does
     begun      what is taken out of optimizers' states if it is discarded, or its first run raises
     said       what torch's code warned of, while it ran on stand-ins
     replaced   as Watched has it; `settled`: how much of it the check knows
@@ -676,7 +677,8 @@ def _fresh(
     names = {origin: str(k) for k, origin in enumerate(read)}
     steps = Steps(names.values())
     required = [fact.compared(steps, names) for fact in related]
-    taken = [*closed, *opened, *related]
+    seen = {fact.origin for fact in (*closed, *opened) if isinstance(fact, TensorMatch)}
+    taken = [*closed, *opened, *related, *(x for x in others.rows if follows(x, seen))]
     gone = set(taken)
     others.rows = [fact for fact in others.rows if fact not in gone]
     table = CheckTable(

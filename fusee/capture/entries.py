@@ -135,7 +135,8 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
         f"{fill}"
         f"        return §function({passed})\n"
         f"    else:\n"
-        f"        §is_usual = §getattr(§modules[§dynamo], '_stance', None) is §policy.usual\n"
+        f"        try: §is_usual = §modules[§dynamo]._stance is §policy.usual\n"
+        f"        except AttributeError: §is_usual = False\n"  # it is being imported
         f"        §quick = §site.quick if §is_usual else None\n"
         f"    if §quick is not None and not §policy.is_unusual and §quick({listed}) < 0:\n"
         f"        if (§run := §site.run) is not None:\n"

@@ -239,7 +239,7 @@ class Frame:
 
     def run(self) -> Any:
         """Run until the frame returns or yields; the value that it gives."""
-        machine = self.machine
+        machine, before = self.machine, self.count
         machine.enters += 1
         machine.frames.append(self)
         try:
@@ -260,6 +260,7 @@ class Frame:
                     self.count += 1
         finally:
             machine.frames.pop()
+            machine.ran += self.count - before
 
     def run_first(self) -> Any:
         """The same, before anything is in the graph.
@@ -490,7 +491,8 @@ _CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii
 class Semantics:
     """Python's own.
 
-    frames    the activations, innermost last; enters: how often one was entered within another
+    frames    the activations, innermost last; enters: how often one was entered within another;
+              ran: how many instructions such ones had; is_replaced: whether Python has others
     handled   the exception that is being handled
     pending   what ended a capture while a generator was closed
     is_over   whether nothing may run any more
@@ -498,7 +500,7 @@ class Semantics:
     """
 
     pending: BaseException | None = None
-    is_over, enters = False, 0
+    is_over, is_replaced, enters, ran = False, False, 0, 0
     is_python = True
 
     def __init__(self) -> None:

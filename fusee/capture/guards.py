@@ -12,7 +12,7 @@ import datetime
 import itertools
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -395,6 +395,12 @@ class EqualsMatch(Fact):
         return type(x), repr(x) if isinstance(x, (float, complex)) else x
 
     INDEX = _exactly, _exactly
+
+
+def follows(fact: Fact, tensors: Container[Origin]) -> bool:
+    """Whether it is of these tensors' dispatch keys, which machine code compares."""
+    x = fact.origin
+    return isinstance(x, ResultOf) and x.function is torch.is_inference and x.of in tensors
 
 
 class TypeMatch(Fact):

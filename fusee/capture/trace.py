@@ -65,6 +65,7 @@ from fusee.fake.torch_python import heard
 from fusee.runtime import gc_paused
 
 _INSTRUCTIONS = 12  # for each node, at most, of what Python runs as quickly as the captured program
+_ENTERING = 8  # instructions take as long as entering a function
 _PROBES = 64  # places that are tried for a piece that must end earlier, and more ever further on
 
 
@@ -323,9 +324,10 @@ class _Attempt:
         """Whether Python runs all of it as quickly as the captured program does."""
         found, machine = self.captured, self.machine
         is_whole = found.stop is None and self.place.at < 0 and found.inference is None
-        does_more = machine.enters or machine.asks_compiling or self.modes or machine.modes
-        few = self.frame.count <= _INSTRUCTIONS * len(graph.graph.nodes)
-        return few and is_whole and not does_more
+        is_other = machine.is_replaced or machine.asks_compiling or self.modes or machine.modes
+        count = self.frame.count + machine.ran + _ENTERING * machine.enters
+        few = count <= _INSTRUCTIONS * len(graph.graph.nodes)
+        return few and is_whole and not is_other
 
     def hear(self, message: warnings.WarningMessage) -> None:
         """A warning of torch's own code: of the line of the program's that it runs for."""

@@ -382,6 +382,9 @@ IMAGE = torch.randn(2, 64, 7, 7).to(memory_format=torch.channels_last)
         (lambda x: x.softmax(1), torch.randn(64, 300), "softmax"),
         (lambda x: x.softmax(1), torch.randn(300, 17), "softmax scant"),
         (lambda x: x.sum(1), torch.randn(64, 3, 300), "sum down few"),
+        (lambda x: x.sum(), torch.randn(300, 3), "sum"),  # which lie behind one another
+        (lambda x: x.sum((1, 2)), torch.randn(300, 40, 3), "sum brief"),
+        (lambda x: x.sum((0, 2)), torch.randn(30, 40, 3), "sum tiny"),
         (lambda x: x.sum(1, keepdim=True), torch.randn(300, 640).t(), "sum down"),
         (lambda x: x.mean(1), IMAGE, "mean brief"),  # its lanes are there
         (lambda x: x.mean((2, 3)), IMAGE, "mean brief down"),
@@ -401,6 +404,14 @@ def test_a_bill_says_what_decides_on_lanes(call: Any, x: torch.Tensor, kind: str
         compiled(x)
     (report,) = fusee.report(compiled)
     assert kind in [charge.kind for charge in report.bill.calls], report.bill
+
+
+def test_each_copy_into_memory_that_is_there_is_a_call() -> None:
+    compiled = fusee.compile(lambda x, y, z: (x.copy_(z), y.copy_(z))[0])
+    with torch.no_grad():
+        compiled(torch.zeros(3), torch.zeros(3), torch.ones(3))
+    (report,) = fusee.report(compiled)
+    assert [charge.once for charge in report.bill.calls] == ["copy_ once"] * 2
 
 
 def test_what_is_not_listed_is_priced_by_its_nearest() -> None:
@@ -425,10 +436,14 @@ def test_python_runs_functions_whose_graphs_run_as_captured(cheap_cat: None) -> 
     def asking(x: torch.Tensor) -> torch.Tensor:
         return torch.cat((x, x)) if torch.compiler.is_compiling() else x
 
+    compiled_inner = fusee.compile(inner)
     leaf = torch.randn(4, 4, requires_grad=True)
     with torch.enable_grad():
         inputs = [leaf.detach(), leaf, leaf * 2]
-    for program, is_pythons in ((inner, True), (lambda x: inner(x), False), (asking, False)):
+    for program, is_pythons in (
+        (inner, True), (lambda x: inner(x), True), (asking, False),
+        (lambda x: compiled_inner(x), False),
+    ):  # fmt: skip
         compiled = fusee.compile(program, options={"prices": True})
         (piece,) = (one for one in live if one.call is compiled)
         for x in inputs * 2:
@@ -510,6 +525,24 @@ def test_one_builtin_asks_what_the_check_of_a_function_of_tensors_asks(
         first.__code__ = (lambda x, y: torch.cat((y, x))).__code__
         assert not entry.quick(x, y) < 0
         assert torch.equal(compiled(x, y), torch.cat((y, x)))
+
+
+@pytest.mark.parametrize("prices", [True, False])
+def test_one_builtin_asks_whether_what_is_written_to_is_of_inference_mode(prices: bool) -> None:
+    compiled = fusee.compile(lambda x, y: x.mul_(y), options={"prices": prices})
+    (piece,) = (one for one in live if one.call is compiled)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    with torch.inference_mode():
+        other = torch.randn(4, 4)
+    with torch.no_grad():
+        want = x * y
+        assert compiled(x, y) is x and torch.equal(x, want)
+        (entry,) = piece.entries
+        assert entry.quick is not None and (entry.run is None) == prices
+        for given, holds in ((x, True), (other, False), (x[:2], False)):
+            assert (entry.quick(given, y) < 0) == entry.check(given, y) == holds
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            compiled(other, y)
 
 
 def _agree(entry: Any, x: Tensor, y: Tensor) -> bool:

@@ -191,6 +191,20 @@ def test_masked_loads_pad(dtype: torch.dtype, on: Machine) -> None:
             same(mirrored, want)
 
 
+@pytest.mark.parametrize("far", [0, 1 << 19, 1 << 20, 1 << 33])
+def test_only_places_that_are_far_away_are_limited(far: int) -> None:
+    """Before they are told apart in 32 bits."""
+    n, values = 50, Values()
+    for bound in (20, far + 20):
+        out = torch.empty(n, dtype=torch.bool)
+        (i,), bo = axes("i", [n]), buffer("o", out)
+        test = op("lt", values.index(i.expr + far), values.const(bound, torch.int64))
+        kernel = Kernel((i,), [Phase((), [Store(bo, i.expr, test)])], lanes=i)
+        code = run(kernel, {bo: out}).code
+        same(out, torch.arange(n) + far < bound)
+        assert (str(1 << 20) in code.text) == (far >= 1 << 20)
+
+
 def test_loads_are_whole_where_nothing_is_fetched_ahead_of_masked_ones() -> None:
     """Beyond rows, beyond columns, of what a condition picks, at the end of short rows; each at the
     ends of memory, too."""
@@ -227,6 +241,27 @@ def test_loads_are_whole_where_nothing_is_fetched_ahead_of_masked_ones() -> None
             if on.is_x86:
                 run(kernel, {bx: x, by: y, bo: out.zero_()}, on=on, parts=2)
                 same(out, want)
+
+
+@pytest.mark.parametrize(("kind", "length", "lines"), [("long", 100, 7), ("int", 1000, 8)])
+def test_rows_that_are_picked_are_fetched_ahead(kind: str, length: int, lines: int) -> None:
+    """Where the row lies that is picked eight rounds later, however few rounds are left."""
+    table = torch.randn(11, length)
+    for rows, columns in ((1, 3), (3, 7), (5, 40)):
+        chosen = torch.randint(0, 11, (columns, rows), dtype=getattr(torch, kind))
+        out = torch.zeros(rows, columns, length)
+        values, bt, bc, bo = Values(), buffer("t", table), buffer("c", chosen), buffer("o", out)
+        i, j, k = axes("i j k", [rows, columns, length])
+        row = values.indirect(check(cast(values.load(bc, at(bc, j, i)), torch.int64), 11, 0), 11)
+        store = Store(bo, at(bo, i, j, k), values.load(bt, at(bt, row, k)))
+        kernel = Kernel((i, j, k), [Phase((), [store])], lanes=k)
+        code = run(kernel, {bt: table, bc: chosen, bo: out}, parts=2).code
+        same(out, table[chosen.t().long()])
+        first, *more = re.findall(r"llvm.prefetch.p0\(ptr (%v\d+)", code.text)
+        assert len(more) == lines - 1
+        (start,) = re.findall(rf"{first} = getelementptr i8, ptr (%v\d+), i64 0", code.text)
+        # from where the table begins, not from the row that is picked now
+        assert re.search(rf"{start} = getelementptr float, ptr %b\d+, i64", code.text)
 
 
 @MACHINES

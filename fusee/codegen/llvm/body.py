@@ -11,19 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from fusee.codegen.llvm.index import groups, scalar_size, scalar_sum, split_lanes, vector_sum
 from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short, width_of
 from fusee.codegen.llvm.math import rough_quotient, rough_tanh
-from fusee.codegen.llvm.memory import (
-    groups,
-    load_scalar,
-    load_vector,
-    scalar_size,
-    scalar_sum,
-    split_lanes,
-    store_scalar,
-    store_vector,
-    vector_sum,
-)
+from fusee.codegen.llvm.memory import load_scalar, load_vector, store_scalar, store_vector
 from fusee.codegen.llvm.ops import Context, compare, emit, emit_bitcast, emit_cast
 from fusee.loops import REDUCTIONS, Acc, Accumulate, Phase, Store, Value, identity
 from fusee.loops.schedule import is_scan
@@ -37,7 +28,7 @@ from fusee.runtime.llvm_text import (
     numbered,
     vector,
 )
-from fusee.sym import Symbol
+from fusee.sym import Symbol, known_lt
 
 # ---------------------------------------------------------------------------- values
 # Values of the loop IR as instructions, each at the rank where it last changes.
@@ -98,6 +89,12 @@ def _is_loaded(ctx: Context, value: Value) -> bool:
     return given.op == "load" and ctx.facts[given][1] and BITS[HELD[value.dtype]] > 1
 
 
+def _is_near(value: Value) -> bool:
+    """Whether a place needs no limits to be told apart from another one in 32 bits."""
+    place = value.attr if value.op in ("const", "index") else _FAR
+    return known_lt(place, _FAR) and known_lt(-_FAR, place)
+
+
 def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | None:
     """`start + lane < bound` as a test of 32-bit lane numbers against `bound - start`; or None.
 
@@ -115,13 +112,15 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
     level, scalar = t.level, InsertPoint(t.level, ctx.machine, 1)
     kind, numbers = vector("i32", ctx.lanes), numbered("i32", range(ctx.lanes))
     op = {"eq": "eq", "ne": "ne"}.get(op, "s" + op)
+    is_near = all(_is_near(x) for x in (position, bound))
     found = []
     for copy in range(ctx.copies):
         left = level.op(f"sub i64 {limit}, {start}")
         if copy:
             left = level.op(f"sub i64 {left}, {copy * ctx.lanes}")
-        left = scalar.intrinsic("smin", "i64", left, str(_FAR))
-        left = scalar.intrinsic("smax", "i64", left, str(-_FAR))
+        if not is_near:
+            left = scalar.intrinsic("smin", "i64", left, str(_FAR))
+            left = scalar.intrinsic("smax", "i64", left, str(-_FAR))
         left = ctx.splat(level.op(f"trunc i64 {left} to i32"), "i32", ctx.facts[value][0])
         found.append(level.op(f"icmp {op} {kind} {numbers}, {left}"))
     return found

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.llvm.body import Across, Carried, Parts, across, merge_all, result
+from fusee.codegen.llvm.index import groups, pointer
 from fusee.codegen.llvm.lanes import Stage, is_short
-from fusee.codegen.llvm.memory import groups, pointer
 from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.codegen.simt.teams import COUNTER_BYTES, WARP, Exchange, Meeting, Sharing, Team, barrier
 from fusee.codegen.simt.thread import (
