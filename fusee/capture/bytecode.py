@@ -25,6 +25,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from fusee import fake
+
 
 class Instruction(NamedTuple):
     """`target` is the index that a jump goes to; `value` what a table has for the argument;
@@ -250,7 +252,7 @@ def first_line(function: types.FunctionType) -> str:
 
 
 _OURS = os.path.dirname(__file__) + os.sep
-_HIDDEN = ("<fusee ", "<entrance of ", _OURS)
+_HIDDEN = ("<fusee ", "<entrance of ", _OURS, fake.__file__)  # `without_dynamo` is there
 
 
 class Line(NamedTuple):
