@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,40 @@ from torch import Tensor, fx
 import fusee
 from fusee.backends import lookup
 from fusee.backends.report import Report
+
+PROGRAM = "program_of_another_process"
+HEAD = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+"""
+LAYERS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(10, 8)
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.second(F.gelu(self.first(x))).softmax(-1)
+model = Model().eval()
+"""
+IDS = torch.tensor([[1, 2, 9], [0, 4, 5]])
+
+
+class Programs:
+    """Starts programs as new processes would; `traces` grows with each graph that is traced."""
+
+    def __init__(self, traces: list[str]) -> None:
+        self.traces = traces
+
+    def start(self, source: str = LAYERS) -> Any:
+        program = types.ModuleType(PROGRAM)
+        sys.modules[PROGRAM] = program
+        exec(compile(HEAD + source, f"<{PROGRAM}>", "exec"), program.__dict__)
+        self.traces.clear()
+        return program
 
 
 def compiled(backend: str, fn: Callable[..., Any], *args: Any, **options: object) -> Any:

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,43 +24,13 @@ from fusee.backends.report import Report, live_reports
 from fusee.config import settings
 from fusee.errors import FuseeWarning
 from fusee.runtime.cache import _opened
+from tests.backends.engine_calls import HEAD, IDS, LAYERS, PROGRAM, Programs
 
-NAME = "kept_native_program"
-HEAD = """
-import torch
-from torch import nn
-import torch.nn.functional as F
-"""
-MODEL = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = nn.Embedding(10, 8)
-        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
-        self.register_buffer("scale", torch.linspace(1, 2, 8))
-    def forward(self, ids):
-        x = self.table(ids) * self.scale
-        return self.second(F.gelu(self.first(x))).softmax(-1)
-f = Model().eval()
-"""
-IDS = torch.tensor([[1, 2, 9], [0, 4, 5]])
+MODEL = LAYERS + "f = model\n"
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 
 
-class Processes:
-    """Runs programs as new processes would, and counts how often each traces."""
-
-    def __init__(self, traces: list[str]) -> None:
-        self.traces = traces
-
-    def start(self, source: str = MODEL) -> Any:
-        program = types.ModuleType(NAME)
-        sys.modules[NAME] = program
-        exec(compile(HEAD + source, f"<{NAME}>", "exec"), program.__dict__)
-        self.traces.clear()
-        return program
-
+class Processes(Programs):
     def run(self, source: str, *args: Any, **options: Any) -> tuple[Any, Report]:
         """A program whose `f` was compiled and gave what eager does, and the report of its graph.
 
@@ -104,7 +73,7 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proce
     monkeypatch.setenv("FUSEE_KEEP_CAPTURES", "1")
     settings.cache_clear()
     yield Processes(traces)
-    sys.modules.pop(NAME, None)
+    sys.modules.pop(PROGRAM, None)
     settings.cache_clear()
     _opened.cache_clear()
 
@@ -279,7 +248,7 @@ def test_who_asks_for_the_graph_has_it_compiled(processes: Processes) -> None:
     assert processes.traces == ["traced"]
 
 
-PROGRAM = f"""
+WHOLE = f"""
 {HEAD}
 import fusee
 from fusee.backends.report import live_reports
@@ -295,7 +264,7 @@ print(*live_reports()[-1].stages_ms)
 
 def test_real_processes(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
+    path.write_text(WHOLE)
     variables = {"FUSEE_CACHE_DIR": str(tmp_path / "cache"), "FUSEE_KEEP_CAPTURES": "1"}
 
     def told() -> str:

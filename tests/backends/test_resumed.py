@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,45 +21,19 @@ from fusee.backends.report import Report, live_reports
 from fusee.config import settings
 from fusee.errors import FuseeWarning
 from fusee.runtime.cache import _opened
-from tests.backends.engine_calls import printed
+from tests.backends.engine_calls import IDS, LAYERS, PROGRAM, Programs, printed
 
 pytest.importorskip("openvino")
 
-NAME = "resumed_program"
-HEAD = """
-import torch
-from torch import nn
-import torch.nn.functional as F
-"""
-LAYERS = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = nn.Embedding(10, 8)
-        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
-    def forward(self, ids):
-        x = self.table(ids)
-        return self.second(F.gelu(self.first(x))).softmax(-1)
-model = Model().eval()
-"""
-IDS = torch.tensor([[1, 2, 9], [0, 4, 5]])
 
-
-class Processes:
-    """Runs programs as new processes would, and counts how often each traces."""
-
+class Processes(Programs):
     def __init__(self, folder: Path, traces: list[str]) -> None:
+        super().__init__(traces)
         self.folder = folder
-        self.traces = traces
 
     def start(self, source: str = LAYERS) -> Any:
-        program = types.ModuleType(NAME)
-        sys.modules[NAME] = program
-        exec(compile(HEAD + source, f"<{NAME}>", "exec"), program.__dict__)
-        self.traces.clear()
         resume._all.clear()
-        return program
+        return super().start(source)
 
     def compiled(self, model: Any, backend: str = "openvino", **options: Any) -> Callable[..., Any]:
         given = {"model_caching": True, "cache_dir": self.folder / "models", **options}
@@ -92,7 +65,7 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("FUSEE_CACHE_DIR", str(tmp_path / "objects"))
     settings.cache_clear()
     yield Processes(tmp_path, traces)
-    sys.modules.pop(NAME, None)
+    sys.modules.pop(PROGRAM, None)
     settings.cache_clear()
     _opened.cache_clear()
 
