@@ -231,8 +231,9 @@ class Compiler:
             "eager",
             "aot_eager",
         )
-        keeps = registry.keeps_captures(backend)
-        self.keeper = registry.later("fusee.persist", "Keeper")() if keeps else None
+        least = registry.keeps_captures(backend)
+        keeper = registry.later("fusee.persist", "Keeper")
+        self.keeper = None if least is None else keeper(least)
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what was given: the rest is made again."""

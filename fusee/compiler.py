@@ -39,8 +39,8 @@ from fusee.runtime.cache import CacheInfo
 PrecompileError = FuseeError
 
 _NEXT_PROCESS = (
-    "FUSEE_KEEP_CAPTURES=1, and fusee.compiler.save_cache_artifacts(): a process that loads them"
-    " neither captures nor compiles"
+    "fusee.compiler.save_cache_artifacts(), with FUSEE_KEEP_CAPTURES=1 for small graphs, too: a"
+    " process that loads them neither captures nor compiles"
 )
 
 

@@ -303,10 +303,12 @@ class Settings(Table):
         env="FUSEE_CACHE_SIZE",
         least=0,
     )
-    keep_captures: bool = knob(
-        False,
-        "keep what is captured in the cache folder, for the next process",
+    keep_captures: str = knob(
+        "auto",
+        "whether what is captured is kept in the cache folder, for the next process; auto: large"
+        " graphs of our own compiler",
         env="FUSEE_KEEP_CAPTURES",
+        choices=("auto", "1", "0"),
     )
     job_id: str = knob(
         "",

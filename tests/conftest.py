@@ -70,10 +70,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests share one cache on disk, which starts empty and is not the user's."""
     os.environ["FUSEE_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["FUSEE_KEEP_CAPTURES"] = "0"  # tests would find each other's
     config.settings.cache_clear()
     torch.set_num_threads(2)
     yield
-    del os.environ["FUSEE_CACHE_DIR"]
+    del os.environ["FUSEE_CACHE_DIR"], os.environ["FUSEE_KEEP_CAPTURES"]
     config.settings.cache_clear()
 
 

@@ -63,7 +63,7 @@ def test_environment(environment: pytest.MonkeyPatch) -> None:
         ("FUSEE_CACHE_DIRR", "x", "'FUSEE_CACHE_DIR'; known variables"),
         ("FUSEE_CACHE_SIZE", "much", "FUSEE_CACHE_SIZE takes int >= 0, not 'much'"),
         ("FUSEE_CACHE_SIZE", "-1", "takes int >= 0, not '-1'"),
-        ("FUSEE_KEEP_CAPTURES", "2", "takes 1 or 0, not '2'"),
+        ("FUSEE_KEEP_CAPTURES", "2", "takes one of 'auto', '1', '0', not '2'"),
         ("FUSEE_CPU", "avx3", "takes one of '', 'sse', .*, not 'avx3'"),
     ],
 )

@@ -63,7 +63,7 @@ from fusee.backends.report import (
 )
 from fusee.backends.resume import name_on_disk
 from fusee.codegen import HostArguments
-from fusee.config import Options, settings
+from fusee.config import Options
 from fusee.errors import InputError, MissingFake, MissingPackage, TraceError
 from fusee.loops import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.checker import (
@@ -78,7 +78,7 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, gc_paused
-from fusee.runtime.cache import GRADIENTS, Sidecar
+from fusee.runtime.cache import GRADIENTS, KEPT, Sidecar
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.runtime.jit import prepare
 from fusee.targets import Emitted, Kept, Loaded, Target
@@ -320,7 +320,7 @@ def compile_native(
                 if _costs_less(aten, (aten,), parsed, target, report):
                     return _as_captured(gm, report)
                 given: Any = {"target": target, "plain": True}
-                if parsed.cache and settings().keep_captures:
+                if parsed.cache and KEPT in gm.meta:
                     kept = given["keep"] = _Keeping(aten, target, parsed, report)
                 run = compile_aten(aten, example_inputs, parsed, report, **given)
                 call = bind(gm, aten, run, report)
@@ -633,7 +633,7 @@ def resume(
             unread = Unread(len(inputs), recompile)
             call = bind(unread, aten, loaded.run, report, count=kept.results)
     report.replays = loaded.replays
-    show = partial(str, "another process wrote it")
+    show = partial(str, "another process wrote it; FUSEE_KEEP_CAPTURES=0 compiles it anew")
     report.kernels += [KernelRow(*row, show, loaded.uses) for row in kept.kernels]
     with log.graph(report.name):
         log.publish("host", "", host.source)

@@ -65,7 +65,7 @@ class Backend:
               TorchDynamo gives them, with SymInts and FakeTensors of a ShapeEnv of torch's
     has_backward whether it takes graphs with backward passes in them
     tells_writes whether an error of a graph shows if an input was written to before
-    keeps     whether, with these options, what is captured for it outlives the process
+    keeps     of how many nodes on, with these options, graphs outlive the process; None: none does
     begin     called with the options when a capture begins, for what threads can do meanwhile
     resume    the compiled graph from what another process kept of it, beside the capture, or None:
               `(options, sidecar, example_inputs, recompile)`
@@ -84,7 +84,7 @@ class Backend:
     is_open: bool | None = None
     has_backward: bool = False
     tells_writes: bool = False
-    keeps: Callable[[Any], bool] | None = None
+    keeps: Callable[[Any], int | None] | None = None
     begin: Callable[[Any], object] | None = None
     resume: Callable[..., CompiledFn | None] | None = None
 
@@ -159,9 +159,9 @@ class BoundBackend:
         return call
 
     @property
-    def keeps(self) -> bool:
-        """Whether what is captured for it outlives the process."""
-        return self.backend.keeps is not None and self.backend.keeps(self.options)
+    def keeps(self) -> int | None:
+        """As `Backend.keeps`."""
+        return None if self.backend.keeps is None else self.backend.keeps(self.options)
 
     def begin(self) -> None:
         """A capture begins."""
@@ -303,9 +303,11 @@ def sizes_of(backend: BackendLike) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def keeps_captures(found: CompiledFn) -> bool:
-    """Whether another process shall find what is captured for what `lookup` gave."""
-    return (isinstance(found, BoundBackend) and found.keeps) or settings().keep_captures
+def keeps_captures(found: CompiledFn) -> int | None:
+    """`Backend.keeps` of what `lookup` gave, where no setting says otherwise."""
+    if settings().keep_captures == "1":
+        return 0
+    return found.keeps if isinstance(found, BoundBackend) else None
 
 
 @gc_paused()
@@ -455,6 +457,9 @@ def _engine(names: Iterable[str], module: str, kind: str, help: str, **more: Any
         register(Backend(name, compile, help + by, is_named=True, **more))
 
 
+# Nodes of a graph: fewer are captured and compiled in less time than would be noticed.
+_LARGE = 50
+
 register(
     Backend(
         "fusee",
@@ -466,6 +471,7 @@ register(
         is_open=True,
         has_backward=True,
         tells_writes=True,
+        keeps=lambda options: _LARGE if options.cache and settings().keep_captures != "0" else None,
         begin=later("fusee.backends.native", "begin"),
         resume=later("fusee.backends.native", "resume"),
     )
@@ -496,7 +502,7 @@ for _name, _table, _help in (
         validate=later("fusee.backends.openvino", f"{_table}.parse"),
         needs=("openvino", "llvmlite"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
-        keeps=operator.attrgetter("model_caching"),
+        keeps=lambda options: 0 if options.model_caching else None,
         begin=later("fusee.backends.openvino", "read_ahead"),
         resume=later("fusee.backends.openvino", "resume"),
         is_open=_name == "openvino",  # tracing for TorchScript fixes all sizes

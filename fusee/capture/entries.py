@@ -517,8 +517,8 @@ class CompiledFunction:
 
     def _made(self, place: Place, values: Values) -> Entry:
         begin = time.perf_counter()
-        is_kept = not (place.of_code or place.at >= 0 or self.guard_filter)
-        keeper = self.keeper if is_kept else None
+        is_alone = place.of_code or place.at >= 0 or self.guard_filter
+        keeper = None if is_alone else self.keeper
         if isinstance(self.compile_graph, GraphCompiler):
             self.compile_graph.begin()
         known = keeper.find(place, values, self.policy, self.varies) if keeper else None
@@ -526,6 +526,7 @@ class CompiledFunction:
         if known is None and self.guard_filter is None:
             captured, twin = self._of_copy(place, values)
         captured = captured or capture(place, values, self.policy, self.varies)
+        is_kept = keeper is not None and known is None and keeper.takes(captured)
         times = {"capture": _milliseconds(begin)}
         try:
             self._refuse_break(captured)
@@ -553,7 +554,7 @@ class CompiledFunction:
         if self.guard_filter is not None:
             captured.facts.keep(self.guard_filter, values)
         check, check_source = captured.check(values)
-        if keeper is not None and known is None and not captured.is_once:
+        if keeper is not None and is_kept:
             keeper.keep(captured, compiled, values, self.policy, self.varies)
         if (found := captured.symbols) is not None:
             log.publish("dynamic", self.name, lambda: "\n".join(found.told()))

@@ -51,6 +51,7 @@ from fusee.runtime import gc_paused
 from fusee.runtime.cache import (
     CUTS,
     GRADIENTS,
+    KEPT,
     GraphCompiler,
     KeptGraph,
     ObjectCache,
@@ -104,7 +105,9 @@ class Waiting:
                 meta["example_value"] = _stand_in(example, self.env, mode)
             node.meta.update(meta)
             nodes.append(node)
-        return graph_module(graph)
+        made = graph_module(graph)
+        made.meta[KEPT] = True
+        return made
 
     def forward(self, *inputs: Any) -> Any:
         """What the graph gives, run by torch."""
@@ -196,10 +199,13 @@ def _written_graph(graph: fx.Graph, has_symbols: bool) -> tuple[bytes, list[Any]
 
 
 class Keeper:
-    """Keeps captures in the folder of the object code cache."""
+    """Keeps captures in the folder of the object code cache.
 
-    def __init__(self, cache: ObjectCache | None = None) -> None:
-        self.cache = cache or object_cache()
+    least   nodes that a graph must have
+    """
+
+    def __init__(self, least: int = 0, cache: ObjectCache | None = None) -> None:
+        self.least, self.cache = least, cache or object_cache()
 
     @gc_paused()
     def find(
@@ -223,6 +229,15 @@ class Keeper:
             _tell(place, f"the capture was kept as {key}")
             return found
         return None
+
+    def takes(self, captured: Captured) -> bool:
+        """Whether to keep what was captured; its graph, not compiled yet, is told."""
+        graph = captured.graph
+        if captured.is_once or (0 if graph is None else len(graph.graph.nodes)) < self.least:
+            return False
+        if graph is not None:
+            graph.meta[KEPT] = True
+        return True
 
     @gc_paused()
     def keep(

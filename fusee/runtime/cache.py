@@ -318,6 +318,8 @@ CUTS = "fusee_cuts"
 # In the meta of a graph's output: which of its results become gradients of leaves, in place of
 # what the leaves have by then.
 GRADIENTS = "fusee_gradients"
+# Says in the meta of a graph that another process will ask for what is made of it.
+KEPT = "fusee_kept"
 
 
 @runtime_checkable

@@ -85,7 +85,7 @@ def test_the_second_process_does_not_trace(processes: Processes) -> None:
     assert not processes.traces and list(second.stages_ms) == ["resume"]
     assert "another process compiled it" in str(second)
     assert [row.function for row in first.kernels] == [row.function for row in second.kernels]
-    assert second.kernels[0].body == "another process wrote it"
+    assert "FUSEE_KEEP_CAPTURES=0" in second.kernels[0].body
     for name in ("where", "externs", "passes", "arena_bytes", "eager"):
         assert getattr(first, name) == getattr(second, name)
 
@@ -246,6 +246,21 @@ def test_who_asks_for_the_graph_has_it_compiled(processes: Processes) -> None:
     processes.run(MODEL, IDS)
     stop()
     assert processes.traces == ["traced"]
+
+
+@pytest.mark.parametrize(
+    ("said", "length", "is_kept"),
+    [("auto", 60, True), ("auto", 5, False), ("1", 5, True), ("0", 60, False)],
+)
+def test_large_graphs_are_kept_unless_told(
+    processes: Processes, environment: pytest.MonkeyPatch, said: str, length: int, is_kept: bool
+) -> None:
+    environment.setenv("FUSEE_KEEP_CAPTURES", said)
+    settings.cache_clear()
+    source = "def f(x):\n" + "  x = x.sin() + x\n" * (length // 2) + "  return x"
+    for _ in range(2):
+        processes.run(source, X)
+    assert processes.traces == ([] if is_kept else ["traced"])
 
 
 WHOLE = f"""

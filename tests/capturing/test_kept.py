@@ -55,7 +55,7 @@ class Processes:
             want = program.f(*args)
             self.captures.clear()
             fast = CompiledFunction(
-                program.f, lambda gm, _: gm.forward, Policy(), keeper=Keeper(self.cache)
+                program.f, lambda gm, _: gm.forward, Policy(), keeper=Keeper(cache=self.cache)
             )
             for _ in range(2):
                 torch.testing.assert_close(fast(*args), want, rtol=0, atol=0)
@@ -274,7 +274,7 @@ def test_effects_errors_and_gradients_are_those_of_a_capture(processes: Processe
         program = processes.start(source)
         processes.captures.clear()
         fast = CompiledFunction(
-            program.f, lambda gm, _: gm.forward, Policy(), keeper=Keeper(processes.cache)
+            program.f, lambda gm, _: gm.forward, Policy(), keeper=Keeper(cache=processes.cache)
         )
         index = torch.tensor([2, 0])
         out = fast(X, index)
@@ -490,7 +490,7 @@ def test_sizes_that_vary_are_kept(what: str, backend: str, processes: Processes)
             program.f,
             lookup(backend) if backend == "fusee" else lambda gm, _: gm.forward,
             Policy(),
-            keeper=Keeper(processes.cache),
+            keeper=Keeper(cache=processes.cache),
         )
         with torch.no_grad():
             for n in sizes:
@@ -510,7 +510,7 @@ def test_marks_make_versions_of_their_own(processes: Processes) -> None:
                 lambda gm, _: gm.forward,
                 Policy(),
                 varying=lambda f: Varying(f, None if mark else False),  # noqa: B023  called at once
-                keeper=Keeper(processes.cache),
+                keeper=Keeper(cache=processes.cache),
             )
             for n in (3, 5, 7):
                 x = torch.ones(n, 4)

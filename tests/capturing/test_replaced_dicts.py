@@ -230,7 +230,7 @@ def test_kept(
 
     monkeypatch.setattr(entries, "capture", counted)
     for replaced_after in range(3):
-        keeper = Keeper(ObjectCache(tmp_path / str(replaced_after), 2**24))
+        keeper = Keeper(cache=ObjectCache(tmp_path / str(replaced_after), 2**24))
         assert told(CompiledFunction(fn, backend, Policy(), keeper=keeper)) == told(fn)
         captures.clear()
         owner, call = OWNERS[of](), CompiledFunction(fn, backend, Policy(), keeper=keeper)
