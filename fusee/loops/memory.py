@@ -334,7 +334,7 @@ def _likeness(kernel: Kernel) -> list[int]:
     indices = [s.index for s in kernel.stores]
     indices += [index_of(value) for value in walk(kernel.operands) if value.op == "load"]
     sizes = [(coefficient(index, axis) or (0, 0))[0] for index in indices for axis in kernel.outer]
-    sizes += [axis.hi or 0 for axis in kernel.outer[-1:]]
+    sizes += [axis.hi for axis in kernel.outer[-1:] if axis.hi is not None]
     return [len(kernel.outer), *(math.gcd(n, 16) if isinstance(n, int) else 0 for n in sizes)]
 
 

@@ -198,7 +198,7 @@ class _Mapping:
         write into many sectors at once, which leave the cache before they are full."""
         axis, stores = phase.inner[-1], phase.stores
         along = [s for s in stores if (coefficient(s.index, axis) or (0,))[0] == 1]
-        sizes = [s.buffer.dtype.itemsize * hint(axis.hi or 0) for s in along]
+        sizes = [s.buffer.dtype.itemsize * hint(count_points((axis,))) for s in along]
         return self.kernel.lanes is None and max(sizes, default=0) >= SECTOR_BYTES
 
     def _team(self) -> Team | None:

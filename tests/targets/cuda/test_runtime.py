@@ -102,6 +102,19 @@ def test_open_sizes(gpu: FakeGpu) -> None:
     assert len(gpu.texts) == 1
 
 
+def test_copies_and_rows_of_open_sizes(gpu: FakeGpu) -> None:
+    """Copies in another dtype before products, and rows that are stored whole."""
+
+    def fn(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        rows = torch.stack((z.sum(1), z.prod(1)), -1)
+        return torch.mm(x.double(), y.double()), x.softmax(0) + x.mean(0), rows.repeat(1, 1, 9)
+
+    call = compiled(fn, gpu, dynamic=True)
+    for rows in (6, 8, 12):
+        x, y, z = aligned(40, rows), aligned(rows, 40), aligned(rows, 3, rows * 2)
+        close(call(x, y, z), fn(x, y, z))
+
+
 def test_pointers_that_are_no_multiples_of_an_access(gpu: FakeGpu) -> None:
     def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return (x + y).relu(), y.sum(-1)
