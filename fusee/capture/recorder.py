@@ -346,17 +346,17 @@ class Recorder(TorchFunctionMode):
         return fake
 
     def run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
+        first = len(self.symbols.env.data.made)
+        is_open = bool(self.symbols.origins or first) and is_symbolic((args, kwargs))
         is_foreach = name.startswith("_foreach_") and name.endswith("_")
-        if is_foreach and not torch.is_grad_enabled():
+        if is_foreach and not is_open and not torch.is_grad_enabled():
             # values change, and nothing else of hundreds of tensors
             return args[0] if args else kwargs["self"]
         if name.startswith("_foreach_") and len(args) > 1 and is_scale(*args[:2]):
             # to know the results' shapes; torch asks for its value
             args = (args[0], 1.0, *args[2:])
         try:
-            first = len(self.symbols.env.data.made)
             self.asked = sizes_in((args, kwargs)) if first else {}
-            is_open = (self.symbols.origins or first) and is_symbolic((args, kwargs))
             kernels: Any = python_dispatcher() if is_open else contextlib.nullcontext()
             with no_torch_function():
                 key = None if is_open or first else self.results.key(self.mode, func, args, kwargs)

@@ -366,15 +366,17 @@ def _written_as(op: Any) -> Callable[..., Any] | None:
     """How to run an operator in place that has a form which is not; None: another one."""
     packet = getattr(torch.ops.aten, packet_name(op), None)
     form = getattr(packet, op._overloadname, None)
-    is_one = op._schema.name[-1] == "_" and len(op._schema.returns) == 1
-    if not is_one or form is None or explicit_key(form) or torch.Tag.inplace_view in op.tags:
+    is_in_place, is_each = op._schema.name[-1] == "_", packet_name(op).startswith("_foreach_")
+    is_one = len(op._schema.returns) == 1 and not (form and explicit_key(form))
+    if not (is_in_place and form and (is_one or is_each)) or torch.Tag.inplace_view in op.tags:
         return None
 
-    def run(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        made = form(x, *args, **kwargs)
-        if not equal(made.shape, x.shape) or not torch.can_cast(made.dtype, x.dtype):
-            raise RuntimeError(f"{op} of size {[*x.shape]} would give {[*made.shape]}")
-        return x
+    def run(given: Any, *args: Any, **kwargs: Any) -> Any:
+        made = form(given, *args, **kwargs)
+        for x, y in zip(given, made) if is_each else [(given, made)]:
+            if not equal(y.shape, x.shape) or not torch.can_cast(y.dtype, x.dtype):
+                raise RuntimeError(f"{op} of size {[*x.shape]} would give {[*y.shape]}")
+        return None if is_each else given
 
     return run
 
