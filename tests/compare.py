@@ -252,9 +252,9 @@ def may_be_chance(error: Mismatch) -> bool:
 
 def neighbour(x: Tensor, generator: torch.Generator) -> Tensor:
     """A tensor of which every other element is the number beside it."""
-    up = torch.rand(x.shape, generator=generator) < 0.5
+    up = torch.rand(x.shape, generator=generator).to(x.device) < 0.5
     far = torch.where(up, torch.inf, -torch.inf).to(x.dtype)
-    stays = (torch.rand(x.shape, generator=generator) < 0.5) | (x == 0)
+    stays = (torch.rand(x.shape, generator=generator).to(x.device) < 0.5) | (x == 0)
     return torch.where(stays, x, torch.nextafter(x, far))
 
 

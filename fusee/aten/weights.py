@@ -203,9 +203,16 @@ def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Nod
     given, constants, calls = (
         [n for n in own if n.op == op] for op in ("placeholder", "get_attr", "call_function")
     )
-    slots = {node: Slot(k) for k, node in enumerate([*given, *constants, *calls])}
+    there = [aten.inputs[position[node]].device for node in given]
+    there += [aten.constants[str(node.target)].device for node in constants]
+    # numbers of the CPU that a pass has told to be where their readers are
+    homes = [n.meta.get("device") or at for n, at in zip((*given, *constants), there)]
+    moved = [k for k, (home, at) in enumerate(zip(homes, there)) if home != at]
+    begun = [*given, *constants]
+    slots = {n: Slot(k) for k, n in enumerate([*begun, *(begun[k] for k in moved), *calls])}
     done = last_reads(targets, [((node,), node.all_input_nodes) for node in calls])
-    steps = []
+    copy = torch.ops.aten._to_copy.default
+    steps = [DeriveStep(begun[k].name, copy, (Slot(k),), {"device": homes[k]}, ()) for k in moved]
     for k, node in enumerate(calls):
         args, kwargs = fx.map_arg((node.args, node.kwargs), slots.__getitem__)
         numbers = tuple(int(slots[x]) for x in done.get(k, ()))

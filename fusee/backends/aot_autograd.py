@@ -289,18 +289,20 @@ def _of_these_sizes(gm: Captured, call: Call, aten: AtenGraph, report: Report) -
     if not aten.required:
         return call
     draws = any(n.op == "call_function" and not is_pure(n) for n in aten.graph.nodes)
-    generator, tell = torch.default_generator, _telling(report)
+    is_on_gpu = any(spec.device is not None and spec.device.type == "cuda" for spec in aten.inputs)
+    tell = _telling(report)
     others: int | None = 0  # calls with other sizes, before one with these
     unless = ", ".join(map(str, aten.required))
 
     def checked(*given: Any) -> Any:
         nonlocal others
-        before = generator.get_state() if draws else None
+        generators = (torch.default_generator, *(torch.cuda.default_generators * is_on_gpu))
+        before = [(one, one.get_state()) for one in generators * draws]
         try:
             found = call(*given)
         except OtherSizes:
-            if before is not None:
-                generator.set_state(before)
+            for generator, state in before:
+                generator.set_state(state)
             others = None if others is None else others + 1
             if others == _OTHERS:
                 tell(

@@ -636,7 +636,8 @@ def is_refused(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
         for x in inputs
     ]
-    with torch.random.fork_rng(devices=[]):
+    devices = {x.device for x in copies if isinstance(x, Tensor) and x.is_cuda}
+    with torch.random.fork_rng(devices):
         try:
             gm.forward(*copies)
         except Exception:  # noqa: BLE001  # whatever it is, the call will raise it

@@ -116,8 +116,8 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a file for the summary, in Markdown")
     parser.add_argument("--chunk", type=int, default=100, help="ops per process")
     given = parser.parse_args()
-    if given.cuda and (given.errors or given.sizes):
-        parser.error("--cuda runs samples and gradients, no errors or sizes")
+    if given.cuda and given.errors:
+        parser.error("--cuda runs samples, gradients and sizes, no errors")
     kind = ["sizes"] * given.sizes + ["gradients"] * given.gradients
     kind += ["errors"] * given.errors + ["one"] * given.one + ["cuda"] * given.cuda
     name = ".".join([given.backend.replace(":", "."), *kind, "jsonl"])

@@ -46,7 +46,12 @@ Process = Callable[[Any], Any]
 
 
 def run_sizes(
-    name: str, dtype: str, backend: str = "fusee", which: str = "all", learns: bool = False
+    name: str,
+    dtype: str,
+    backend: str = "fusee",
+    which: str = "all",
+    learns: bool = False,
+    device: str = "cpu",
 ) -> Outcome:
     """All groups of one op, or with `which` other than "all" the first one of each function.
 
@@ -61,7 +66,8 @@ def run_sizes(
         functions.append(op.inplace_variant)
     for function in functions:
         kind = "in place, " if function is not op.op else ""
-        found = groups([s for _, s in samples(op, DTYPES[dtype], "all", learns)], bool(kind))
+        drawn = [s for _, s in samples(op, DTYPES[dtype], "all", learns, device)]
+        found = groups(drawn, bool(kind))
         for number, calls in enumerate(found if which == "all" else itertools.islice(found, 1)):
             (first, *rest), kwargs = calls[0][0]
             shown = SampleInput(first, args=tuple(rest), kwargs=kwargs)
@@ -126,7 +132,7 @@ def _longer(x: Any) -> Any:
     times = [2 if n > 1 else 1 for n in x.shape]
     if x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1 and x.dtype.is_floating_point:
         longer = torch.kron(
-            torch.eye(2, dtype=x.dtype), x.contiguous()
+            torch.eye(2, dtype=x.dtype, device=x.device), x.contiguous()
         )  # has an inverse if the matrix has one
         longer = longer.repeat([*times[:-2], 1, 1])
     else:

@@ -27,6 +27,7 @@ from fusee.loops.lower.tensor import (
     Meta,
     NotLowered,
     OpCall,
+    Shape,
     Strided,
     Tensor,
     bound,
@@ -36,7 +37,7 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import growing, narrow
 from fusee.source import Args, Kwargs, leaves
-from fusee.sym import Expr, Size, only_symbol
+from fusee.sym import Expr, Size, maximum, only_symbol
 
 # ---------------------------------------------------------------------------- extern
 # Calls that stay ATen's, and why.
@@ -629,7 +630,7 @@ class GraphLowering:
             at = tensor.storage
             as_eager = at is not None and same_strides(tensor.shape, at.strides, strides)
             is_ours = tensor.dtype in DTYPES and not as_eager
-            return window(tensor, contiguous(tensor.shape) if is_ours else None)
+            return window(tensor, _repeated(tensor.shape, strides) if is_ours else None)
         return window(tensor, strides)
 
     def _output(self, node: fx.Node) -> None:
@@ -652,6 +653,23 @@ class GraphLowering:
             else:
                 outputs.plain(value)
         outputs.finish()
+
+
+def _repeated(shape: Shape, strides: Sequence[Size]) -> tuple[Size, ...]:
+    """In memory where each element is as often as eager reads it: rows, behind each other unless
+    they lie apart in eager, too, as a kernel may want them (attention its masks)."""
+    own = [(n, s) for n, s in zip(shape, strides, strict=True) if s != 0 and n != 1]
+    sizes, apart = tuple(n for n, _ in own), tuple(s for _, s in own)
+    if same_strides(sizes, contiguous(sizes), apart):
+        return contiguous(shape)
+    step: Size = 1
+    for n, s in own:
+        step = maximum(step, n * s)
+    found = list(strides)
+    for k in reversed(range(len(shape))):
+        if strides[k] == 0:
+            found[k], step = step, step * shape[k]
+    return tuple(found)
 
 
 def _is_view(op: OpOverload) -> bool:

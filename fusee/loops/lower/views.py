@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.loops import Value, cast, const, contiguous, rewrite, where
+from fusee.loops import Value, cast, check, const, contiguous, rewrite, where
 from fusee.loops.lower.tensor import (
     Index,
     Lowering,
@@ -405,7 +405,7 @@ def _view_dtype(call: OpCall, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def masked(value: Value, mask: Value, other: Value) -> Value:
-    """`value` where `mask`, else `other`; nothing below `value` is read where `mask` is false."""
+    """`value` where `mask`, else `other`; nothing below `value` is read or refused elsewhere."""
     if mask.op == "const":
         return value if mask.attr else other
     table = value.table
@@ -414,6 +414,9 @@ def masked(value: Value, mask: Value, other: Value) -> Value:
         return table.load(buffer, index, mask, other)
 
     def guard(inner: Value) -> Value | None:
+        if inner.op == "check":
+            size, *about = inner.attr
+            return check(where(mask, inner.args[0], 0), maximum(size, 1), *about)
         if inner.op != "load":
             return None
         buffer, index = inner.attr

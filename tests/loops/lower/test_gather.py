@@ -49,6 +49,21 @@ def test_negative_indices_do_not_wrap_where_eager_refuses_them() -> None:
         check(lambda x, i: x.index_select(0, i + 0), torch.randn(6), torch.tensor([-1]))
 
 
+def test_what_is_beside_a_pad_is_not_asked_for_its_index() -> None:
+    """Places that are counted go on beyond the end there, and divisors are zeros."""
+    x, y = torch.randn(5), torch.arange(1, 6)
+
+    def padded(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        i = torch.arange(5)
+        found = x[i], x.gather(0, i), x.index_select(0, i), x.take(i), y // y
+        return *(F.pad(part, (1, 4)) for part in found), F.pad(F.embedding(i, x[:, None]), (0, 1))
+
+    check(padded, x, y)
+    check(lambda x: F.avg_pool1d(x[torch.arange(5)][None], 3, 2, 1), x)
+    with pytest.raises(IndexOutOfRange, match="out of bounds"):
+        check(lambda x: F.pad(x[torch.arange(6)], (1, 4)), x)
+
+
 def test_masks_stay_calls() -> None:
     check(lambda x: x.where(x > 0, 0.0) + 1, torch.randn(4, 6))
     check(lambda x: x.index_put((x > 0,), torch.tensor(1.0)), torch.randn(4, 6))

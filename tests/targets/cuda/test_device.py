@@ -408,6 +408,50 @@ def test_attention_in_training(dtype: torch.dtype, dropout: float) -> None:
     assert not live_reports()[-1].eager
 
 
+@pytest.mark.parametrize("keys", [6, 17])
+def test_masks_that_heads_share_in_training(keys: int) -> None:
+    """ATen's kernel takes no rows that begin anywhere."""
+
+    def fn(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k, (mask > 0).float() * -9)
+
+    q, k = (torch.randn(2, 4, n, 8, device="cuda") for n in (6, keys))
+    mask, found = torch.randn(2, 1, 6, keys, device="cuda"), []
+    for call in (fusee.compile(fn), fn):
+        given = [x.clone().requires_grad_() for x in (q, k)]
+        y = call(*given, mask)
+        found.append((y.detach(), *torch.autograd.grad(y.sin().sum(), given)))
+    close(found[0], found[1], 1e-3)
+
+
+def test_numbers_of_the_cpu_that_others_are_derived_from() -> None:
+    scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def fn(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x / torch.sqrt(torch.tensor(x.shape[-1], dtype=torch.float32) * 1) * scale.exp()
+        return x.softmax(-1)
+
+    compiled, x = fusee.compile(fn, options={"prices": False}), torch.randn(4, 64, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            close(compiled(x), fn(x))
+            scale.mul_(0.5)
+
+
+def test_a_graph_that_is_tried_first_draws_no_numbers() -> None:
+    """Whether eager refuses tensors without elements is asked by running the graph."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.dropout(x * 2, 0.3), torch.cat((x[:, :0], x), 1).exp()
+
+    found = []
+    for call in (fusee.compile(fn), fn):
+        torch.manual_seed(3)
+        found.append((*call(torch.ones(64, 33, device="cuda")), torch.cuda.get_rng_state()))
+    close(found[0], found[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_that_is_recorded_in_one_direction_alone(dtype: torch.dtype) -> None:
     """A forward that is replayed leaves its seed elsewhere than one that is launched."""

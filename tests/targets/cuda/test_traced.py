@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_map
 from fusee.aten import WHOLE, AtenGraph, must_run
 from fusee.aten.rewriter import Editor
 from fusee.aten.trace import trace
-from fusee.aten.weights import run_passes
+from fusee.aten.weights import constants, run_passes
 from fusee.backends import native
 from fusee.backends.report import Report
 from fusee.config import Options
@@ -194,6 +195,24 @@ def test_numbers_of_the_cpu_are_brought(name: str) -> None:
     aten = traced(NUMBERS[name], "cuda", "cpu")
     assert not externs(lowered(aten))
     assert ["brought" in x.meta for x in aten.placeholders] == [False, True]
+
+
+@pytest.mark.parametrize("kind", ["literal", "parameter"])
+def test_numbers_that_others_are_derived_from_are_brought(kind: str) -> None:
+    """A kernel would read what is derived in the CPU's memory."""
+
+    def build(call: Node, x: fx.Node, *s: fx.Node) -> fx.Node:
+        for _ in range(2):  # the second literal is a constant of the graph
+            x = call(torch.div, x, call(torch.sqrt, *(s or (call(torch.tensor, 16.0),))))
+        return x
+
+    aten = traced(build, "cuda", *["cpu"] * (kind == "parameter"))
+    aten.inputs = tuple(replace(spec, is_static=spec.device != HOME) for spec in aten.inputs)
+    edit = Editor(aten, Options())
+    numbers_home(edit, HOME)
+    (derived,) = constants(edit)
+    copies = [s for s in derived.steps if s.target is torch.ops.aten._to_copy.default]
+    assert [step.kwargs for step in copies] == [{"device": HOME}]
 
 
 def test_numbers_that_both_use() -> None:
@@ -598,6 +617,20 @@ def test_masks_have_rows_that_fused_kernels_read(keys: int, dtype: torch.dtype) 
     (step,) = (step for step in loops.steps if isinstance(step, Extern))
     mask = step.args[3]
     assert mask.strides[-1] == 1 and not any(n % 16 for n in mask.strides[:-1])
+
+
+def test_masks_that_heads_share_have_such_rows() -> None:
+    """In training autograd takes the kernel, for which ATen has padded the mask."""
+
+    def fn(q: Tensor, k: Tensor, bias: Tensor) -> Any:
+        mask = F.pad(bias * 2, (0, 10))[..., :6].expand(2, 3, -1, -1)
+        kernel = torch.ops.aten._scaled_dot_product_efficient_attention.default
+        return kernel(q, k, k, mask, True)[0]
+
+    aten, _ = passed(fn, (2, 3, 6, 8), (2, 3, 6, 8), (2, 1, 6, 6))
+    (step,) = (step for step in lowered(aten).steps if isinstance(step, Extern))
+    mask = step.args[3]
+    assert mask.shape == (2, 3, 6, 6) and mask.strides == (96, 192, 16, 1)
 
 
 def test_patches_of_images_by_channels_are_copied_in_pieces() -> None:
