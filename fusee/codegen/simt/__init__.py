@@ -251,8 +251,9 @@ class _Mapping:
         rest = [phase for phase in self.phases if phase is not whole]
         along = team
         if team.along:
-            beside = self._beside(whole)
-            along = Team(min(team.threads, COLUMNS) // beside, beside, True, beside > 1)
+            threads = min(team.threads, COLUMNS)
+            beside = min(self._beside(whole), threads)
+            along = Team(threads // beside, beside, True, beside > 1)
         total = self._space()
         groups, count = (total + (along.teams - 1)) // along.teams, count_points(whole.inner)
         if along.along:

@@ -419,7 +419,7 @@ def test_masks_that_heads_share_in_training(keys: int) -> None:
     mask, found = torch.randn(2, 1, 6, keys, device="cuda"), []
     for call in (fusee.compile(fn), fn):
         given = [x.clone().requires_grad_() for x in (q, k)]
-        y = call(*given, mask)
+        y = call(given[0], given[1], mask)
         found.append((y.detach(), *torch.autograd.grad(y.sin().sum(), given)))
     close(found[0], found[1], 1e-3)
 
