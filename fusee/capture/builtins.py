@@ -5,6 +5,7 @@ C code must not look into objects from outside on its own: it would read without
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import copy
@@ -128,11 +129,26 @@ def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
         if isinstance(custom, types.FunctionType) and custom.__module__ not in _OF_ABCS:
             return m.truth(m.call(custom, kinds, obj))
+        _note_registered(m, own, kinds)
     if not issubclass(type(obj), FakeTensor):
         return isinstance(obj, kinds)
     if kinds is torch.nn.Buffer and _getattr(m, obj, "_is_buffer", False):
         return True
     return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
+
+
+@stands_for(issubclass)
+def _issubclass(m: Capturing, cls: Any, kinds: Any, /) -> bool:
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        _note_registered(m, cls, kind)
+    return issubclass(cls, kinds)
+
+
+def _note_registered(m: Capturing, cls: Any, kind: Any) -> None:
+    """Have another process ask again whether a class is an abstract one's: anybody registers it."""
+    is_abstract = issubclass(type(kind), abc.ABCMeta) and not vars(kind).get("_is_protocol")
+    if is_abstract and issubclass(type(cls), type) and not is_trusted(cls.__module__):
+        m.recorder.answers.append((issubclass, (cls, kind), {}, issubclass(cls, kind)))
 
 
 _OF_ABCS = ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")
@@ -278,7 +294,7 @@ def _vars(m: Capturing, obj: Any = ABSENT, /) -> Any:
 @stands_for_each(
     itertools.repeat, itertools.count, slice, object, property, staticmethod, classmethod,
     types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    functools.partial, callable, issubclass,
+    functools.partial, callable,
     torch.profiler.record_function, *STATE_QUERIES,
 )  # fmt: skip
 def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
