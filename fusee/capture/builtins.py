@@ -5,7 +5,6 @@ C code must not look into objects from outside on its own: it would read without
 
 from __future__ import annotations
 
-import abc
 import collections
 import contextlib
 import copy
@@ -47,6 +46,7 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, by_identity, show_address
+from fusee.capture.policy import asked_again, protocol_names
 from fusee.capture.sources import Held, Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
@@ -129,26 +129,22 @@ def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
         if isinstance(custom, types.FunctionType) and custom.__module__ not in _OF_ABCS:
             return m.truth(m.call(custom, kinds, obj))
-        _note_registered(m, own, kinds)
+    for kind in typing.get_args(kinds) if type(kinds) is types.UnionType else (kinds,):
+        asked_again(m, own, kind, obj)
     if not issubclass(type(obj), FakeTensor):
         return isinstance(obj, kinds)
     if kinds is torch.nn.Buffer and _getattr(m, obj, "_is_buffer", False):
         return True
+    if (names := protocol_names(kinds)) is not None:  # a stand-in has more
+        return all(hasattr(own, name) for name in names)
     return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
 
 
 @stands_for(issubclass)
 def _issubclass(m: Capturing, cls: Any, kinds: Any, /) -> bool:
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-        _note_registered(m, cls, kind)
+        asked_again(m, cls, kind)
     return issubclass(cls, kinds)
-
-
-def _note_registered(m: Capturing, cls: Any, kind: Any) -> None:
-    """Have another process ask again whether a class is an abstract one's: anybody registers it."""
-    is_abstract = issubclass(type(kind), abc.ABCMeta) and not vars(kind).get("_is_protocol")
-    if is_abstract and issubclass(type(cls), type) and not is_trusted(cls.__module__):
-        m.recorder.answers.append((issubclass, (cls, kind), {}, issubclass(cls, kind)))
 
 
 _OF_ABCS = ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")

@@ -8,6 +8,7 @@ What has no recipe, or is known by nothing but its address, cannot be kept.
     ("module", name)               sys.modules
     ("global", module, name)       what a module holds, or Python's builtins
     ("at", origin)                 the object that a fact made sure of
+    ("operator", "torch.ops", name)
     ("part", object, name)         an attribute of another: a property's getter, a class's dict
     ("cell", object, k)            a cell of a function's closure
 """
@@ -53,6 +54,7 @@ _UNASKED = {list, tuple, dict, set, frozenset, bytearray, pickle.PickleBuffer}
 _MARKERS = {"ABSENT": ABSENT, "UNBOUND": UNBOUND}
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _DICTS = (dict, collections.OrderedDict)
+_FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 
 # ------------------------------------------------------------------------------ what it is
 
@@ -89,6 +91,8 @@ def known_by(x: Any) -> Any:
         return kind.__qualname__, getattr(home, "__name__", ""), x.__name__
     if kind in (types.MappingProxyType, types.CellType, *_DICTS):
         return kind.__qualname__
+    if kind is _FIELD:
+        return "field", known_by(x.__reduce__()[1])
     if kind is functools.partialmethod:
         return "method", known_by(x.func), known_by(x.args), known_by((*x.keywords.items(),))
     is_bound = any(type(base).__module__.startswith("pybind11") for base in kind.__mro__)
@@ -284,6 +288,8 @@ def _part(x: Any, name: str) -> Any:
 
 def _by_name(x: Any) -> tuple[str, str, str] | None:
     """Where a function or class is found by its own name."""
+    if type(x) in (OpOverload, OpOverloadPacket):  # whose namespace has it once it is asked for
+        return "operator", "torch.ops", str(x)
     if type(x) is Marker:
         return ("global", "", x.name) if _MARKERS.get(x.name) is x else _nowhere(x)
     name = _name(x)
@@ -333,6 +339,8 @@ def _global(module: str, path: str) -> Any:
     if module.startswith("fusee."):  # which capture itself would import
         importlib.import_module(module)
     found: Any = sys.modules.get(module, ABSENT)
+    if module.startswith("torch.ops."):  # made when it is asked for
+        found, path = torch.ops, f"{module[10:]}.{path}"
     for name in path.split("."):
         found = getattr(found, name, ABSENT)
     return found
@@ -384,6 +392,8 @@ class Resolved(pickle.Unpickler):
             return sys.modules[way[0]]
         if kind == "global":
             return _global(*way)
+        if kind == "operator":
+            return operator.attrgetter(way[1])(torch.ops)
         if kind == "at":
             return self.look(way[0])
         owner, part = way

@@ -15,8 +15,9 @@ import math
 import operator
 import sys
 import types
+import typing
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 import torch
@@ -757,3 +758,28 @@ def test_what_all_modules_are_called_by_is_replaced(
         torch.testing.assert_close(compiled(x), layers(x))
         assert not torch.equal(layers(x), want)
     torch.testing.assert_close(compiled(x), want)
+
+
+@typing.runtime_checkable
+class HasScale(Protocol):
+    scale: int
+
+
+def test_a_protocol_asks_for_attributes_at_each_call() -> None:
+    thing = types.SimpleNamespace()
+
+    class Own:
+        pass
+
+    own = Own()
+
+    def fn(x: torch.Tensor) -> Any:
+        known = [isinstance(one, HasScale) for one in (thing, own, x, 3)]
+        return x * (2 if known[1] else 3), known
+
+    compiled = fusee.compile(fn, fullgraph=True)
+    x = torch.ones(2)
+    for change in (lambda: None, lambda: setattr(own, "scale", 1), lambda: delattr(own, "scale")):
+        change()
+        got, want = compiled(x), fn(x)
+        assert torch.equal(got[0], want[0]) and got[1] == want[1]

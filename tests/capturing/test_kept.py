@@ -265,6 +265,24 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "def f(x): return x * (2 if issubclass(B, P) else 3)",
         "#", "P.register(A)",
     ),
+    "what an abstract class within a union is told of": (
+        "class P(abc.ABC): pass\nclass A: pass\n#\na = A()\n"
+        "def f(x): return x * (2 if isinstance(a, P | int) else 3)",
+        "#", "P.register(A)",
+    ),
+    "fields": (
+        "P = collections.namedtuple('P', 'a b')\np = P(2, 3)\ndef f(x): return P(x * p.a, x)",
+        "'a b'", "'b a'",
+    ),
+    "an operator of a library": (
+        "if known := getattr(torch.ops.kept_lib, 'known', None): known._destroy()\n"
+        "torch.ops.kept_lib.__dict__.pop('cut', None)\n"
+        "lib = torch.ops.kept_lib.known = torch.library.Library('kept_lib', 'DEF')\n"
+        "lib.define('cut(Tensor x) -> Tensor')\n"
+        "lib.impl('cut', lambda x: x[:N].clone(), 'CompositeImplicitAutograd')\nN = 2\n"
+        "def f(x):\n  y = torch.ops.kept_lib.cut(x)\n  return y * y.shape[0]",
+        "N = 2", "N = 3",
+    ),
     "an operator's fake": (
         "@torch.library.custom_op('kept::op', mutates_args=())\n"
         "def op(x: torch.Tensor) -> torch.Tensor: return x[:N].clone()\n"
