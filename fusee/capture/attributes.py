@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import inspect
 import operator
@@ -526,8 +527,7 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
 
 def _own_of_module(obj: types.ModuleType) -> dict[str, Any]:
     """What classes in Python say of their module's attributes."""
-    kinds = reversed(type(obj).__mro__[:-2])
-    return {name: x for cls in kinds for name, x in vars(cls).items()}
+    return {name: x for cls in type(obj).__mro__[-3::-1] for name, x in vars(cls).items()}
 
 
 def _of_class(m: Capturing, cls: type, name: str) -> Any:
@@ -593,6 +593,9 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
 def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
     if name == "maxlen" and type(obj) is collections.deque:
         return m.world.slot(obj, name)
+    if isinstance(obj, enum.Enum) and name not in vars(obj):
+        if type(found := class_lookup(m, type(obj), name)) in (property, types.FunctionType):
+            return bound(m, found, obj, type(obj), name)
     if isinstance(obj, types.FunctionType):
         if name == "__dict__":
             return of_instance(m, obj, name)

@@ -670,6 +670,9 @@ def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta = type(cls)
     if isinstance(cls, enum.EnumMeta) and (len(args) > 1 or "names" in kwargs):
         kwargs = {"module": m.frames[-1].globals.get("__name__"), **kwargs}  # a class is made
+    members: Any = cls
+    if isinstance(cls, enum.EnumMeta) and members._missing_.__module__ != "enum":
+        m.world.passing.append("a member that a class looks for itself")
     if isinstance(cls, enum.EnumMeta) or cls.__flags__ & IN_C:
         return call_class(m, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):

@@ -783,3 +783,24 @@ def test_a_protocol_asks_for_attributes_at_each_call() -> None:
         change()
         got, want = compiled(x), fn(x)
         assert torch.equal(got[0], want[0]) and got[1] == want[1]
+
+
+FACTORS = {"of": 2}
+
+
+class Mode(enum.Enum):
+    ONE, TWO = 1, 2
+
+    @property
+    def factor(self) -> int:
+        return self.value * FACTORS["of"]
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def test_members_of_enums_run_what_their_class_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = fusee.compile(lambda x: Mode.ONE.factor * Mode.TWO.scaled(x), fullgraph=True)
+    for factor in (2, 3):
+        monkeypatch.setitem(FACTORS, "of", factor)
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), factor * factor * 2.0))

@@ -245,10 +245,10 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "def f(x): return x * E.A.twice()",
         "* 2", "* 3",
     ),
-    "what is no member": (
-        "class E(enum.Enum):\n  A, B = 2, 3\n  @classmethod\n"
-        "  def _missing_(cls, value): return cls.A\ndef f(x): return x * E('c').value",
-        "cls.A", "cls.B",
+    "what a property of a member reads": (
+        "class E(enum.Enum):\n  A = 1\n  @property\n  def n(self): return N\nN = 2\n"
+        "def f(x): return x * E.A.n",
+        "N = 2", "N = 3",
     ),
     "a partial method": (
         "class A:\n  def g(self, n, x): return x * n\n  h = functools.partialmethod(g, 2)\n"
@@ -365,6 +365,10 @@ NEVER = {
     "an address": "def f(x): return x * (id(f) % 7)",
     "a hash": "def f(x): return x * (hash('a') % 7)",
     "the order of a set": "S = {'a', 'b'}\ndef f(x): return x * sum(map(ord, list(S)))",
+    "what is no member": (
+        "class E(enum.Enum):\n  A = 2\n  @classmethod\n  def _missing_(cls, value): return cls.A\n"
+        "def f(x): return x * E('c').value"
+    ),
     "not one graph": "def f(x):\n  y = x + 1\n  sys.stderr.write('')\n  return y * 2",
 }
 
