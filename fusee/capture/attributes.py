@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import inspect
 import operator
@@ -41,6 +42,7 @@ from fusee.capture.sources import (
     is_data_descriptor,
     is_trusted,
     keeps_in_c,
+    missing,
     names_operators,
     own_dict,
     python_getattribute,
@@ -525,8 +527,7 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
 
 def _own_of_module(obj: types.ModuleType) -> dict[str, Any]:
     """What classes in Python say of their module's attributes."""
-    kinds = reversed(type(obj).__mro__[:-2])
-    return {name: x for cls in kinds for name, x in vars(cls).items()}
+    return {name: x for cls in type(obj).__mro__[-3::-1] for name, x in vars(cls).items()}
 
 
 def _of_class(m: Capturing, cls: type, name: str) -> Any:
@@ -538,10 +539,14 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
     if name == "__annotations__":
         getattr(cls, name)  # none is inherited: a class without gets a dict of its own
     found = class_lookup(m, cls, name)
-    if found is ABSENT or isinstance(found, types.DynamicClassAttribute):
-        in_meta = ABSENT if meta is type else class_lookup(m, meta, name)
-        own: Any = in_meta if isinstance(in_meta, types.FunctionType) else None
-        return types.MethodType(own, cls) if own else getattr(cls, name)  # of enums, abc; or raises
+    is_own = found is not ABSENT and not isinstance(found, types.DynamicClassAttribute)
+    is_first = is_own and not is_data_descriptor(getattr(meta, name, None))
+    in_meta = ABSENT if meta is type or is_first else class_lookup(m, meta, name)
+    is_users = type(in_meta) is property and not is_trusted(meta.__module__)
+    if is_users or isinstance(in_meta, types.FunctionType):
+        return bound(m, in_meta, cls, meta, name)
+    if not is_own:
+        return getattr(cls, name)  # of enums, abc; or raises
     if isinstance(found, (classmethod, staticmethod)):
         return bound(m, found, cls, cls, name)
     if isinstance(found, (types.FunctionType, property)) or not hasattr(type(found), "__get__"):
@@ -588,6 +593,9 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
 def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
     if name == "maxlen" and type(obj) is collections.deque:
         return m.world.slot(obj, name)
+    if isinstance(obj, enum.Enum) and name not in vars(obj):
+        if type(found := class_lookup(m, type(obj), name)) in (property, types.FunctionType):
+            return bound(m, found, obj, type(obj), name)
     if isinstance(obj, types.FunctionType):
         if name == "__dict__":
             return of_instance(m, obj, name)
@@ -628,7 +636,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
     if not python_getattribute(cls) and _is_found_by_c(obj, name):
         raise GraphBreak(f"C code knows the attributes of a {cls.__qualname__}")
     # a variable for it would be a cycle: the error knows this frame
-    raise _missing(cls, name, name=name, obj=obj)
+    raise missing(cls, name, name=name, obj=obj)
 
 
 def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
@@ -648,7 +656,7 @@ def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
             found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
             if found is not ABSENT:
                 return found
-    raise _missing(type(obj), name)
+    raise missing(type(obj), name)
 
 
 def _is_found_by_c(obj: Any, name: str) -> bool:
@@ -661,14 +669,6 @@ def _is_found_by_c(obj: Any, name: str) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def _missing(cls: type, what: str, deleted: Any = ABSENT, **about: Any) -> AttributeError:
-    if deleted is not ABSENT and sys.version_info >= (3, 13):
-        about = {"name": what, "obj": deleted}
-    is_named_whole = cls.__flags__ & IN_C and cls.__module__ != "builtins"
-    kind = f"{cls.__module__}.{cls.__qualname__}" if is_named_whole else cls.__name__
-    return AttributeError(f"{kind!r} object has no attribute {what!r}", **about)
 
 
 # ------------------------------------------------------------------------------ descriptors
@@ -739,7 +739,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
             if value is DELETED and m.world.get(grads.put_on(m, obj), name) is ABSENT:
-                raise _missing(m.kind_of(obj), name, obj)
+                raise missing(m.kind_of(obj), name, obj)
             m.world.set(grads.put_on(m, obj), name, value)
         return
     if issubclass(type(obj), Computed):
@@ -796,5 +796,5 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
     if value is DELETED and _in_dict(m, obj, name) is ABSENT:
         if not type(obj).__dictoffset__:
             object.__delattr__(obj, name)  # has its own words, and nothing to delete
-        raise _missing(type(obj), name, obj)
+        raise missing(type(obj), name, obj)
     m.set_in_dict(obj, name, value)

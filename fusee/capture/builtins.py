@@ -46,6 +46,7 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, by_identity, show_address
+from fusee.capture.policy import asked_again, protocol_names
 from fusee.capture.sources import Held, Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
@@ -128,11 +129,22 @@ def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
         if isinstance(custom, types.FunctionType) and custom.__module__ not in _OF_ABCS:
             return m.truth(m.call(custom, kinds, obj))
+    for kind in typing.get_args(kinds) if type(kinds) is types.UnionType else (kinds,):
+        asked_again(m, own, kind, obj)
     if not issubclass(type(obj), FakeTensor):
         return isinstance(obj, kinds)
     if kinds is torch.nn.Buffer and _getattr(m, obj, "_is_buffer", False):
         return True
+    if (names := protocol_names(kinds)) is not None:  # a stand-in has more
+        return all(hasattr(own, name) for name in names)
     return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
+
+
+@stands_for(issubclass)
+def _issubclass(m: Capturing, cls: Any, kinds: Any, /) -> bool:
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        asked_again(m, cls, kind)
+    return issubclass(cls, kinds)
 
 
 _OF_ABCS = ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")
@@ -278,7 +290,7 @@ def _vars(m: Capturing, obj: Any = ABSENT, /) -> Any:
 @stands_for_each(
     itertools.repeat, itertools.count, slice, object, property, staticmethod, classmethod,
     types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    functools.partial, callable, issubclass,
+    functools.partial, callable,
     torch.profiler.record_function, *STATE_QUERIES,
 )  # fmt: skip
 def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:

@@ -79,6 +79,7 @@ from fusee.capture.torch_api import (
     OpOverloadPacket,
     has_global_hooks,
     is_graph_function,
+    is_the_programs,
     marks_static,
     pytree,
     scripted,
@@ -636,7 +637,9 @@ def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwar
     if has_global_hooks():
         raise GraphBreak("hooks for all modules are registered", "register them on one module")
     call_method = attributes.class_lookup(m, type(module), "__call__")
-    if call_method is not torch.nn.Module.__call__:
+    is_torchs = call_method is torch.nn.Module._wrapped_call_impl
+    implementation = attributes.class_lookup(m, torch.nn.Module, "_call_impl")
+    if not is_torchs or is_the_programs(implementation):  # which programs replace for all modules
         return call(m, call_method, module, *args, **kwargs)
     mirror = m.world.attributes(module)
     names = module.__dict__ if mirror is None else mirror.obj
@@ -667,6 +670,9 @@ def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta = type(cls)
     if isinstance(cls, enum.EnumMeta) and (len(args) > 1 or "names" in kwargs):
         kwargs = {"module": m.frames[-1].globals.get("__name__"), **kwargs}  # a class is made
+    members: Any = cls
+    if isinstance(cls, enum.EnumMeta) and members._missing_.__module__ != "enum":
+        m.world.passing.append("a member that a class looks for itself")
     if isinstance(cls, enum.EnumMeta) or cls.__flags__ & IN_C:
         return call_class(m, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):

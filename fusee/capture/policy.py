@@ -5,6 +5,7 @@ Functions carry the marks that torch.compiler gives them; those are honoured her
 
 from __future__ import annotations
 
+import abc
 import ast
 import copy
 import dataclasses
@@ -13,6 +14,7 @@ import inspect
 import sys
 import threading
 import types
+import typing
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -20,9 +22,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from torch import fx, nn
 
 from fusee.capture.bytecode import standing_at
-from fusee.capture.frame import FUNCTIONS
+from fusee.capture.frame import ABSENT, FUNCTIONS
 from fusee.capture.graph_break import Forbidden, GraphBreak
-from fusee.capture.sources import Held
+from fusee.capture.sources import Held, is_trusted
 from fusee.capture.torch_api import (
     DYNAMO,
     FakeTensor,
@@ -283,6 +285,30 @@ def _constant(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
     result = run_for_real(function, *args, **kwargs)
     m.recorder.answers.append((function, args, kwargs, result))
     return m.world.load(result, Held(result, f"{function.__qualname__}()"))
+
+
+def protocol_names(kind: Any) -> list[str] | None:
+    """The attributes that a protocol asks for; None if it is none."""
+    if not issubclass(type(kind), abc.ABCMeta) or not vars(kind).get("_is_protocol"):
+        return None
+    return sorted(typing._get_protocol_attrs(kind))  # type: ignore[attr-defined]
+
+
+def asked_again(m: Any, cls: Any, kind: Any, obj: Any = None) -> None:
+    """What decides whether a class, or its instance, is an abstract one's.
+
+    Another process asks again, since anybody registers classes. A protocol asks for attributes.
+    """
+    if not issubclass(type(kind), abc.ABCMeta) or not issubclass(type(cls), type):
+        return
+    if (names := protocol_names(kind)) is not None:
+        mirror = None if isinstance(obj, FakeTensor | None) else m.world.attributes(obj)
+        for name in names:
+            found = [base for base in cls.__mro__ if m.world.class_item(base, name) is not ABSENT]
+            if not found and mirror is not None:
+                m.world.get(mirror, name)
+    elif not is_trusted(cls.__module__):
+        m.recorder.answers.append((issubclass, (cls, kind), {}, issubclass(cls, kind)))
 
 
 # ---------------------------------------------------------------------------- targets

@@ -234,6 +234,18 @@ def python_getattribute(cls: Any) -> bool:
     return type(getattr(cls, "__getattribute__", None)) is types.FunctionType
 
 
+_UNSAID = object()
+
+
+def missing(cls: type, what: str, deleted: Any = _UNSAID, **about: Any) -> AttributeError:
+    """The error of an attribute that is not there; Python 3.13 says what was to be deleted."""
+    if deleted is not _UNSAID and sys.version_info >= (3, 13):
+        about = {"name": what, "obj": deleted}
+    is_named_whole = cls.__flags__ & IN_C and cls.__module__ != "builtins"
+    kind = f"{cls.__module__}.{cls.__qualname__}" if is_named_whole else cls.__name__
+    return AttributeError(f"{kind!r} object has no attribute {what!r}", **about)
+
+
 def keeps_in_c(cls: Any) -> bool:
     """Whether instances hold in C what no attribute shows."""
     return any(map(_by_c, cls.__mro__[:-1]))

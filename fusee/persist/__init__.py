@@ -33,7 +33,14 @@ from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, looking
 from fusee.capture.symbols import Symbols
-from fusee.capture.torch_api import State, allowed_by_torch, graph_module, marks, state_conditions
+from fusee.capture.torch_api import (
+    State,
+    allowed_by_torch,
+    graph_module,
+    is_the_programs,
+    marks,
+    state_conditions,
+)
 from fusee.fake import FakeTensor, fake_mode
 from fusee.log import publish
 from fusee.persist.references import (
@@ -46,6 +53,7 @@ from fusee.persist.references import (
     replaced,
     taken_now,
     text_of,
+    unchanged,
 )
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import (
@@ -195,6 +203,55 @@ def _written_graph(graph: fx.Graph, has_symbols: bool) -> tuple[bytes, list[Any]
     return pickle.dumps(rows, protocol=5), named
 
 
+class _ForeignCall(NamedTuple):
+    """A call of a function that is not torch's: no fact says what decides on what it gives.
+
+    args, kwargs   with a _Shape for each tensor
+    gives          what `_shape` says of its results
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    gives: list[Any]
+
+    def is_as_it_was(self) -> bool:
+        """Whether it gives such results for such tensors in this process. raises anything"""
+        mode = fake_mode()
+        args, kwargs = mapped((self.args, self.kwargs), lambda x: _given(x, mode))
+        with mode:
+            found = self.target(*args, **kwargs)
+        return _shapes(found, False) == self.gives
+
+
+def _given(x: Any, mode: Any) -> Any:
+    return _stand_in(x, None, mode) if type(x) is _Shape else x
+
+
+def _shapes(x: Any, has_symbols: bool) -> list[Any]:
+    parts = x if type(x) in (tuple, list) else [x]
+    return [_shape(part, has_symbols) for part in parts]
+
+
+def _foreign_calls(graph: fx.Graph, has_symbols: bool) -> list[_ForeignCall]:
+    """raises   NotKept"""
+
+    def part(x: Any) -> Any:
+        example = x.meta.get("example_value") if isinstance(x, fx.Node) else x
+        shape = _shape(example, has_symbols)
+        return example if shape is None else shape
+
+    found = []
+    for node in graph.nodes:
+        if node.op == "call_function" and not is_torchs(node.target):
+            if has_symbols:
+                raise NotKept(f"{node.target} is not torch's, and sizes are open")
+            args, kwargs = mapped((node.args, node.kwargs), part)
+            gives = _shapes(node.meta.get("example_value"), has_symbols)
+            found.append(_ForeignCall(node.target, args, kwargs, gives))
+    return found
+
+
 # ---------------------------------------------------------------------------- captures
 
 
@@ -207,6 +264,7 @@ class Keeper:
     def __init__(self, least: int = 0, cache: ObjectCache | None = None) -> None:
         self.least, self.cache = least, cache or object_cache()
 
+    @unchanged()
     @gc_paused()
     def find(
         self, place: Place, values: Values, policy: Policy, varies: Varying
@@ -239,6 +297,7 @@ class Keeper:
             graph.meta[KEPT] = True
         return True
 
+    @unchanged()
     @gc_paused()
     def keep(
         self, captured: Captured, compiled: Any, values: Values, policy: Policy, varies: Varying
@@ -248,7 +307,8 @@ class Keeper:
         try:
             data = _written(captured)
             keys = self._keys(place, values, policy, varies)
-            key = next((key for key in keys if self.cache.get(key) is None), keys[-1])
+            any_of_them = keys[hash(data) % len(keys)]
+            key = next((key for key in keys if self.cache.get(key) is None), any_of_them)
             self.cache.put(key, data)
             _tell(place, f"the capture is kept as {key}")
             if captured.symbols is None:
@@ -261,7 +321,7 @@ class Keeper:
         return Sidecar(self.cache, content_key(key, data))
 
     def _keys(self, place: Place, values: Values, policy: Policy, varies: Varying) -> list[str]:
-        """Where captures for such values are: several, if relations between sizes tell them apart.
+        """Where captures for such values are: what tells them apart is not all in the name.
 
         raises   NotKept
         """
@@ -271,13 +331,16 @@ class Keeper:
         said = [sorted(map(repr, map(known_by, table))) for table in tables]
         known = known_by(place.function)
         sketch = repr(_sketch(dict(values), varies.is_any()))
-        settings = *varies.settings(), is_asked(varies.callers)
+        # of these, the program's run without a fact
+        methods = [(k, known_by(x)) for k, x in vars(Tensor).items() if is_the_programs(x)]
+        settings = *varies.settings(), is_asked(varies.callers), methods
         text = repr((conditions, dtypes, said, allowed_by_torch(), known, sketch, settings))
-        count = _VERSIONS if "'open'" in sketch or varies.is_any() else 1
+        count = _VERSIONS if "'open'" in sketch or varies.is_any() else _STATES
         return [content_key(code_salt(), text, str(k)) for k in range(count)]
 
 
 _VERSIONS = 8  # as many as a place has unless said otherwise
+_STATES = 4  # of known sizes: before and after a cache is filled, say, of two models
 
 
 def _tell(place: Place, what: str) -> None:
@@ -329,11 +392,11 @@ def _written(captured: Captured) -> bytes:
     names = Names(captured.facts, captured.place.function, captured.taken, reduced)
     found = {name: getattr(captured, name) for name in _FIELDS}
     found["symbols"] = captured.symbols and captured.symbols.written()
-    parts = (
-        None
-        if graph is None
-        else (*_written_graph(graph.graph, captured.symbols is not None), reached(graph))
-    )
+    parts = None
+    if graph is not None:
+        has_symbols = captured.symbols is not None
+        foreign = _foreign_calls(graph.graph, has_symbols)
+        parts = *_written_graph(graph.graph, has_symbols), reached(graph), foreign
     return names.written((found, parts))
 
 
@@ -351,8 +414,10 @@ def _reduced(x: Any) -> Any:
         return Failing, (x.eagerly, x.state, x.changes, x.draws)
     if type(x) is Relation:
         return Relation, (x.a, x.op, x.b, dict(x.origins))
-    if type(x) is Comparison:
-        return Comparison, tuple(x)
+    if type(x) in (Comparison, _ForeignCall):
+        return type(x), tuple(x)
+    if type(x) is _Shape:
+        return _Shape, tuple(x)
     return x.__reduce__() if type(x) in (Symbol, Call, Expr) else NotImplemented
 
 
@@ -418,6 +483,16 @@ def _keep_compiled(sidecar: Sidecar, compiled: Any) -> None:
         sidecar.put(*compiled.kept)
 
 
+def _make_sure(call: _ForeignCall) -> None:
+    """raises   NotKept"""
+    try:
+        if call.is_as_it_was():
+            return
+    except Exception as error:  # noqa: BLE001  # the program's
+        raise NotKept(f"{call.target} raises {type(error).__name__}: {error}") from None
+    raise NotKept(f"{call.target} gives other tensors")
+
+
 def _read(data: bytes, place: Place, values: Values) -> _Kept:
     waiting = Waiting()
     found = Resolved(data, place.function, values, waiting)
@@ -426,8 +501,9 @@ def _read(data: bytes, place: Place, values: Values) -> _Kept:
     if captured.symbols is not None:
         captured.symbols = Symbols.read(*captured.symbols)
         waiting.env = captured.symbols.env
+    foreign: Sequence[_ForeignCall] = ()
     if graph is not None:
-        waiting.data, waiting.named, calls = graph
+        waiting.data, waiting.named, calls, foreign = graph
         captured.waiting = waiting
         if (other := replaced(calls)) is not None:
             raise NotKept(f"{other}, which torch's functions call, is another")
@@ -440,5 +516,8 @@ def _read(data: bytes, place: Place, values: Values) -> _Kept:
             raise NotKept(f"{function.__qualname__}() gives another result")
     if (fact := captured.facts.unlike(found.look)) is not None:
         raise NotKept(f"not so: {fact}")
+    with captured.modes():
+        for call in foreign:
+            _make_sure(call)
     captured.examples = [found.look(origin) for origin in captured.inputs]
     return captured

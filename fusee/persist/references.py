@@ -8,6 +8,7 @@ What has no recipe, or is known by nothing but its address, cannot be kept.
     ("module", name)               sys.modules
     ("global", module, name)       what a module holds, or Python's builtins
     ("at", origin)                 the object that a fact made sure of
+    ("operator", "torch.ops", name)
     ("part", object, name)         an attribute of another: a property's getter, a class's dict
     ("cell", object, k)            a cell of a function's closure
 """
@@ -15,6 +16,7 @@ What has no recipe, or is known by nothing but its address, cannot be kept.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -52,6 +54,7 @@ _UNASKED = {list, tuple, dict, set, frozenset, bytearray, pickle.PickleBuffer}
 _MARKERS = {"ABSENT": ABSENT, "UNBOUND": UNBOUND}
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _DICTS = (dict, collections.OrderedDict)
+_FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 
 # ------------------------------------------------------------------------------ what it is
 
@@ -62,12 +65,12 @@ def known_by(x: Any) -> Any:
     if is_scalar(x) or kind in (types.UnionType, types.GenericAlias):
         return kind.__qualname__, text_of(x)
     if kind in (OpOverload, OpOverloadPacket):
-        return "operator", str(x)
+        return "operator", str(x), str(x._schema) if kind is OpOverload else ""
     if kind is types.FunctionType:
         marks = sorted((key, known_by(mark)) for key, mark in vars(x).items() if is_scalar(mark))
-        return x.__module__, x.__qualname__, code_key(x.__code__), sorted(vars(x)), marks
+        return x.__module__, x.__qualname__, code_key(x.__code__), sorted(vars(x)), marks, _asked(x)
     if isinstance(x, type):
-        return "class", [f"{base.__module__}.{base.__qualname__}" for base in x.__mro__]
+        return "class", [*map(_class, x.__mro__)], kind is not type and _class(kind)
     if isinstance(x, types.ModuleType):
         return "module", x.__name__
     if kind is types.CodeType:
@@ -88,12 +91,64 @@ def known_by(x: Any) -> Any:
         return kind.__qualname__, getattr(home, "__name__", ""), x.__name__
     if kind in (types.MappingProxyType, types.CellType, *_DICTS):
         return kind.__qualname__
+    if kind is _FIELD:
+        return "field", known_by(x.__reduce__()[1])
+    if kind is functools.partialmethod:
+        return "method", known_by(x.func), known_by(x.args), known_by((*x.keywords.items(),))
     is_bound = any(type(base).__module__.startswith("pybind11") for base in kind.__mro__)
     if kind.__flags__ & _ON_HEAP and not is_bound and not isinstance(x, Tensor):
         in_c = [base for base in kind.__mro__ if not base.__flags__ & _ON_HEAP]
         if in_c == [object] or {*in_c} <= {object, dict, list}:  # facts tell the rest
             return "instance", known_by(kind)
     raise NotKept(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def _asked(function: types.FunctionType) -> Any:
+    """What inspect and typing tell of a function; what it is called with has facts."""
+    named = function.__kwdefaults__ or {}, function.__annotations__
+    rows = [*enumerate(function.__defaults__ or ()), *(row for x in named for row in x.items())]
+    return [(key, _told(x)) for key, x in rows]
+
+
+def _told(x: Any) -> Any:
+    return known_by(x) if is_scalar(x) else _name(x) or type(x).__qualname__
+
+
+def _class(cls: type) -> Any:
+    """The name of a class; of the program's own with all functions that it holds.
+
+    C code asks a class for methods, and whether it has them, where no fact tells.
+    """
+    if (known := _looked_at.get(id(cls))) is not None:
+        return known[1]
+    name, rows = f"{cls.__module__}.{cls.__qualname__}", list[tuple[str, str]]()
+    if name.partition(".")[0] not in _LIBRARIES:
+        rows = sorted((key, _held(x)) for key, x in vars(cls).items() if key not in _LATE)
+    _looked_at[id(cls)] = cls, (name, rows)
+    return name, rows
+
+
+_looked_at: dict[int, tuple[type, Any]] = {}
+
+
+@contextlib.contextmanager
+def unchanged() -> Iterator[None]:
+    """While this lasts a class is looked at once."""
+    try:
+        yield
+    finally:
+        _looked_at.clear()
+
+
+# What Python adds to a class when it is first asked for.
+_LATE = {"__annotations__", "__slotnames__", "_abc_impl"}
+
+
+def _held(x: Any) -> str:
+    """What tells of what a class holds."""
+    parts = [x, *(getattr(x, name) for name in _PARTS.get(type(x), ()))]
+    found = [code_key(y.__code__) for y in parts if type(y) is types.FunctionType]
+    return " ".join([type(x).__qualname__, *found])
 
 
 def text_of(x: Any) -> str:
@@ -233,6 +288,8 @@ def _part(x: Any, name: str) -> Any:
 
 def _by_name(x: Any) -> tuple[str, str, str] | None:
     """Where a function or class is found by its own name."""
+    if type(x) in (OpOverload, OpOverloadPacket):  # whose namespace has it once it is asked for
+        return "operator", "torch.ops", str(x)
     if type(x) is Marker:
         return ("global", "", x.name) if _MARKERS.get(x.name) is x else _nowhere(x)
     name = _name(x)
@@ -257,6 +314,8 @@ def _by_name(x: Any) -> tuple[str, str, str] | None:
 
 def is_torchs(x: Any) -> bool:
     """Whether an object is torch's or Python's, and runs no code but theirs."""
+    if type(x) in (OpOverload, OpOverloadPacket):
+        return str(x).startswith("aten.")
     if type(x) is types.FunctionType:
         home = x.__globals__.get("__name__")  # a wrapper takes over the other name
     else:
@@ -280,6 +339,8 @@ def _global(module: str, path: str) -> Any:
     if module.startswith("fusee."):  # which capture itself would import
         importlib.import_module(module)
     found: Any = sys.modules.get(module, ABSENT)
+    if module.startswith("torch.ops."):  # made when it is asked for
+        found, path = torch.ops, f"{module[10:]}.{path}"
     for name in path.split("."):
         found = getattr(found, name, ABSENT)
     return found
@@ -331,6 +392,8 @@ class Resolved(pickle.Unpickler):
             return sys.modules[way[0]]
         if kind == "global":
             return _global(*way)
+        if kind == "operator":
+            return operator.attrgetter(way[1])(torch.ops)
         if kind == "at":
             return self.look(way[0])
         owner, part = way

@@ -93,7 +93,7 @@ def code_key(code: types.CodeType, placed: bool = True) -> str:
         else repr(sorted(map(repr, x)) if isinstance(x, frozenset) else x)
         for x in code.co_consts
     ]
-    place = (code.co_filename, code.co_firstlineno) if placed else ()
+    place = (code.co_filename, code.co_firstlineno, code.co_linetable) if placed else ()
     parts = (
         code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
         code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount,

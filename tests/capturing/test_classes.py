@@ -15,11 +15,13 @@ import math
 import operator
 import sys
 import types
+import typing
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 import torch
+from torch import nn
 
 import fusee
 from fusee.capture.policy import as_function
@@ -722,3 +724,83 @@ def test_methods_in_c_under_another_name_are_those_that_attributes_ask(kind: Any
     traced = same(fn, torch.ones(2))
     assert len(traced.graphs) == 1 and not traced.stops
     assert "last" in kept and not vars(kept)
+
+
+class Scaled(type):
+    """Says of each class what only its metaclass knows."""
+
+    @property
+    def scale(cls) -> Any:
+        return cls.own * 2  # type: ignore[attr-defined]
+
+
+class OfScaled(metaclass=Scaled):
+    own, scale = 2, 5  # a property of the metaclass goes before an attribute of the class
+
+
+def test_a_property_of_a_metaclass_goes_first() -> None:
+    compiled = fusee.compile(lambda x: x * OfScaled.scale, fullgraph=True)
+    for own in (2, 3):
+        OfScaled.own = own
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), own * 2.0))
+
+
+@pytest.mark.parametrize("name", ["__call__", "_call_impl"])
+def test_what_all_modules_are_called_by_is_replaced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, plain = nn.Sequential(nn.Tanh(), nn.ReLU()), getattr(nn.Module, name)
+    compiled, x = fusee.compile(lambda x: layers(x)), torch.ones(3)
+    want = layers(x)
+    torch.testing.assert_close(compiled(x), want)
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, name, lambda *args: plain(*args) * 2)
+        torch.testing.assert_close(compiled(x), layers(x))
+        assert not torch.equal(layers(x), want)
+    torch.testing.assert_close(compiled(x), want)
+
+
+@typing.runtime_checkable
+class HasScale(Protocol):
+    scale: int
+
+
+def test_a_protocol_asks_for_attributes_at_each_call() -> None:
+    thing = types.SimpleNamespace()
+
+    class Own:
+        pass
+
+    own = Own()
+
+    def fn(x: torch.Tensor) -> Any:
+        known = [isinstance(one, HasScale) for one in (thing, own, x, 3)]
+        return x * (2 if known[1] else 3), known
+
+    compiled = fusee.compile(fn, fullgraph=True)
+    x = torch.ones(2)
+    for change in (lambda: None, lambda: setattr(own, "scale", 1), lambda: delattr(own, "scale")):
+        change()
+        got, want = compiled(x), fn(x)
+        assert torch.equal(got[0], want[0]) and got[1] == want[1]
+
+
+FACTORS = {"of": 2}
+
+
+class Mode(enum.Enum):
+    ONE, TWO = 1, 2
+
+    @property
+    def factor(self) -> int:
+        return self.value * FACTORS["of"]
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def test_members_of_enums_run_what_their_class_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = fusee.compile(lambda x: Mode.ONE.factor * Mode.TWO.scaled(x), fullgraph=True)
+    for factor in (2, 3):
+        monkeypatch.setitem(FACTORS, "of", factor)
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), factor * factor * 2.0))

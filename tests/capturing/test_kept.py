@@ -78,7 +78,7 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proce
 
 
 HEAD = """
-import dataclasses, enum, functools, logging, math, os, sys, torch, types
+import abc, collections, dataclasses, enum, functools, inspect, logging, math, os, sys, torch, types
 from torch import nn
 import torch.nn.functional as F
 """
@@ -216,6 +216,80 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "@torch._dynamo.assume_constant_result\ndef g(): return N\nN = 2\ndef f(x): return x * g()",
         "N = 2", "N = 3",
     ),
+    "a line's number": (
+        "def f(x):\n  #\n  return x * inspect.currentframe().f_lineno", "#", "#\n  #",
+    ),
+    "a default that nobody takes": (
+        "def g(n=2): pass\ndef f(x): return x * inspect.signature(g).parameters['n'].default",
+        "n=2", "n=3",
+    ),
+    "an annotation": (
+        "def g(n: int): pass\ndef f(x): return x * (2 if g.__annotations__['n'] is int else 3)",
+        "n: int", "n: float",
+    ),
+    "a method that only C asks for": (
+        "class A:\n  n = 2\na = A()\ndef f(x): return x * (2 if callable(a) else 3)",
+        "n = 2", "def __call__(self): pass",
+    ),
+    "what a list compares with": (
+        "class A:\n  n = 2\na = A()\ndef f(x): return x * (2 if 5 in [a] else 3)",
+        "n = 2", "__eq__ = lambda self, other: True",
+    ),
+    "a metaclass": (
+        "class M(type):\n  n = 1\nclass A(metaclass=M): pass\n"
+        "def f(x): return x * getattr(A, 'm', 2)",
+        "n = 1", "__getattr__ = lambda cls, name: 3",
+    ),
+    "a method of an enum": (
+        "class E(enum.Enum):\n  A = 2\n  def twice(self): return self.value * 2\n"
+        "def f(x): return x * E.A.twice()",
+        "* 2", "* 3",
+    ),
+    "what a property of a member reads": (
+        "class E(enum.Enum):\n  A = 1\n  @property\n  def n(self): return N\nN = 2\n"
+        "def f(x): return x * E.A.n",
+        "N = 2", "N = 3",
+    ),
+    "a partial method": (
+        "class A:\n  def g(self, n, x): return x * n\n  h = functools.partialmethod(g, 2)\n"
+        "a = A()\ndef f(x): return a.h(x)",
+        "(g, 2)", "(g, 3)",
+    ),
+    "what an abstract class is told of": (
+        "class P(abc.ABC): pass\nclass A: pass\n#\na = A()\n"
+        "def f(x): return x * (2 if isinstance(a, P) else 3)",
+        "#", "P.register(A)",
+    ),
+    "what an abstract class is told of a base": (
+        "class P(abc.ABC): pass\nclass A: pass\nclass B(A): pass\n#\n"
+        "def f(x): return x * (2 if issubclass(B, P) else 3)",
+        "#", "P.register(A)",
+    ),
+    "what an abstract class within a union is told of": (
+        "class P(abc.ABC): pass\nclass A: pass\n#\na = A()\n"
+        "def f(x): return x * (2 if isinstance(a, P | int) else 3)",
+        "#", "P.register(A)",
+    ),
+    "fields": (
+        "P = collections.namedtuple('P', 'a b')\np = P(2, 3)\ndef f(x): return P(x * p.a, x)",
+        "'a b'", "'b a'",
+    ),
+    "an operator of a library": (
+        "if known := getattr(torch.ops.kept_lib, 'known', None): known._destroy()\n"
+        "torch.ops.kept_lib.__dict__.pop('cut', None)\n"
+        "lib = torch.ops.kept_lib.known = torch.library.Library('kept_lib', 'DEF')\n"
+        "lib.define('cut(Tensor x) -> Tensor')\n"
+        "lib.impl('cut', lambda x: x[:N].clone(), 'CompositeImplicitAutograd')\nN = 2\n"
+        "def f(x):\n  y = torch.ops.kept_lib.cut(x)\n  return y * y.shape[0]",
+        "N = 2", "N = 3",
+    ),
+    "an operator's fake": (
+        "@torch.library.custom_op('kept::op', mutates_args=())\n"
+        "def op(x: torch.Tensor) -> torch.Tensor: return x[:N].clone()\n"
+        "@op.register_fake\ndef _(x): return x.new_empty(N, *x.shape[1:])\n"
+        "N = 2\ndef f(x):\n  y = op(x)\n  return y * y.shape[0]",
+        "N = 2", "N = 3",
+    ),
     "that it is disabled": (
         "def g(x): return x + 1\ng = g if len('a') == 1 else torch.compiler.disable(g)\n"
         "def f(x): return g(x) * 2",
@@ -251,10 +325,50 @@ def test_torch_itself_may_differ(processes: Processes, monkeypatch: pytest.Monke
         assert processes.run(source, X)[1]
 
 
+def test_a_method_of_tensors_may_be_replaced(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = HEAD + "def f(x): return x.sin()"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "sin", lambda x: x * 7)
+        assert torch.equal(processes.run(source, X)[0], X * 7)
+    assert torch.equal(processes.run(source, X)[0], X.sin())
+
+
+# First calls that leave a state behind, and two objects that look alike.
+STATES = {
+    "a cache": "k = {}\ndef f(x):\n  if 'n' not in k: k['n'] = 2\n  return x * k['n']",
+    "two models": (
+        "class A(nn.Module):\n  def __init__(self, n):\n    super().__init__()\n    self.n = n\n"
+        "  def forward(self, x): return x * self.n\nboth = A(2), A(3)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STATES)
+def test_what_looks_alike_is_kept_side_by_side(what: str, processes: Processes) -> None:
+    for count in (2, 0):
+        program = processes.start(HEAD + STATES[what])
+        processes.captures.clear()
+        models = getattr(program, "both", ())
+        for model in models or (None, None):
+            function = program.f if model is None else type(model).forward
+            fast = CompiledFunction(
+                function, lambda gm, _: gm.forward, Policy(), keeper=Keeper(cache=processes.cache)
+            )
+            given = (X,) if model is None else (model, X)
+            torch.testing.assert_close(fast(*given), X * getattr(model, "n", 2))
+        assert len(processes.captures) == count
+
+
 NEVER = {
     "an address": "def f(x): return x * (id(f) % 7)",
     "a hash": "def f(x): return x * (hash('a') % 7)",
     "the order of a set": "S = {'a', 'b'}\ndef f(x): return x * sum(map(ord, list(S)))",
+    "what is no member": (
+        "class E(enum.Enum):\n  A = 2\n  @classmethod\n  def _missing_(cls, value): return cls.A\n"
+        "def f(x): return x * E('c').value"
+    ),
     "not one graph": "def f(x):\n  y = x + 1\n  sys.stderr.write('')\n  return y * 2",
 }
 
