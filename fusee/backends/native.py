@@ -89,7 +89,7 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, gc_paused
-from fusee.runtime.cache import GRADIENTS, KEPT, Sidecar, Unread
+from fusee.runtime.cache import GRADIENTS, KEPT, Sidecar, Unread, content_key
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.runtime.jit import prepare
 from fusee.source import define
@@ -521,7 +521,8 @@ def _fill_report(
 
 # ---------------------------------------------------------------------------- kept
 # What a later process runs without the graph: one that nobody differentiates, or a forward; and
-# each of its backwards, once it is compiled. Each is an entry of its own.
+# each of its backwards, once it is compiled. Each is an entry of its own; a backward's belongs to
+# the very forward that it was compiled for, since of two processes each may save other values.
 
 
 class CompiledAten(NamedTuple):
@@ -572,8 +573,9 @@ class _Keeping:
         self.is_asked, self.label = options.cache and KEPT in gm.meta, report.name
         told = [repr(options)] if self.is_asked else []
         self.name = name_on_disk(told, examples, gm.meta.get(KEPT, False))
-        self.waiting: list[tuple[str, Callable[[], KeptNative]]] = []
+        self.waiting: list[tuple[frozenset[int] | None, Callable[[], KeptNative]]] = []
         self.sidecar: Sidecar | None = None
+        self.backwards: Sidecar | None = None
 
     def of(
         self, aten: AtenGraph, target: Target, report: Report, split: Split | None = None
@@ -581,12 +583,11 @@ class _Keeping:
         """What takes down what becomes of a graph, which compiling changes."""
         if not self.is_asked:
             return None
-        is_backward = split is not None and aten is split.backward
-        part = _part(self.name, split.absent if split and is_backward else None)
+        absent = split.absent if split is not None and aten is split.backward else None
         about = dataclasses.replace(aten), len(aten.results), split, target, report
 
         def take(made: CompiledAten) -> None:
-            self.waiting.append((part, partial(_content, made, *about)))
+            self.waiting.append((absent, partial(_content, made, *about)))
             if self.sidecar is not None:
                 self.begin(self.sidecar)
 
@@ -595,21 +596,24 @@ class _Keeping:
     def begin(self, sidecar: Sidecar) -> None:
         """See fusee.runtime.cache.KeptGraph."""
         self.sidecar, rows, self.waiting = sidecar, self.waiting, []
-        for part, content in rows:
+        for absent, content in rows:
             out = io.BytesIO()
             try:
                 if self.name is None:
                     raise pickle.PicklingError("an input is no plain tensor")
                 _Pickler(out, protocol=5).dump(content())
-                sidecar.put(part, out.getvalue())
+                data = out.getvalue()
+                if absent is None:
+                    sidecar.put(self.name, data)
+                    self.backwards = Sidecar(sidecar.cache, content_key(data))
+                elif self.backwards is not None:
+                    self.backwards.put(_without(self.name, absent), data)
             except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
                 log.publish("cache", self.label, f"what was compiled is not kept: {error}")
 
 
-def _part(name: str | None, absent: frozenset[int] | None = None) -> str:
-    """The name of a backward's entry; absent=None: of what comes before it."""
-    if absent is None:
-        return f"{name}"
+def _without(name: str, absent: frozenset[int]) -> str:
+    """The name of a backward's entry."""
     return f"{name} {sorted(absent)} {torch.are_deterministic_algorithms_enabled()}"
 
 
@@ -631,7 +635,7 @@ def _content(
     if sum(x.nbytes for x in constants) > _MOST_BYTES:
         raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
     kernels = tuple((x.function, x.origin) for x in report.kernels)
-    nothing: dict[str, Any] = {"replays": None, "bill": None, "backward": None}
+    nothing: dict[str, Any] = {"name": "", "replays": None, "bill": None, "backward": None}
     plain = dataclasses.replace(report, kernels=[], stages_ms={}, **nothing)
     about = aten, results, split and _outline(split), plain, kernels
     return KeptNative(target.device, target.settings(), made, *about)
@@ -656,12 +660,8 @@ def _graph_outline(aten: AtenGraph) -> Any:
     if kind is None:
         raise pickle.PicklingError("its results are in containers")
     about = aten.inputs, aten.outputs, aten.mutations, kind, aten.symbols
-    more = {"no_autocast": aten.no_autocast, "from_start": aten.from_start}
-    return _read_outline, (about, more)
-
-
-def _read_outline(about: Any, more: dict[str, Any]) -> AtenGraph:
-    return AtenGraph(fx.Graph(), {}, *about, **more)
+    more: Any = {"no_autocast": aten.no_autocast, "from_start": aten.from_start}
+    return partial(AtenGraph, **more), (fx.Graph(), {}, *about)
 
 
 class _Pickler(pickle.Pickler):
@@ -692,7 +692,7 @@ def resume(
     name = name_on_disk([repr(parsed)], examples, sidecar.is_open)
     if name is None or any(map(log.wants, _FORMS_SHOWN)):
         return None
-    if (data := sidecar.get(_part(name))) is None:
+    if (data := sidecar.get(name)) is None:
         return None
     with gc_paused():
         found = _taken_up(data, parsed.name or f"graph_{next(_numbers)}", parsed)
@@ -702,7 +702,8 @@ def resume(
         if kept.split is None:
             call = bind(graph, kept.aten, run, report, count=kept.results)
         else:
-            resumed = _ResumedSplit(sidecar, name, graph, kept.split, report, parsed)
+            backwards = Sidecar(sidecar.cache, content_key(data))
+            resumed = _ResumedSplit(backwards, name, graph, kept.split, report, parsed)
             if len(kept.split.joint.tangents) == 1 and resumed.part(frozenset()) is None:
                 return None
             call = resumed.bound(run)
@@ -748,21 +749,21 @@ class _ResumedSplit:
 
     def __init__(
         self,
-        sidecar: Sidecar,
+        backwards: Sidecar,
         name: str,
         graph: Unread,
         split: Split,
         report: Report,
         options: Options,
     ) -> None:
-        self.sidecar, self.name, self.graph, self.options = sidecar, name, graph, options
+        self.backwards, self.name, self.graph, self.options = backwards, name, graph, options
         self.report, self.is_lacking = report, False
         self.compiled: Callable[..., Any] | None = None
         self.part = functools.cache(self._part)
         self.split, split.without = split, self._without
 
     def _part(self, absent: frozenset[int]) -> tuple[KeptNative, Run, Report] | None:
-        if (data := self.sidecar.get(_part(self.name, absent))) is None:
+        if (data := self.backwards.get(_without(self.name, absent))) is None:
             return None
         with gc_paused():
             return _taken_up(data, f"{self.report.name}.backward", self.options)

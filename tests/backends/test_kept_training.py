@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fusee
 from fusee import log
+from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.config import settings
 from fusee.runtime.cache import Sidecar
@@ -201,6 +202,23 @@ def test_without_the_entry_of_its_backward_a_graph_is_compiled(
     for traces in (["traced"], []):
         trainings.train(source)
         assert trainings.traces == traces
+
+
+def test_a_backward_of_another_forward_is_not_used(
+    trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two first processes at once: each may have chosen other values to save."""
+    trainings.train(SEVERAL)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "describe", lambda split: "other values are saved")
+        stop = log.subscribe(lambda record: None, "aten")
+        program = trainings.start(SEVERAL)
+        program.call = fusee.compile(program.f, options={"prices": False})
+        program.call(X.clone().requires_grad_())  # and is killed before its backward
+        stop()
+    assert trainings.traces == ["traced"]
+    trainings.train(SEVERAL)
+    assert trainings.traces == ["traced"]
 
 
 def twice(call: Any, m: Any) -> Any:
