@@ -635,8 +635,9 @@ def _content(
     if sum(x.nbytes for x in constants) > _MOST_BYTES:
         raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
     kernels = tuple((x.function, x.origin) for x in report.kernels)
-    nothing: dict[str, Any] = {"name": "", "replays": None, "bill": None, "backward": None}
-    plain = dataclasses.replace(report, kernels=[], stages_ms={}, **nothing)
+    nothing: dict[str, Any] = {"name": "", "replays": None, "backward": None}
+    prices = report.bill and report.bill._replace(singles={})
+    plain = dataclasses.replace(report, kernels=[], stages_ms={}, bill=prices, **nothing)
     about = aten, results, split and _outline(split), plain, kernels
     return KeptNative(target.device, target.settings(), made, *about)
 

@@ -372,6 +372,7 @@ def test_the_report_says_what_the_first_did(trainings: Trainings) -> None:
     for first, second in list(zip(*reports))[:2]:
         assert list(second.stages_ms) == ["resume"]
         assert [row.function for row in first.kernels] == [row.function for row in second.kernels]
+        assert str(first.bill) == str(second.bill)
         for name in ("where", "externs", "passes", "arena_bytes", "eager"):
             assert getattr(first, name) == getattr(second, name)
         assert [*first.notes, "another process compiled it: it was not traced"] == second.notes
