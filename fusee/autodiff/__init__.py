@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import AtenGraph, dependents
+from fusee.aten import AtenGraph, dependents, draws
 from fusee.aten.rewriter import new_call
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
@@ -78,6 +78,34 @@ class Joint:
         """How many of aten.inputs are the forward's; the others are tangents."""
         return len(self.aten.inputs) - len(self.tangents)
 
+    @functools.cached_property
+    def tangents_of(self) -> tuple[list[int], list[int]]:
+        """Per input of the forward two sets of tangents, as bits: those that its gradient depends
+        on; and those of which any gradient does that depends on the input, too."""
+        given, nodes = self.aten.placeholders, self.aten.graph.nodes
+        above = {x: 1 << k for k, x in enumerate(given[self.forward_inputs :])}
+        for node in nodes:
+            for x in node.all_input_nodes:
+                above[node] = above.get(node, 0) | above.get(x, 0)
+        results = self.aten.results
+        ends = [None if k is None else results[k] for k in self.gradients]
+        below = {node: above.get(node, 0) for node in ends if node is not None}
+        for node in reversed(nodes):
+            for x in sources(node) if node in below else ():
+                below[x] = below.get(x, 0) | below[node]
+        reached = [0 if node is None else above.get(node, 0) for node in ends]
+        return reached, [below.get(x, 0) for x in given[: self.forward_inputs]]
+
+    @functools.cached_property
+    def generators(self) -> list[torch.Generator | torch.device]:
+        """What the graph draws from: generators, or those of devices."""
+        found = list[torch.Generator | torch.device]()
+        for node in self.aten.graph.nodes:
+            if draws(node.target):
+                own: Any = node.kwargs.get("generator")
+                found.append(torch.device(node.meta["device"] or "cpu") if own is None else own)
+        return list({str(x) if isinstance(x, torch.device) else id(x): x for x in found}.values())
+
     def backward_nodes(self) -> set[fx.Node]:
         """The nodes that depend on a tangent, and cannot run in the forward; or that come with and
         after a backward pass within the graph."""
@@ -85,6 +113,23 @@ class Joint:
         if not given:
             given = [node for node in self.aten.graph.nodes if node.meta.get("backward")]
         return dependents(self.aten.graph, given)
+
+
+_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+# Of its arguments: running mean and variance, and whether it trains; of its results: the later two.
+_STATISTICS, _TRAINS = (3, 4), 5
+
+
+def sources(node: fx.Node) -> list[fx.Node]:
+    """What a value is computed of. While it trains, a batch norm makes of its running statistics
+    nothing but later ones; its gradients have none (`prepare`)."""
+    args: Any = node.args
+    if node.target is not operator.getitem or args[0].target is not _NORM:
+        return node.all_input_nodes
+    given, number = args[0].args, args[1]
+    if not given[_TRAINS] or number in _STATISTICS:
+        return node.all_input_nodes
+    return [x for k, x in enumerate(given) if isinstance(x, fx.Node) and k not in _STATISTICS]
 
 
 class Saved(NamedTuple):
@@ -131,6 +176,12 @@ class Split:
     gradients: tuple[Gradient, ...]
     absent: frozenset[int] = frozenset()
     without: Callable[[frozenset[int]], Split] | None = None
+
+    @functools.cached_property
+    def read(self) -> list[int]:
+        """The saved values that the backward reads."""
+        given = self.backward.placeholders[: len(self.saved)]
+        return [k for k, x in enumerate(given) if x.users]
 
     @functools.cached_property
     def shown(self) -> list[tuple[int, int]]:

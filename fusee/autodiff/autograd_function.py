@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import Fresh, InputSpec, ViewOfOutput, closure, dependents, draws
+from fusee.aten import Fresh, InputSpec, ViewOfOutput
 from fusee.aten.boundary import flatten
 from fusee.aten.torch_api import (
     as_if_not_written,
@@ -44,17 +44,19 @@ _NONE: frozenset[int] = frozenset()
 
 
 def differentiable(
-    gm: fx.GraphModule,
+    gm: Any,
     split: Split,
     forward: Run,
-    backward: Callable[[Split], Run],
+    backward: Callable[[Split], Run | None],
     tell: Callable[[str], None],
 ) -> Callable[..., Sequence[Any]]:
     """A function of the forward's inputs; its results are those of the joint graph's forward.
 
-    gm        the captured graph: eager differentiates it for gradients of gradients, and in batches
+    gm        the captured graph, or what runs it: eager differentiates it for gradients of
+              gradients, and in batches
     forward   runs split.forward
-    backward  gives what runs the backward of `split`, or of one without some of the tangents
+    backward  gives what runs the backward of `split`, or of one without some of the tangents; None:
+              eager differentiates the graph
     tell      is told what of the graph runs eagerly
     raises    (in backward) InputError if a hook on saved tensors gave back another kind of tensor
     """
@@ -94,7 +96,7 @@ def differentiable(
 
 
 def _gradients(
-    split: Split, again: Again, backward: Callable[[Split], Run]
+    split: Split, again: Again, backward: Callable[[Split], Run | None]
 ) -> Callable[[Any, list[Any]], tuple[Any, ...]]:
     """A function of a node's context and the gradients of its results: those of its inputs.
 
@@ -116,14 +118,15 @@ def _gradients(
         variant = chosen(missing)
         held, kept = ctx.held, variant.saved(ctx, again)
         is_twice = torch.is_grad_enabled()
-        if not are_real:  # vmap runs this backward
+        run = backward(variant.split) if are_real else None
+        if run is None:  # vmap runs this backward, or another process has compiled none
             return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
         operands = (again.inputs(held, kept), list(grads)) if is_twice else None
         if is_twice or ctx.has_hooks or keeps_graph():
             kept = [x.detach() for x in kept]  # who has them besides can be counted
         kept += variant.rest(grads, ctx.numbers)
         grads.clear()
-        found = variant.gradients(_run_backward(backward(variant.split), kept, is_twice))
+        found = variant.gradients(_run_backward(run, kept, is_twice))
         if operands is None:
             return tuple(found)
         return tuple(again.differentiable(held, *operands, found))
@@ -191,14 +194,10 @@ def _in_parts(
 
 def _leading(joint: Joint) -> dict[int, frozenset[int]]:
     """By part: the inputs that its gradients lead to."""
-    given, results = joint.aten.placeholders[joint.forward_inputs :], joint.aten.results
-    found = {}
+    reached, found = joint.tangents_of[0], dict[int, frozenset[int]]()
     for part in dict.fromkeys(joint.parts):
-        above = dependents(
-            joint.aten.graph, (x for x, one in zip(given, joint.parts) if one == part)
-        )
-        ends = enumerate(joint.gradients)
-        found[part] = frozenset(k for k, at in ends if at is not None and results[at] in above)
+        bits = sum(1 << k for k, one in enumerate(joint.parts) if one == part)
+        found[part] = frozenset(k for k, x in enumerate(reached) if x & bits)
     return found
 
 
@@ -288,7 +287,7 @@ class _Variant:
     """
 
     def __init__(self, split: Split, missing: tuple[bool, ...]) -> None:
-        joint, count = split.joint, len(split.saved)
+        joint = split.joint
         absent = frozenset(k for k, is_missing in enumerate(missing) if is_missing)
         self.split = split if split.without is None or not absent else split.without(absent)
         self._sizes = [list(joint.aten.symbols).index(name) for name in self.split.sizes]
@@ -298,17 +297,16 @@ class _Variant:
         rows = self.split.gradients
         places = [-1 if x is None else x for x in rows if not isinstance(x, tuple)]
         self._place = picker(places) if len(places) == len(rows) else None
-        self._read = [k for k, x in enumerate(self.split.backward.placeholders[:count]) if x.users]
 
     def saved(self, ctx: Any, again: Again) -> list[Any]:
         """What was saved, which this backward frees: but not yet for parts that it leaves out."""
         if ctx.done and ctx.done.isdisjoint(self._present):
-            if any(ctx.later[k][0]._version != ctx.later[k][1] for k in self._read):
+            if any(ctx.later[k][0]._version != ctx.later[k][1] for k in self.split.read):
                 raise modified()
             kept = [x for x, _ in ctx.later]
         else:
             shown = ctx.shown
-            unread = [(x, n) for k, x, n in shown if k not in self._read] if shown else shown
+            unread = [(x, n) for k, x, n in shown if k not in self.split.read] if shown else shown
             if unread:
                 with as_if_not_written(unread):
                     kept = list(ctx.saved_tensors)
@@ -437,7 +435,7 @@ class Again:
     tell    is told, once, that it was needed
     """
 
-    def __init__(self, gm: fx.GraphModule, split: Split, tell: Callable[[str], None]) -> None:
+    def __init__(self, gm: Any, split: Split, tell: Callable[[str], None]) -> None:
         joint = split.joint
         specs = joint.aten.inputs[: joint.forward_inputs]
         self.gm, self.tell = gm, tell
@@ -447,22 +445,8 @@ class Again:
         self.rebinds = {position: index for index, position in joint.rebinds}
         self.written = joint.written
         self.joint, self.count = joint, len(specs)
-        self.behind = functools.cache(self._behind)
-        self.copied = self._behind(frozenset(range(len(self.tangents)))) & self.written
-        # Those that the graph draws from
-        found = {}
-        for node in joint.aten.graph.nodes:
-            target = node.target
-            if draws(target):
-                generator: Any = node.kwargs.get("generator")
-                if generator is None:
-                    at = torch.device(node.meta["device"] or "cpu")
-                    gpus = torch.cuda.default_generators
-                    generator = (
-                        gpus[at.index or 0] if at.type == "cuda" else torch.default_generator
-                    )
-                found[id(generator)] = generator
-        self.generators = list(found.values())
+        self.copied = self.behind(frozenset(range(len(self.tangents)))) & self.written
+        self.generators = [*dict.fromkeys(map(_generator, joint.generators))]
         kinds = {spec.device.type for spec in specs if spec.device is not None}
         kind = next((x for x in kinds if x != "cpu"), "cpu")
         self.autocast = kind, joint.aten.no_autocast, torch.get_autocast_dtype(kind)
@@ -516,14 +500,10 @@ class Again:
 
     # -------------------------------------------------------------------------- the backward
 
-    def _behind(self, present: frozenset[int]) -> frozenset[int]:
+    def behind(self, present: frozenset[int]) -> frozenset[int]:
         """The inputs that the gradients which come from these tangents depend on."""
-        graph, given = self.joint.aten, self.joint.aten.placeholders
-        above = dependents(graph.graph, (given[self.count + k] for k in present))
-        results = graph.results
-        ends = [results[k] for k in self.joint.gradients if k is not None]
-        below = closure((node for node in ends if node in above), _sources)
-        return frozenset(k for k, node in enumerate(given[: self.count]) if node in below)
+        bits = sum(1 << k for k in present)
+        return frozenset(k for k, x in enumerate(self.joint.tangents_of[1]) if x & bits)
 
     def differentiable(
         self,
@@ -536,7 +516,7 @@ class Again:
 
         raises   DoubleBackwardError for a graph that does not say how
         """
-        if any(map(_hides_grad, self.gm.modules())):
+        if isinstance(self.gm, fx.GraphModule) and any(map(_hides_grad, self.gm.modules())):
             raise DoubleBackwardError(
                 "a torch.autograd.Function in a graph of torch.compile has a backward without"
                 " gradients of its own",
@@ -630,21 +610,11 @@ class Again:
         return found
 
 
-_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
-# Of its arguments: running mean and variance, and whether it trains; of its results: the later two.
-_STATISTICS, _TRAINS = (3, 4), 5
-
-
-def _sources(node: fx.Node) -> list[fx.Node]:
-    """What a value is computed of. While it trains, a batch norm makes of its running statistics
-    nothing but later ones; its gradients have none (joint.prepare)."""
-    args: Any = node.args
-    if node.target is not operator.getitem or args[0].target is not _NORM:
-        return node.all_input_nodes
-    given, number = args[0].args, args[1]
-    if not given[_TRAINS] or number in _STATISTICS:
-        return node.all_input_nodes
-    return [x for k, x in enumerate(given) if isinstance(x, fx.Node) and k not in _STATISTICS]
+def _generator(x: torch.Generator | torch.device) -> torch.Generator:
+    if isinstance(x, torch.Generator):
+        return x
+    gpus = torch.cuda.default_generators
+    return gpus[x.index or 0] if x.type == "cuda" else torch.default_generator
 
 
 def _watch(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], list[int]]:

@@ -42,6 +42,7 @@ from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import CompiledGraph, Report, first_line, is_refused, remember
 from fusee.errors import BackendError, FuseeWarning, MissingFake, OptionError, TraceError, warn
 from fusee.fake.layouts import extent, known
+from fusee.runtime.cache import Unread
 from fusee.source import HostSource, listed
 
 # ---------------------------------------------------------------------------- two graphs
@@ -92,7 +93,8 @@ def _by_aten(
         graph = trace(gm, example_inputs)
         return bind(gm, graph, forward(graph.flat()), report, spread=False)
     split = differentiate(gm, example_inputs, halved=halved)
-    return bind_split(gm, split, forward(split.forward), backward, report)
+    run = forward(split.forward)
+    return bind_split(gm, split, run, lambda of: backward(of.backward), report)
 
 
 def _by(compiler: GraphCompiler, graph: AtenGraph) -> Run:
@@ -183,23 +185,6 @@ def is_differentiated(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool
     return wanted and torch.is_grad_enabled()
 
 
-class Unread:
-    """In place of a captured graph which is read, and compiled, when a call needs it.
-
-    count      how many inputs it has
-    recompile  compiles it for some inputs
-    """
-
-    def __init__(self, count: int, recompile: Callable[[Sequence[Any]], Call]) -> None:
-        self.count, self.recompile = count, recompile
-        self.compiled: Call | None = None
-
-    def forward(self, *inputs: Any) -> Any:
-        if self.compiled is None:
-            self.compiled = self.recompile(inputs)
-        return self.compiled(*inputs)
-
-
 Captured = fx.GraphModule | Unread
 
 
@@ -229,10 +214,10 @@ def bind(
 
 
 def bind_split(
-    gm: fx.GraphModule,
+    gm: Captured,
     split: Split,
     forward: Run,
-    compile_backward: Callable[[AtenGraph], Run],
+    compile_backward: Callable[[Split], Run | None],
     report: Report,
 ) -> Call:
     """The callable that takes the graph's inputs, and whose results know their backward.
@@ -240,7 +225,8 @@ def bind_split(
     Of several results a loss seldom uses all, and those that it doesn't use cost nothing when the
     backward is compiled without them. That is known at the first backward; with one result, now.
 
-    forward   runs split.forward
+    forward           runs split.forward
+    compile_backward  as for `differentiable`
     """
     joint, aten = split.joint, split.joint.aten
 
@@ -249,8 +235,8 @@ def bind_split(
         log.publish("kernels", "", note)
 
     @functools.cache
-    def backward(of: Split) -> Run:
-        return compile_backward(of.backward)
+    def backward(of: Split) -> Run | None:
+        return compile_backward(of)
 
     if joint.tangents:
         if len(joint.tangents) == 1:
@@ -261,7 +247,7 @@ def bind_split(
     call = returning(
         replace(aten, mutations=()),
         run,
-        module=gm,
+        module=None if isinstance(gm, Unread) else gm,
         count=joint.forward_results,
         rebinds=joint.rebinds,
         detached=joint.detached,

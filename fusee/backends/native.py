@@ -18,12 +18,15 @@ with the reason in the report and one warning.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import importlib
 import io
 import itertools
 import operator
 import pickle
+import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -32,7 +35,16 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten import WHOLE, AtenGraph, Fresh, InputSpec, inverse, must_run, returning
+from fusee.aten import (
+    WHOLE,
+    AtenGraph,
+    Fresh,
+    InputSpec,
+    ViewOfOutput,
+    inverse,
+    must_run,
+    returning,
+)
 from fusee.aten.attention import lacks_heads
 from fusee.aten.canonicalize import Table
 from fusee.aten.control_flow import COMPILERS
@@ -46,7 +58,6 @@ from fusee.autodiff.bill import bill
 from fusee.autodiff.partition import describe, differentiate, partition
 from fusee.backends.aot_autograd import (
     Staged,
-    Unread,
     bind,
     bind_split,
     is_differentiated,
@@ -78,9 +89,10 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, gc_paused
-from fusee.runtime.cache import GRADIENTS, KEPT, Sidecar
+from fusee.runtime.cache import GRADIENTS, KEPT, Sidecar, Unread, content_key
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.runtime.jit import prepare
+from fusee.source import define
 from fusee.targets import Emitted, Kept, Loaded, Target
 from fusee.targets.cpu import CPU
 
@@ -218,7 +230,7 @@ def compile_aten(
     saves            of a forward: results from this one on are saved for a backward
     gradients        results that become gradients of leaves
     large_bytes      larger intermediates are no part of the arena, which is kept between calls
-    keep             is given what another process can run; see KeptNative
+    keep             is given what another process can run it from
     plain            it takes inputs as arguments, none to be differentiated; results as they are
     raises           as compile_native
     """
@@ -294,7 +306,7 @@ def compile_native(
     """
     parsed = Options.parse(options)
     report = Report(parsed.name or f"graph_{next(_numbers)}")
-    kept: _Keeping | None = None
+    kept = _Keeping(gm, example_inputs, parsed, report)
     with log.graph(report.name):
         log.publish("graph", "", partial(captured_source, gm))
         try:
@@ -310,8 +322,9 @@ def compile_native(
                 how: Any = {"saves": split.joint.forward_results, "large_bytes": _LARGE_BYTES}
                 how["gradients"] = _gradients(gm, split.joint.aten)
                 aten = split.forward
+                how["keep"] = kept.of(aten, target, report, split)
                 forward = compile_aten(aten, example_inputs, parsed, report, target=target, **how)
-                call = bind_native(gm, split, forward, parsed, report, target)
+                call = bind_native(gm, split, forward, parsed, report, target, kept)
             else:
                 keep = (supported() | WHOLE).__contains__
                 with report.timed("trace"), gc_paused():
@@ -320,15 +333,14 @@ def compile_native(
                 if _costs_less(aten, (aten,), parsed, target, report):
                     return _as_captured(gm, report)
                 given: Any = {"target": target, "plain": True}
-                if parsed.cache and KEPT in gm.meta:
-                    kept = given["keep"] = _Keeping(aten, target, parsed, report)
+                given["keep"] = kept.of(aten, target, report)
                 run = compile_aten(aten, example_inputs, parsed, report, **given)
                 call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
             log.publish("kernels", "", lambda: str(report))
             remember(report)
             found = CompiledGraph(call, report)
-            found.kept = None if kept is None else kept.entry(example_inputs)
+            found.kept = kept.begin if kept.is_asked else None
             return found
         except MissingFake:
             raise
@@ -437,6 +449,7 @@ def bind_native(
     options: Options,
     report: Report,
     target: Target = _CPU,
+    kept: _Keeping | None = None,
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, given what runs its forward: ours or another's.
 
@@ -446,7 +459,8 @@ def bind_native(
     made = split.joint.forward_results
     own = [k for k, (kind, at) in enumerate(split.saved) if kind == "result" and at >= made]
 
-    def backward(graph: AtenGraph) -> Run:
+    def backward(of: Split) -> Run:
+        graph = of.backward
         report.backward = Report(f"{report.name}.backward")
         given = _for_training(options)
         if split.joint.aten.required:  # which checks by example know nothing of
@@ -461,6 +475,7 @@ def bind_native(
                 saved=own,
                 gradients=range(len(graph.results)),
                 large_bytes=_LARGE_BYTES,
+                keep=None if kept is None else kept.of(graph, target, report.backward, of),
             )
 
     return bind_split(gm, split, forward, backward, report)
@@ -505,7 +520,9 @@ def _fill_report(
 
 
 # ---------------------------------------------------------------------------- kept
-# What a later process runs without the graph: of graphs without open sizes or gradients.
+# What a later process runs without the graph: one that nobody differentiates, or a forward; and
+# each of its backwards, once it is compiled. Each is an entry of its own; a backward's belongs to
+# the very forward that it was compiled for, since of two processes each may save other values.
 
 
 class CompiledAten(NamedTuple):
@@ -526,17 +543,17 @@ class KeptNative(NamedTuple):
 
     device     where it runs
     settings   Target.settings
-    outline    inputs, outputs, mutations, inputs that begin their memory: as AtenGraph has them
-    structure  the type of what is returned; results: how many the host function gives
+    aten       what is known of it besides; results: how many it gives
+    split      what it is the forward or a backward of, if that is so
     report     without kernels; of them name and origin
     """
 
     device: torch.device
     settings: Hashable
     made: CompiledAten
-    outline: tuple[Any, ...]
-    structure: type
+    aten: AtenGraph
     results: int
+    split: Split | None
     report: Report
     kernels: tuple[tuple[str, str], ...]
 
@@ -548,51 +565,114 @@ _MOST_BYTES = 1 << 24
 
 
 class _Keeping:
-    """Takes down what becomes of a graph that was traced, before that changes it."""
+    """Takes down what becomes of a captured graph, as it comes."""
 
-    def __init__(self, aten: AtenGraph, target: Target, options: Options, report: Report) -> None:
-        self.target, self.options, self.report = target, options, report
-        self.outline = aten.inputs, aten.outputs, aten.mutations, aten.from_start
-        self.structure, self.results = aten.kind, len(aten.results)
-        self.made: CompiledAten | None = None
-        self.why: str | None = None
-        if aten.symbols or aten.required:
-            self.why = "sizes are open"
-        elif any(spec.attribute is not None for spec in aten.inputs):
-            self.why = "it reads tensors of a module"
+    def __init__(
+        self, gm: fx.GraphModule, examples: Sequence[Any], options: Options, report: Report
+    ) -> None:
+        self.is_asked, self.label = options.cache and KEPT in gm.meta, report.name
+        told = [repr(options)] if self.is_asked else []
+        self.name = name_on_disk(told, examples, gm.meta.get(KEPT, False))
+        self.waiting: list[tuple[frozenset[int] | None, Callable[[], KeptNative]]] = []
+        self.sidecar: Sidecar | None = None
+        self.backwards: Sidecar | None = None
 
-    def __call__(self, made: CompiledAten) -> None:
-        self.made = made
-
-    def entry(self, examples: Sequence[Any]) -> tuple[str, bytes] | None:
-        """See fusee.runtime.cache.KeptGraph."""
-        name, out = name_on_disk([repr(self.options)], examples), io.BytesIO()
-        try:
-            if name is None:
-                raise pickle.PicklingError("an input is no plain tensor")
-            _Pickler(out, protocol=5).dump(self._content())
-            return name, out.getvalue()
-        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
-            text = f"what was compiled is not kept: {error}"
-            log.publish("cache", self.report.name, text)
+    def of(
+        self, aten: AtenGraph, target: Target, report: Report, split: Split | None = None
+    ) -> Callable[[CompiledAten], None] | None:
+        """What takes down what becomes of a graph, which compiling changes."""
+        if not self.is_asked:
             return None
+        absent = split.absent if split is not None and aten is split.backward else None
+        about = dataclasses.replace(aten), len(aten.results), split, target, report
 
-    def _content(self) -> KeptNative:
-        """raises   PicklingError where another process has no use for it"""
-        made, structure = self.made, self.structure
-        if self.why is not None or made is None or structure is None:
-            raise pickle.PicklingError(self.why or "its results are in containers")
-        constants = [*made.constants, *(x for one in made.derived for x in one.constants)]
-        if sum(x.nbytes for x in constants) > _MOST_BYTES:
-            raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
-        target, kernels = self.target, tuple((x.function, x.origin) for x in self.report.kernels)
-        report = dataclasses.replace(self.report, kernels=[], stages_ms={}, replays=None, bill=None)
-        about = made, self.outline, structure, self.results, report, kernels
-        return KeptNative(target.device, target.settings(), *about)
+        def take(made: CompiledAten) -> None:
+            self.waiting.append((absent, partial(_content, made, *about)))
+            if self.sidecar is not None:
+                self.begin(self.sidecar)
+
+        return take
+
+    def begin(self, sidecar: Sidecar) -> None:
+        """See fusee.runtime.cache.KeptGraph."""
+        self.sidecar, rows, self.waiting = sidecar, self.waiting, []
+        for absent, content in rows:
+            out = io.BytesIO()
+            try:
+                if self.name is None:
+                    raise pickle.PicklingError("an input is no plain tensor")
+                _Pickler(out, protocol=5).dump(content())
+                data = out.getvalue()
+                if absent is None:
+                    sidecar.put(self.name, data)
+                    self.backwards = Sidecar(sidecar.cache, content_key(data))
+                elif self.backwards is not None:
+                    self.backwards.put(_without(self.name, absent), data)
+            except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+                log.publish("cache", self.label, f"what was compiled is not kept: {error}")
+
+
+def _without(name: str, absent: frozenset[int]) -> str:
+    """The name of a backward's entry."""
+    return f"{name} {sorted(absent)} {torch.are_deterministic_algorithms_enabled()}"
+
+
+def _content(
+    made: CompiledAten,
+    aten: AtenGraph,
+    results: int,
+    split: Split | None,
+    target: Target,
+    report: Report,
+) -> KeptNative:
+    """raises   PicklingError where another process has no use for it"""
+    outer = aten if split is None else split.joint.aten
+    if outer.is_staged or outer.required:
+        raise pickle.PicklingError("only the data tells its sizes")
+    if any(spec.attribute is not None for spec in outer.inputs):
+        raise pickle.PicklingError("it reads tensors of a module")
+    constants = [*made.constants, *(x for one in made.derived for x in one.constants)]
+    if sum(x.nbytes for x in constants) > _MOST_BYTES:
+        raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
+    kernels = tuple((x.function, x.origin) for x in report.kernels)
+    nothing: dict[str, Any] = {"name": "", "replays": None, "backward": None}
+    prices = report.bill and report.bill._replace(singles={})
+    plain = dataclasses.replace(report, kernels=[], stages_ms={}, bill=prices, **nothing)
+    about = aten, results, split and _outline(split), plain, kernels
+    return KeptNative(target.device, target.settings(), made, *about)
+
+
+def _outline(split: Split) -> Split:
+    """What binds a forward to its backwards. raises PicklingError"""
+    joint, made = copy.copy(split.joint), copy.copy(split)
+    shown = {x.position for x in joint.aten.outputs if isinstance(x, Fresh)}
+    shown |= {x.index for x in joint.aten.outputs if isinstance(x, ViewOfOutput)}
+    if not {*joint.tangents} <= shown | {position for _, position in joint.rebinds}:
+        raise pickle.PicklingError("eager could not take the place of a backward that is not kept")
+    # what is known of the graphs goes where they do not
+    joint.tangents_of, joint.generators = split.joint.tangents_of, split.joint.generators
+    made.read, made.joint, made.without = split.read, joint, None
+    return made
+
+
+def _graph_outline(aten: AtenGraph) -> Any:
+    """How an AtenGraph is made again without its graph, for pickle."""
+    kind = aten.kind
+    if kind is None:
+        raise pickle.PicklingError("its results are in containers")
+    about = aten.inputs, aten.outputs, aten.mutations, kind, aten.symbols
+    more: Any = {"no_autocast": aten.no_autocast, "from_start": aten.from_start}
+    return partial(AtenGraph, **more), (fx.Graph(), {}, *about)
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, x: Any) -> Any:
+        if isinstance(x, torch.Generator):
+            raise pickle.PicklingError("it draws from a generator of the program's")
+        if type(x) is AtenGraph:
+            return _graph_outline(x)
+        if (defined := getattr(x, "defined", None)) and isinstance(x, types.FunctionType):
+            return define, defined
         return (_overload, (str(x),)) if isinstance(x, OpOverload) else NotImplemented
 
 
@@ -606,38 +686,114 @@ def resume(
     options: Mapping[str, object] | Options,
     sidecar: Sidecar,
     examples: Sequence[Any],
-    recompile: Callable[[Sequence[Any]], Any],
+    graph: Unread,
 ) -> CompiledGraph | None:
     """What another process kept of a graph, as `Backend.resume`."""
     parsed = Options.parse(options)
-    name = name_on_disk([repr(parsed)], examples)
-    if name is None or any(map(log.wants, _FORMS_SHOWN)) or (data := sidecar.get(name)) is None:
+    name = name_on_disk([repr(parsed)], examples, sidecar.is_open)
+    if name is None or any(map(log.wants, _FORMS_SHOWN)):
+        return None
+    if (data := sidecar.get(name)) is None:
         return None
     with gc_paused():
-        kept: KeptNative = pickle.loads(data)
-        target = _target_at(kept.device)
-        target.prepare()
-        build = target.build(parsed)
-        made, host = kept.made, kept.made.emitted.host
-        if (kept.settings, made.salt) != (target.settings(), build.salt()):
-            return None  # another kind of machine shares the folder
-        report = dataclasses.replace(kept.report, name=parsed.name or f"graph_{next(_numbers)}")
-        report.notes.append("another process compiled it: it was not traced")
-        with report.timed("resume"):
-            for text in host.functions.values():
-                build.add(text)
-            loaded = target.load(made.emitted, build, _kept(made.derived, made.constants), parsed)
-            inputs, outputs, mutations, from_start = kept.outline
-            about = inputs, outputs, mutations, kept.structure
-            aten = AtenGraph(fx.Graph(), {}, *about, from_start=from_start)
-            unread = Unread(len(inputs), recompile)
-            call = bind(unread, aten, loaded.run, report, count=kept.results)
+        found = _taken_up(data, parsed.name or f"graph_{next(_numbers)}", parsed)
+        if found is None:
+            return None
+        kept, run, report = found
+        if kept.split is None:
+            call = bind(graph, kept.aten, run, report, count=kept.results)
+        else:
+            backwards = Sidecar(sidecar.cache, content_key(data))
+            resumed = _ResumedSplit(backwards, name, graph, kept.split, report, parsed)
+            if len(kept.split.joint.tangents) == 1 and resumed.part(frozenset()) is None:
+                return None
+            call = resumed.bound(run)
+    remember(report)
+    return CompiledGraph(call, report)
+
+
+def _taken_up(
+    data: bytes, name: str, options: Options
+) -> tuple[KeptNative, Callable[..., Sequence[Any]], Report] | None:
+    """An entry, what runs it and the report of that; None if it is of no use here."""
+    kept: KeptNative = pickle.loads(data)
+    target = _target_at(kept.device)
+    target.prepare()
+    build = target.build(options)
+    made, host = kept.made, kept.made.emitted.host
+    if (kept.settings, made.salt) != (target.settings(), build.salt()):
+        return None  # another kind of machine shares the folder
+    report = dataclasses.replace(kept.report, name=name)
+    report.notes.append("another process compiled it: it was not traced")
+    with report.timed("resume"):
+        for text in host.functions.values():
+            build.add(text)
+        loaded = target.load(made.emitted, build, _kept(made.derived, made.constants), options)
+        run = loaded.run
+        if kept.split is not None:
+            run = returning(kept.aten, run, spread=False, count=kept.results)
     report.replays = loaded.replays
     show = partial(str, "another process wrote it; FUSEE_KEEP_CAPTURES=0 compiles it anew")
     report.kernels += [KernelRow(*row, show, loaded.uses) for row in kept.kernels]
-    with log.graph(report.name):
+    with log.graph(name):
         log.publish("host", "", host.source)
         log.publish("time", "", str(report.stages_ms))
         log.publish("kernels", "", lambda: str(report))
-    remember(report)
-    return CompiledGraph(call, report)
+    return kept, run, report
+
+
+class _ResumedSplit:
+    """A forward that another process compiled, and its backwards as they are asked for.
+
+    Where one is not there, eager differentiates the graph, and the next call has it compiled.
+    """
+
+    def __init__(
+        self,
+        backwards: Sidecar,
+        name: str,
+        graph: Unread,
+        split: Split,
+        report: Report,
+        options: Options,
+    ) -> None:
+        self.backwards, self.name, self.graph, self.options = backwards, name, graph, options
+        self.report, self.is_lacking = report, False
+        self.compiled: Callable[..., Any] | None = None
+        self.part = functools.cache(self._part)
+        self.split, split.without = split, self._without
+
+    def _part(self, absent: frozenset[int]) -> tuple[KeptNative, Run, Report] | None:
+        if (data := self.backwards.get(_without(self.name, absent))) is None:
+            return None
+        with gc_paused():
+            return _taken_up(data, f"{self.report.name}.backward", self.options)
+
+    def _without(self, absent: frozenset[int]) -> Split:
+        found = self.part(absent)
+        own = None if found is None else found[0].split
+        if own is None:
+            own = copy.copy(self.split)  # with what is known of the graphs
+            own.absent = absent
+        return own
+
+    def _backward(self, of: Split) -> Run | None:
+        found = self.part(of.absent)
+        if found is None:
+            self.is_lacking = True
+            return None
+        self.report.backward = found[2]
+        return found[1]
+
+    def bound(self, forward: Run) -> Callable[..., Any]:
+        """The callable that takes the graph's inputs."""
+        call = bind_split(self.graph, self.split, forward, self._backward, self.report)
+        if len(self.split.joint.tangents) < 2:
+            return call
+
+        def served(*inputs: Any) -> Any:
+            if self.is_lacking and self.compiled is None:
+                self.compiled = self.graph.recompile(inputs)
+            return (self.compiled or call)(*inputs)
+
+        return served

@@ -33,7 +33,7 @@ from fusee.errors import (
     nearest,
 )
 from fusee.runtime import gc_paused
-from fusee.runtime.cache import Sidecar
+from fusee.runtime.cache import Sidecar, Unread
 
 CompiledFn = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Any], CompiledFn]
@@ -68,7 +68,7 @@ class Backend:
     keeps     of how many nodes on, with these options, graphs outlive the process; None: none does
     begin     called with the options when a capture begins, for what threads can do meanwhile
     resume    the compiled graph from what another process kept of it, beside the capture, or None:
-              `(options, sidecar, example_inputs, recompile)`
+              `(options, sidecar, example_inputs, graph)`
     """
 
     name: str
@@ -168,13 +168,11 @@ class BoundBackend:
         if self.backend.begin is not None:
             self.backend.begin(self.options)
 
-    def resume(
-        self, sidecar: Sidecar, examples: Sequence[Any], recompile: Callable[[Sequence[Any]], Any]
-    ) -> CompiledFn | None:
+    def resume(self, sidecar: Sidecar, examples: Sequence[Any], graph: Unread) -> CompiledFn | None:
         """What another process kept beside a capture, as `Backend.resume`."""
         if self.backend.resume is None:
             return None
-        return self.backend.resume(self.options, sidecar, examples, recompile)
+        return self.backend.resume(self.options, sidecar, examples, graph)
 
 
 def _are_fake(inputs: Iterable[Any]) -> bool:

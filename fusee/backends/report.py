@@ -31,7 +31,7 @@ from fusee.backends.dynamo import suppresses_errors
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
 from fusee.runtime import gc_paused
-from fusee.runtime.cache import CUTS, GraphCompiler, Sidecar
+from fusee.runtime.cache import CUTS, GraphCompiler, Sidecar, Unread
 from fusee.runtime.jit import defer
 from fusee.source import tensors_in
 from fusee.sym.shape_env import is_unbacked
@@ -194,13 +194,12 @@ class CompiledGraph(functools.partial[Any]):
 
     A partial, so that no frame of Python's lies between its caller and what it calls.
 
-    kept   what another process may make of it: a name that says all it depends on but for the
-           graph, and the content; None if nothing
+    kept   as KeptGraph has it
     is_captured  whether it is the captured graph itself, since that costs less than kernels
     """
 
     _report: Report
-    kept: tuple[str, bytes] | None
+    kept: Callable[[Sidecar], object] | None
     is_captured: bool
 
     def __new__(cls, call: Callable[..., Any], report: Report, *rest: Any) -> Self:
@@ -310,23 +309,26 @@ def _argument(x: Any, places: dict[fx.Node, int]) -> Hashable:
     raise _Indistinct
 
 
-def situation(examples: Sequence[Any]) -> Hashable | None:
+def situation(examples: Sequence[Any], is_open: bool = False) -> Hashable | None:
     """What a graph is compiled for besides what it is: its inputs' metadata, and torch's modes.
 
     Equal in two processes where it is the same. None if an input has no storage of its own, as
     sparse ones have not.
+
+    is_open  without sizes: they are open, or facts of the graph
     """
     objects: dict[int, int] = {}
     storages: dict[int, int] = {}
     rows: list[Hashable] = []
     for k, x in enumerate(examples):
         if not isinstance(x, Tensor):
-            rows.append((type(x), x))
+            rows.append((type(x), None if is_open else x))
             continue
         if x.layout is not torch.strided:
             return None
         storage = x.untyped_storage().data_ptr() if x.numel() else -k - 1
-        about = (type(x), x.dtype, x.device, x.layout, tuple(x.shape), x.stride())
+        sizes = () if is_open else (tuple(x.shape), x.stride())
+        about = (type(x), x.dtype, x.device, x.layout, *sizes)
         grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference(), is_state(x))
         same = objects.setdefault(id(x), k), storages.setdefault(storage, k)
         rows.append((*about, *grad, *same))
@@ -429,14 +431,9 @@ def in_buckets(
     So are graphs with open sizes, whose parts would not know them, and those that switch torch's
     state on their way.
     """
-    module: Any = sys.modules.get("torch.nn.parallel.distributed")
-    active = module and module.DistributedDataParallel._get_active_ddp_module()
-    if active is None or not torch.is_grad_enabled() or active.process_group.size() == 1:
+    limits = _limits()
+    if limits is None:
         return None
-    most: int = active.bucket_bytes_cap
-    first: int = module.dist._DEFAULT_FIRST_BUCKET_BYTES
-    # the bytes of each bucket, that of the last layers first
-    limits = itertools.chain((min(first, most),), itertools.repeat(most))
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True))
@@ -449,6 +446,17 @@ def in_buckets(
         return None
     starts = _starts(calls, output.all_input_nodes, inputs, limits)
     return in_parts(gm, [*reversed(starts)], compile_graph) if starts else None
+
+
+def _limits() -> Iterator[int] | None:
+    """The bytes of each bucket, that of the last layers first; None where there are none."""
+    module: Any = sys.modules.get("torch.nn.parallel.distributed")
+    active = module and module.DistributedDataParallel._get_active_ddp_module()
+    if active is None or not torch.is_grad_enabled() or active.process_group.size() == 1:
+        return None
+    most: int = active.bucket_bytes_cap
+    first: int = module.dist._DEFAULT_FIRST_BUCKET_BYTES
+    return itertools.chain((min(first, most),), itertools.repeat(most))
 
 
 def in_parts(gm: fx.GraphModule, starts: Sequence[int], compile_graph: CompiledFn) -> Bucketed:
@@ -608,13 +616,11 @@ class GuardedBackend:
         if isinstance(self.backend, GraphCompiler):
             self.backend.begin()
 
-    def resume(
-        self, sidecar: Sidecar, examples: Sequence[Any], recompile: Callable[[Sequence[Any]], Any]
-    ) -> CompiledFn | None:
+    def resume(self, sidecar: Sidecar, examples: Sequence[Any], graph: Unread) -> CompiledFn | None:
         """As GraphCompiler has it."""
-        if not isinstance(self.backend, GraphCompiler):
+        if not isinstance(self.backend, GraphCompiler) or _limits() is not None:
             return None
-        return self.backend.resume(sidecar, examples, recompile)
+        return self.backend.resume(sidecar, examples, graph)
 
 
 def _has_nothing(gm: fx.GraphModule) -> bool:

@@ -99,14 +99,18 @@ class KeptSplit:
         return None if name is None else (name, pickle.dumps(self, protocol=5))
 
 
-def name_on_disk(engine: Sequence[str], examples: Sequence[Any]) -> str | None:
+def name_on_disk(
+    engine: Sequence[str], examples: Sequence[Any], is_open: bool = False
+) -> str | None:
     """All that a split graph depends on, but for what was captured; None if that cannot be told.
 
     engine   its versions and options; none: nothing is kept for it
+    is_open  as Sidecar has it
     """
-    if not engine or any(type(x) not in _PLAIN_TYPES for x in examples):
+    plain = (*_PLAIN_TYPES, int) if is_open else _PLAIN_TYPES
+    if not engine or any(type(x) not in plain for x in examples):
         return None
-    now = situation(examples)
+    now = situation(examples, is_open)
     return None if now is None else repr((list(engine), now, code_salt()))
 
 

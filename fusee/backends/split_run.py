@@ -96,7 +96,8 @@ def compile_with(
         remember(report)
     compiled = CompiledGraph(bind(gm, aten, made.call, report), report)
     if made.kept is not None and not attributes and not aten.from_start:
-        compiled.kept = made.kept.entry(engine.kept_for(), example_inputs)
+        entry = made.kept.entry(engine.kept_for(), example_inputs)
+        compiled.kept = None if entry is None else lambda sidecar: sidecar.put(*entry)
     return compiled
 
 

@@ -460,7 +460,10 @@ class _Writer:
         lines = [f"    {symbol} = max{self._constant(ends)}\n" for symbol, ends in places]
         found = self._constant(tuple(map(self._place, self.sized)))
         text = f"def sized({', '.join(names)}):\n{''.join(lines)}    return {found}\n"
-        return define(text, "sized", "views", dict(self.names))
+        given = text, "sized", "views", dict(self.names)
+        made: Any = define(*given)
+        made.defined = given  # another process does that again
+        return made  # type: ignore[no-any-return]
 
 
 def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

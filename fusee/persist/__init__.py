@@ -13,6 +13,7 @@ What is kept is code, as the machine code in the same folder is, and as trusted.
 from __future__ import annotations
 
 import functools
+import operator
 import pickle
 import sys
 import types
@@ -64,6 +65,7 @@ from fusee.runtime.cache import (
     KeptGraph,
     ObjectCache,
     Sidecar,
+    Unread,
     code_salt,
     content_key,
     object_cache,
@@ -114,7 +116,7 @@ class Waiting:
             node.meta.update(meta)
             nodes.append(node)
         made = graph_module(graph)
-        made.meta[KEPT] = True
+        made.meta[KEPT] = self.env is not None
         return made
 
     def forward(self, *inputs: Any) -> Any:
@@ -171,6 +173,9 @@ def _stand_in(x: _Shape | Size, env: Any, mode: Any) -> Any:
     return made.requires_grad_() if x.requires_grad else made
 
 
+_WRITTEN_META = {"stack_trace", "is_buffer", GRADIENTS, "recompute", "ac_graph_id", "ac_policy"}
+
+
 def _written_graph(graph: fx.Graph, has_symbols: bool) -> tuple[bytes, list[Any]]:
     """`Waiting.data` and `Waiting.named`. raises NotKept"""
     nodes = {node: k for k, node in enumerate(graph.nodes)}
@@ -190,7 +195,7 @@ def _written_graph(graph: fx.Graph, has_symbols: bool) -> tuple[bytes, list[Any]
     for node in graph.nodes:
         args, kwargs = mapped(node.args, part), mapped(node.kwargs, part)
         meta = {key: x for key, x in node.meta.items() if key not in ("example_value", EFFECTS)}
-        if not {*meta} <= {"stack_trace", "is_buffer", GRADIENTS}:
+        if not {*meta} <= _WRITTEN_META or meta.get("ac_policy") is not None:
             raise NotKept(f"a node knows of {', '.join(map(str, meta))}")
         known = node.meta.get("example_value")
         if type(known) is torch.SymFloat and not has_symbols:
@@ -283,7 +288,7 @@ class Keeper:
             except NotKept as reason:
                 _tell(place, f"the kept capture is of no use: {reason}")
                 continue
-            found.sidecar = self._sidecar(key, data)
+            found.sidecar = self._sidecar(key, data, found)
             _tell(place, f"the capture was kept as {key}")
             return found
         return None
@@ -294,7 +299,7 @@ class Keeper:
         if captured.is_once or (0 if graph is None else len(graph.graph.nodes)) < self.least:
             return False
         if graph is not None:
-            graph.meta[KEPT] = True
+            graph.meta[KEPT] = captured.symbols is not None
         return True
 
     @unchanged()
@@ -311,14 +316,13 @@ class Keeper:
             key = next((key for key in keys if self.cache.get(key) is None), any_of_them)
             self.cache.put(key, data)
             _tell(place, f"the capture is kept as {key}")
-            if captured.symbols is None:
-                _keep_compiled(self._sidecar(key, data), compiled)
+            _keep_compiled(self._sidecar(key, data, captured), compiled)
         except NotKept as reason:
             _tell(place, f"the capture cannot be kept: {reason}")
         self.cache.report()
 
-    def _sidecar(self, key: str, data: bytes) -> Sidecar:
-        return Sidecar(self.cache, content_key(key, data))
+    def _sidecar(self, key: str, data: bytes, captured: Captured) -> Sidecar:
+        return Sidecar(self.cache, content_key(key, data), captured.symbols is not None)
 
     def _keys(self, place: Place, values: Values, policy: Policy, varies: Varying) -> list[str]:
         """Where captures for such values are: what tells them apart is not all in the name.
@@ -414,11 +418,12 @@ def _reduced(x: Any) -> Any:
         return Failing, (x.eagerly, x.state, x.changes, x.draws)
     if type(x) is Relation:
         return Relation, (x.a, x.op, x.b, dict(x.origins))
-    if type(x) in (Comparison, _ForeignCall):
+    if type(x) in (Comparison, _ForeignCall, _Shape):
         return type(x), tuple(x)
-    if type(x) is _Shape:
-        return _Shape, tuple(x)
-    return x.__reduce__() if type(x) in (Symbol, Call, Expr) else NotImplemented
+    return x.__reduce__() if type(x) in _BY_VALUE else NotImplemented
+
+
+_BY_VALUE = (Symbol, Call, Expr, operator.attrgetter)
 
 
 def _facts(columns: list[tuple[Any, ...]], kinds: dict[Origin, type]) -> Facts:
@@ -446,22 +451,34 @@ class _Kept(Captured):
     def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:
         if (
             self.waiting is None
-            or self.symbols is not None
             or not isinstance(compile_graph, GraphCompiler)
             or not all(map(is_torchs, self.waiting.named))
         ):
             return super().compiled(compile_graph)
 
+        waiting = self.waiting
+
         def anew(inputs: Sequence[Any]) -> Any:
             with self.modes():
-                return compile_graph(self.graph, list(inputs))
+                made = compile_graph(self.graph, list(inputs))
+            _keep_compiled(self.sidecar, made)
+            return made
 
+        def later(inputs: Sequence[Any]) -> Any:
+            relied = self._relied()
+            made = anew(inputs)
+            # of what is relied on from now on the check knows nothing
+            return made if self._relied() == relied else waiting.forward
+
+        unread = Unread(len(self.inputs), waiting.forward, later)
         with self.modes():
-            found = compile_graph.resume(self.sidecar, self.examples, anew)
-        if found is None:
-            found = anew(self.examples)
-            _keep_compiled(self.sidecar, found)
-        return found
+            found = compile_graph.resume(self.sidecar, self.examples, unread)
+        return anew(self.examples) if found is None else found
+
+    def _relied(self) -> tuple[Any, ...]:
+        """What is relied on about open sizes."""
+        env = None if self.waiting is None else self.waiting.env
+        return () if env is None else (env.relations, [*env.written])
 
     def check(self, values: Values) -> tuple[Callable[..., bool], Callable[[], str]]:
         compiled: list[tuple[Callable[..., bool], Callable[[], str]]] = []
@@ -478,9 +495,9 @@ class _Kept(Captured):
 
 
 def _keep_compiled(sidecar: Sidecar, compiled: Any) -> None:
-    """Keep what a backend made, if it can be used again: `kept`, a name and the content."""
+    """Keep what a backend made, if it can be used again."""
     if isinstance(compiled, KeptGraph) and compiled.kept is not None:
-        sidecar.put(*compiled.kept)
+        compiled.kept(sidecar)
 
 
 def _make_sure(call: _ForeignCall) -> None:

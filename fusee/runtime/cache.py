@@ -25,6 +25,7 @@ import types
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -298,11 +299,14 @@ class ObjectCache(FileStore):
 
 
 class Sidecar:
-    """Entries that belong to another one: what others make of it."""
+    """Entries that belong to another one: what others make of it.
 
-    def __init__(self, cache: ObjectCache, key: str) -> None:
-        """key   of the other entry, by what it holds"""
-        self.cache, self.key = cache, key
+    key      of the other entry, by what it holds
+    is_open  whether that is a graph with open sizes, of which this process may have others
+    """
+
+    def __init__(self, cache: ObjectCache, key: str, is_open: bool = False) -> None:
+        self.cache, self.key, self.is_open = cache, key, is_open
 
     def get(self, name: str) -> bytes | None:
         """What was kept under a name: a text of any length that says all it depends on."""
@@ -318,8 +322,23 @@ CUTS = "fusee_cuts"
 # In the meta of a graph's output: which of its results become gradients of leaves, in place of
 # what the leaves have by then.
 GRADIENTS = "fusee_gradients"
-# Says in the meta of a graph that another process will ask for what is made of it.
+# Says in the meta of a graph that another process will ask for what is made of it; and whether it
+# has open sizes, as Sidecar.
 KEPT = "fusee_kept"
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A captured graph that another process wrote down, and that is read when it is needed.
+
+    count      how many inputs it has
+    forward    runs it, operator by operator
+    recompile  compiles it for such inputs
+    """
+
+    count: int
+    forward: Callable[..., Any]
+    recompile: Callable[[Sequence[Any]], Callable[..., Any]]
 
 
 @runtime_checkable
@@ -339,23 +358,19 @@ class GraphCompiler(Protocol):
         """A capture begins: files may be read meanwhile."""
 
     def resume(
-        self, sidecar: Sidecar, examples: Sequence[Any], recompile: Callable[[Sequence[Any]], Any]
+        self, sidecar: Sidecar, examples: Sequence[Any], graph: Unread
     ) -> Callable[..., Any] | None:
-        """What an earlier process kept beside a capture; None if it is of no use.
-
-        recompile   compiles the captured graph, for these inputs
-        """
+        """What an earlier process kept beside a capture; None if it is of no use."""
 
 
 @runtime_checkable
 class KeptGraph(Protocol):
     """What a GraphCompiler gives.
 
-    kept   what another process may make it of: a name that says all it depends on but for the
-           graph, and the content; None if nothing
+    kept   writes down what another process may make of it, now and as more comes; None: nothing
     """
 
-    kept: tuple[str, bytes] | None
+    kept: Callable[[Sidecar], object] | None
 
 
 _told: set[tuple[str, str]] = set()

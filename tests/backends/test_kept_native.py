@@ -62,13 +62,18 @@ def agree(program: Any, *args: Any) -> None:
 @pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     traces: list[str] = []
-    whole: Any = getattr(native, "trace")  # noqa: B009  # it is another module's
 
-    def counted(*args: Any, **keywords: Any) -> Any:
-        traces.append("traced")
-        return whole(*args, **keywords)
+    def count(name: str) -> None:
+        whole: Any = getattr(native, name)  # it is another module's
 
-    monkeypatch.setattr(native, "trace", counted)
+        def counted(*args: Any, **keywords: Any) -> Any:
+            traces.append("traced")
+            return whole(*args, **keywords)
+
+        monkeypatch.setattr(native, name, counted)
+
+    count("trace")
+    count("differentiate")
     monkeypatch.setenv("FUSEE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FUSEE_KEEP_CAPTURES", "1")
     settings.cache_clear()
@@ -191,7 +196,7 @@ def test_inputs_that_overlap_run_the_captured_graph(processes: Processes) -> Non
         with pytest.warns(FuseeWarning, match="share memory"):
             got = program.call(other[:12], other[6:18])
     torch.testing.assert_close((got, other), (want, one))
-    assert processes.traces == ["traced"]
+    assert not processes.traces
 
 
 def test_several_threads_share_it(processes: Processes) -> None:
@@ -277,17 +282,18 @@ print(*live_reports()[-1].stages_ms)
 """
 
 
-def test_real_processes(tmp_path: Path) -> None:
+def told(tmp_path: Path, text: str) -> str:
+    """What a program prints in a process that keeps its captures."""
     path = tmp_path / "program.py"
-    path.write_text(WHOLE)
+    path.write_text(text)
     variables = {"FUSEE_CACHE_DIR": str(tmp_path / "cache"), "FUSEE_KEEP_CAPTURES": "1"}
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, check=True,
+        env={**os.environ, **variables},
+    )  # fmt: skip
+    return done.stdout.strip()
 
-    def told() -> str:
-        done = subprocess.run(
-            [sys.executable, str(path)], capture_output=True, text=True, check=True,
-            env={**os.environ, **variables},
-        )  # fmt: skip
-        return done.stdout.strip()
 
-    assert "trace" in told()
-    assert told() == "resume"
+def test_real_processes(tmp_path: Path) -> None:
+    assert "trace" in told(tmp_path, WHOLE)
+    assert told(tmp_path, WHOLE) == "resume"

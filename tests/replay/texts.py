@@ -197,7 +197,7 @@ def _with_backward(
 ) -> Callable[..., Any]:
     """Takes the place of bind_split: compiles the backward now, whatever needs gradients."""
     if split.joint.tangents:
-        compile_backward(split.backward)
+        compile_backward(split)
     return gm.forward
 
 

@@ -33,7 +33,7 @@ from fusee.backends.resume import Ahead, Resuming, find, name_on_disk
 from fusee.config import knob
 from fusee.errors import BackendError, FuseeWarning, OptionError, choices, warn
 from fusee.runtime import when_imported
-from fusee.runtime.cache import Sidecar, content_key
+from fusee.runtime.cache import Sidecar, Unread, content_key
 from fusee.source import define
 
 # ---------------------------------------------------------------------------- openvino bindings
@@ -543,7 +543,7 @@ def resume(
     options: OpenVINOOptions,
     sidecar: Sidecar,
     examples: Sequence[Any],
-    recompile: Callable[[Sequence[Any]], Any],
+    graph: Unread,
 ) -> CompiledGraph | None:
     """What another process kept of a graph, as `Backend.resume`."""
     models = Models(options)
@@ -561,4 +561,4 @@ def resume(
         return CompiledRegion(call, spec, call.primitives)
 
     how = Resuming(options.name or options.backend, options.backend, options.device, take_up)
-    return how.resume(sidecar, name_on_disk(models.kept_for, examples), examples, recompile)
+    return how.resume(sidecar, name_on_disk(models.kept_for, examples), examples, graph.recompile)
