@@ -56,6 +56,7 @@ from fusee.capture.torch_api import (
     State,
     enter_inference_mode,
     no_torch_function,
+    set_default_dtype,
 )
 from fusee.source import Args, Kwargs, Rules
 
@@ -481,7 +482,7 @@ def _answer(function: Any, *_: Any, **__: Any) -> Any:
     return FIXED_ANSWERS[function]
 
 
-@stands_for_each(*dict.fromkeys(itertools.chain(*SWITCHED_BY.values())))
+@stands_for_each(set_default_dtype, *dict.fromkeys(itertools.chain(*SWITCHED_BY.values())))
 def _set_state(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
     if not m.recorder.is_main:
         raise GraphBreak("torch's state is switched in a function of a call")
@@ -490,8 +491,8 @@ def _set_state(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Non
         if function in setters:
             m.call(get)
     args = tuple(m.plain(x) for x in args)
-    m.recorder.graph.call_function(function, args, kwargs)
     function(*args, **kwargs)
+    m.recorder.graph.call_function(function, args, kwargs)
 
 
 # Tensors that are made in inference mode are of another kind, so a graph runs in it wholly or not

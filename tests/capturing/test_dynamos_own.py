@@ -5,10 +5,12 @@ source   https://github.com/pytorch/pytorch, test/dynamo: test_misc.py and its l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -410,3 +412,75 @@ def test_numbers_beside_arrays_of_floats(fn: Callable[..., Any], backend: str) -
                     got, expected = compiled(x, number), fn(x, number)
                 assert got.dtype == expected.dtype
                 np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@contextlib.contextmanager
+def by_default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def of_factories(x: Tensor) -> Any:
+    with by_default(torch.float64):
+        made = torch.ones(3) + torch.eye(3) + torch.full((3,), 2.5) + torch.rand(3)
+        given = torch.tensor([3.0, 3.0 + 5j]), x.new_tensor([1.0])
+    return made * x, given, torch.zeros(2)
+
+
+def of_integers(x: Tensor) -> Any:
+    k = torch.arange(3)
+    with by_default(torch.float64):
+        return x + k / 2, torch.sqrt(k), k * 2.5, k**0.5, k.float().mean(), x * 2.5
+
+
+def over_a_break(x: Tensor) -> Any:
+    with by_default(torch.float64):
+        y = torch.ones(3) * x
+        print(end="")
+        y = y + torch.ones(3)
+    return y, torch.ones(3)
+
+
+def refused(x: Tensor) -> Any:
+    try:
+        torch.set_default_dtype(torch.int32)
+    except TypeError:
+        x = x + 1
+    return x + torch.ones(3)
+
+
+@BACKENDS
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("fn", [of_factories, of_integers, over_a_break, refused])
+def test_a_default_dtype_of_the_programs(
+    fn: Callable[[Tensor], Any], trains: bool, backend: str
+) -> None:
+    """A switch in the graph; compiled code says each dtype, for it runs under the caller's."""
+    x = torch.arange(3.0, requires_grad=trains)
+    compiled = fusee.compile(fn, backend=backend, fullgraph=fn is not over_a_break)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FuseeWarning)
+        for _ in range(2):
+            torch.manual_seed(0)
+            got = compiled(x)
+            torch.manual_seed(0)
+            torch.testing.assert_close(got, fn(x))
+            assert torch.get_default_dtype() is torch.float32
+
+
+@BACKENDS
+def test_a_default_dtype_that_stays(backend: str) -> None:
+    def fn(x: Tensor) -> Any:
+        torch.set_default_dtype(torch.float64)
+        return x.sin() * torch.ones(3)
+
+    try:
+        got = fusee.compile(fn, backend=backend)(torch.arange(3.0))
+        assert torch.get_default_dtype() is torch.float64
+        assert got.dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
