@@ -48,6 +48,7 @@ from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, by_identity, show_address
 from fusee.capture.sources import Held, Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
+    DEVICES,
     FIXED_ANSWERS,
     STATE_QUERIES,
     STATE_SWITCHES,
@@ -307,10 +308,10 @@ def _asked_of_state(function: Any, m: Capturing) -> Any:
     return m.world.load(found, place)
 
 
-@stands_for(torch.cuda.is_available)
-def _has_gpu(m: Capturing) -> bool:
-    found = torch.cuda.is_available()
-    m.recorder.answers.append((torch.cuda.is_available, (), {}, found))
+@stands_for_each(*DEVICES)
+def _is_there(function: Any, m: Capturing) -> int:
+    found: int = function()
+    m.recorder.answers.append((function, (), {}, found))
     return found
 
 

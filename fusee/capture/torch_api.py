@@ -80,9 +80,15 @@ STATE_QUERIES: tuple[Any, ...] = (
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
     torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
     torch._C._is_any_autocast_enabled, torch.finfo, torch.iinfo,
-    torch.cuda.is_available, torch.promote_types, torch.can_cast,
+    torch.promote_types, torch.can_cast,
     torch._C._len_torch_dispatch_stack, torch._C._is_autocast_available,
     torch._C._get_privateuse1_backend_name,
+)  # fmt: skip
+
+# What kinds of devices there are: one answer in a process.
+DEVICES: tuple[Any, ...] = (
+    torch.cuda.is_available, torch._C._mps_is_available, torch._C._mtia_isBuilt,
+    torch._C._mtia_getDeviceCount,
 )  # fmt: skip
 
 set_grad_enabled = torch._C._set_grad_enabled

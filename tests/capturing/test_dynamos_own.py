@@ -484,3 +484,51 @@ def test_a_default_dtype_that_stays(backend: str) -> None:
         assert got.dtype is torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def with_lists(x: Tensor, t: Any) -> Any:
+    written = [x + 1, x.sin()]
+    torch._foreach_lerp_(written, (x * 2, x), 1 - t)
+    return written, torch._foreach_lerp([x, x], [x * 2, x], t), torch._foreach_pow(t, [x, x + 1])
+
+
+def with_fills(x: Tensor, t: Any) -> Any:
+    made = torch.full((2,), t), torch.full_like(x, t), x.new_full((2, 1), t + 1)
+    whole = torch.full((), t.int()), torch.full((2,), t, dtype=t.dtype)
+    return made, whole, torch.full((2,), t > 1)
+
+
+@BACKENDS
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("fn", [with_lists, with_fills])
+def test_tensors_where_numbers_are_taken(
+    fn: Callable[..., Any], trains: bool, backend: str
+) -> None:
+    """torch reads them; the graph has a form that takes tensors."""
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    x = torch.arange(4.0, requires_grad=trains)
+    for number in (0.5, 2.5, -1.0):
+        given = x, torch.tensor(number)
+        torch.testing.assert_close(compiled(*given), fn(*given))
+
+
+def test_a_number_with_gradients_is_refused() -> None:
+    compiled = fusee.compile(lambda x, t: torch.full((2,), t) + x, backend="eager")
+    with pytest.raises(TypeError, match="must be Number"):
+        compiled(torch.ones(2), torch.nn.Parameter(torch.ones(())))
+
+
+def on_any_device(x: Tensor) -> Tensor:
+    if torch.backends.mps.is_available() or torch.mps.is_available():
+        return x + 1
+    if torch.mtia.is_available() or torch.xpu.is_available() or torch.accelerator.is_available():
+        return x + 2
+    return torch.jit._unwrap_optional(x).sin()  # type: ignore[attr-defined]
+
+
+@BACKENDS
+def test_which_devices_there_are(backend: str) -> None:
+    torch.backends.mps.is_available.cache_clear()
+    x = torch.arange(3.0)
+    got = fusee.compile(on_any_device, backend=backend, fullgraph=True)(x)
+    torch.testing.assert_close(got, on_any_device(x))
