@@ -532,3 +532,78 @@ def test_which_devices_there_are(backend: str) -> None:
     x = torch.arange(3.0)
     got = fusee.compile(on_any_device, backend=backend, fullgraph=True)(x)
     torch.testing.assert_close(got, on_any_device(x))
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, count: Tensor, x: Tensor) -> Tensor:
+        ctx.count = count
+        return x.sin() * x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.count.mul_(2)
+        return None, grad + ctx.count
+
+
+class Copying(Doubling):
+    @staticmethod
+    def forward(ctx: Any, count: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(count)
+        return x.sin() * x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        torch.add(grad, 1, out=ctx.saved_tensors[0])
+        return None, grad * 2
+
+
+class Scratch(Doubling):
+    @staticmethod
+    def forward(ctx: Any, count: Tensor, x: Tensor) -> Tensor:
+        ctx.made = count + 1
+        return x.sin() * x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.made.mul_(grad)
+        return None, grad.clone().add_(ctx.made)
+
+
+@BACKENDS
+@pytest.mark.parametrize("kind", [Doubling, Copying, Scratch])
+def test_backwards_that_write_to_tensors_from_outside(kind: Any, backend: str) -> None:
+    """The graph has run by then: what the backward wrote was lost. It may write to its own."""
+
+    def fn(count: Tensor, x: Tensor) -> Tensor:
+        return kind.apply(count, x.cos() * x).sin() * 2
+
+    found = []
+    for call in (fusee.compile(fn, backend=backend, fullgraph=kind is Scratch), fn):
+        count, x = torch.ones(4), torch.linspace(0, 1, 4).requires_grad_()
+        for _ in range(2):
+            call(count, x).sum().backward()
+        found.append((count, x.grad))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.skipif(
+    "fast_path_blocked_by_tracing" not in torch.nn.MultiheadAttention.forward.__code__.co_varnames,
+    reason="torch lays it out otherwise when it is traced",
+)
+@BACKENDS
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("trains", [False, True])
+def test_attention_is_laid_out_as_by_its_fast_path(trains: bool, bias: bool, backend: str) -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True, bias=bias).eval()
+    compiled = fusee.compile(lambda x: attention(x, x, x)[0], backend=backend, fullgraph=True)
+    x = torch.randn(2, 3, 8)
+    with torch.set_grad_enabled(trains):
+        for is_on in (True, False):
+            torch.backends.mha.set_fastpath_enabled(is_on)
+            try:
+                got, expected = compiled(x), attention(x, x, x)[0]
+            finally:
+                torch.backends.mha.set_fastpath_enabled(True)
+            torch.testing.assert_close(got, expected)
+            assert got.stride() == expected.stride()
