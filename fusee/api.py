@@ -493,7 +493,8 @@ _classes: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 def _class_of(cls: type[nn.Module]) -> Any:
     """The class of what compiling a module of this class gives."""
     forward = plain_forward(cls)
-    key = cls, forward, cls.__call__
+    key: Any = cls, forward, cls.__call__  # closures of these may know the class
+    key = tuple(weakref.ref(x) if isinstance(x, type | types.FunctionType) else x for x in key)
     if (known := _classes.get(key)) is not None:
         return known
     is_plain = forward is not None and not is_suspending(forward)

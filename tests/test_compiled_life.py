@@ -78,6 +78,33 @@ def test_compiled_objects_are_freed() -> None:
     assert objects() - before < 300
 
 
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("given", [lambda module: module, lambda module: module.forward])
+def test_a_class_made_in_a_function_goes_with_its_module(
+    given: Callable[[Any], Any], backend: str
+) -> None:
+    """Its methods know the class, and here a layer: one collection frees all."""
+
+    def once() -> list[weakref.ref[Any]]:
+        layer = torch.nn.Linear(3, 3)
+
+        class Local(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = layer
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.layer(x) + len(super().extra_repr())
+
+        module = Local()
+        api.compile(given(module), backend=backend)(torch.randn(2, 3))
+        return [weakref.ref(one) for one in (layer, Local, module)]
+
+    refs = once()
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 3
+
+
 def test_fork() -> None:
     fast = api.compile(step)
     fast(x)

@@ -27,7 +27,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.utils._sympy.printers import PythonPrinter
 
 from fusee.aten.rewriter import copied
-from fusee.aten.torch_api import TorchSymbols, autocast_restored, open_numbers, storage_id
+from fusee.aten.torch_api import TorchSymbols, open_numbers, storage_id, switches_restored
 from fusee.errors import TraceError
 from fusee.fake import fake_of
 from fusee.fake.layouts import known
@@ -158,7 +158,7 @@ class _Handed:
         self._tell()
         grad = torch.set_grad_enabled(torch.is_grad_enabled())
         with (
-            grad, autocast_restored(), torch._C._EnablePythonDispatcher(), self.own_mode,
+            grad, switches_restored(), torch._C._EnablePythonDispatcher(), self.own_mode,
             self.shape_env.ignore_fresh_unbacked_symbols(),
         ):  # fmt: skip
             _Values(made, self.own_mode).run(*given)

@@ -258,7 +258,7 @@ def is_skipped(target: Any, with_grad: bool = False) -> bool:
 
     with_grad   autograd is traced too, so grad mode matters
 
-    raises   TraceError for what would rule operators that do not say their dtype
+    raises   TraceError for what TorchDynamo has done already, and the graph need not undo
     """
     if target is torch.set_default_dtype:
         raise TraceError("the default dtype is set within the graph")
@@ -268,13 +268,16 @@ def is_skipped(target: Any, with_grad: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def autocast_restored() -> Iterator[None]:
-    """What is inside may leave autocast on for the CPU; afterwards all is as it was."""
+def switches_restored() -> Iterator[None]:
+    """What is inside may leave autocast on for the CPU, or another default dtype; afterwards all
+    is as it was."""
     state = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    dtype = torch.get_default_dtype()
     nesting = torch.autocast_increment_nesting()
     try:
         yield
     finally:
+        torch.set_default_dtype(dtype)
         torch.set_autocast_enabled("cpu", state[0])
         torch.set_autocast_dtype("cpu", state[1])
         while torch.autocast_decrement_nesting() >= nesting:

@@ -58,7 +58,6 @@ from fusee.aten.torch_api import (
     OpOverload,
     TorchSymbols,
     active,
-    autocast_restored,
     below_autograd,
     data_of,
     is_composite,
@@ -67,6 +66,7 @@ from fusee.aten.torch_api import (
     lists_are_tuples,
     op_name,
     open_numbers,
+    switches_restored,
     symbolic_mode,
     takes_gradients,
     unwrapped,
@@ -443,7 +443,7 @@ def _shapes(gm: fx.GraphModule, *given: Any) -> list[Tensor]:
     """What a graph gives for operands like these, which are fakes: tensors without data."""
     tracer, inputs = start(gm, given, keep_core, None, kind=Tracer)
     with_grad = takes_gradients(gm.graph)
-    with below_autograd(), autocast_restored(), torch.set_grad_enabled(with_grad):
+    with below_autograd(), switches_restored(), torch.set_grad_enabled(with_grad):
         return [*run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)]
 
 
@@ -478,7 +478,7 @@ def trace(
     tracer, inputs = start(gm, example_inputs, keep, decompositions, kind=Tracer)
     ambient = torch.is_autocast_enabled(inputs.device.type)
     with_grad = takes_gradients(gm.graph)
-    with below_autograd(), autocast_restored(), torch.set_grad_enabled(with_grad):
+    with below_autograd(), switches_restored(), torch.set_grad_enabled(with_grad):
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         results = Results(inputs, returned)
     return results.graph(results.mutations, ambient)

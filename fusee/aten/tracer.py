@@ -35,7 +35,7 @@ from fusee.fake import Twins
 from fusee.fake.layouts import is_dense, same_ints
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
-from fusee.fake.torch_python import refuse_dtypes
+from fusee.fake.torch_python import is_pointwise, refuse_dtypes
 from fusee.source import Args, Kwargs, NodeGraph, OpRules, mapped, tensors_in
 from fusee.sym import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison
@@ -132,6 +132,7 @@ class Builder:
         # by what a mask takes of a tensor: the mask, the tensor
         self.taken: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self.from_start: set[int] = set()  # as AtenGraph's
+        self.dtype = torch.get_default_dtype()  # where the graph runs
 
     # -------------------------------------------------------------------------- nodes
 
@@ -388,6 +389,10 @@ def _without_default(op: OpOverload) -> list[str]:
     return [x.name for x in keywords if isinstance(x.type, torch.OptionalType)]
 
 
+def _is_wide(given: Any) -> bool:
+    return any(x.is_floating_point() or x.is_complex() for x in tensors_in(given))
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook
     """Records what runs while it is active. Inside a rule it is not: rules call meta kernels.
 
@@ -560,6 +565,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         env = self.b.twins.env
         count = 0 if env is None else len(env.data.made)
         out = self.run_meta(op, metas, named_metas, device)
+        is_set = torch.get_default_dtype() is not self.b.dtype and named.get("dtype") is None
+        if is_set and _is_wide(out) and not _is_wide((metas, named_metas)):
+            if any(x.name == "dtype" and x.kwarg_only for x in op._schema.arguments):
+                named["dtype"] = out.dtype
+            elif is_pointwise(op) and all(x.dtype is not torch.bool for x in tensors_in(metas)):
+                cast = functools.partial(self.call, aten._to_copy.default, dtype=out.dtype)
+                wide = (cast(x) if isinstance(x, Tensor) else x for x in args)
+                return self.record(op, tuple(wide), kwargs)
+            else:
+                raise TraceError(f"{op} is of a default dtype that is set within the graph")
         node = self.b.emit(op, nodes, named, out, device)
         if isinstance(out, Tensor):
             self.adopt(out, node, None, device)

@@ -36,11 +36,11 @@ from fusee.aten.torch_api import (
     CASTS,
     OpOverload,
     active,
-    autocast_restored,
     current_node_number,
     gradients,
     is_transforming,
     next_node_number,
+    switches_restored,
     unwrapped,
     uses_flash_attention,
     without_autocast,
@@ -405,7 +405,7 @@ def trace_joint(
     symbolic = python_dispatcher() if tracer.b.to_size is not None else contextlib.nullcontext()
     # which would look at the values of gradients
     unchecked = torch.autograd.set_detect_anomaly(False)
-    with autocast_restored(), torch.enable_grad(), symbolic, unseen_by_hooks(), unchecked:
+    with switches_restored(), torch.enable_grad(), symbolic, unseen_by_hooks(), unchecked:
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         finish = _Finish(tracer, inputs, leaves, Results(inputs, returned))
         with without_autocast():

@@ -49,6 +49,7 @@ from fusee.capture.mirrors import Called, Later, by_identity, show_address
 from fusee.capture.policy import asked_again, protocol_names
 from fusee.capture.sources import Held, Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
+    DEVICES,
     FIXED_ANSWERS,
     STATE_QUERIES,
     STATE_SWITCHES,
@@ -57,6 +58,7 @@ from fusee.capture.torch_api import (
     State,
     enter_inference_mode,
     no_torch_function,
+    set_default_dtype,
 )
 from fusee.source import Args, Kwargs, Rules
 
@@ -318,10 +320,10 @@ def _asked_of_state(function: Any, m: Capturing) -> Any:
     return m.world.load(found, place)
 
 
-@stands_for(torch.cuda.is_available)
-def _has_gpu(m: Capturing) -> bool:
-    found = torch.cuda.is_available()
-    m.recorder.answers.append((torch.cuda.is_available, (), {}, found))
+@stands_for_each(*DEVICES)
+def _is_there(function: Any, m: Capturing) -> int:
+    found: int = function()
+    m.recorder.answers.append((function, (), {}, found))
     return found
 
 
@@ -493,7 +495,7 @@ def _answer(function: Any, *_: Any, **__: Any) -> Any:
     return FIXED_ANSWERS[function]
 
 
-@stands_for_each(*dict.fromkeys(itertools.chain(*SWITCHED_BY.values())))
+@stands_for_each(set_default_dtype, *dict.fromkeys(itertools.chain(*SWITCHED_BY.values())))
 def _set_state(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
     if not m.recorder.is_main:
         raise GraphBreak("torch's state is switched in a function of a call")
@@ -502,8 +504,8 @@ def _set_state(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Non
         if function in setters:
             m.call(get)
     args = tuple(m.plain(x) for x in args)
-    m.recorder.graph.call_function(function, args, kwargs)
     function(*args, **kwargs)
+    m.recorder.graph.call_function(function, args, kwargs)
 
 
 # Tensors that are made in inference mode are of another kind, so a graph runs in it wholly or not

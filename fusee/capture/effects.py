@@ -22,6 +22,7 @@ from fusee.capture.torch_api import (
     OpOverload,
     OpOverloadPacket,
     fake_again,
+    pytree,
 )
 from fusee.fake import is_symbolic, name_may_raise, raises
 from fusee.fake.layouts import extent
@@ -103,6 +104,11 @@ def written_by(node: fx.Node) -> Iterable[fx.Node]:
     """What a call may write to: all that it is given, if its name does not say more."""
     found, name = effects(node), str(getattr(node.target, "__name__", node.target))
     says = node.args and (node.target in _IN_PLACE or is_in_place(name))
+    if isinstance(node.target, OpOverload) and "writes" in found:  # its schema says it
+        rows = node.target._schema.arguments
+        given = {**dict(zip((row.name for row in rows), node.args)), **node.kwargs}
+        written = (given.get(x.name) for x in rows if x.alias_info and x.alias_info.is_write)
+        return [x for x in pytree.tree_leaves([*written]) if isinstance(x, fx.Node)]
     if "anywhere" in found or not says:
         return node.all_input_nodes if "writes" in found else ()
     first: Any = node.args[0] if "writes" in found else ()

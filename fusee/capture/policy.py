@@ -204,7 +204,7 @@ class Policy:
             return GraphBreak(f"{name} launches a Triton kernel, which runs between graphs")
         if module == "torch.library":
             return GraphBreak(f"{name} registers an operator", "register it outside")
-        if module.startswith("torch.jit._"):
+        if module.startswith("torch.jit._") and name != "_unwrap_optional":
             return GraphBreak(f"{name} is of TorchScript, which reads source, frames and weights")
         if module.startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")

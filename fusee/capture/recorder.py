@@ -716,12 +716,18 @@ class Recorder(TorchFunctionMode):
             for node in graph.graph.nodes
         )
 
-    def writers(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
-        """Those that write to memory that is there before the graph, as far as can be told."""
+    def writers(self, nodes: Iterable[fx.Node], *, known: bool = False) -> list[fx.Node]:
+        """Those that write to memory that is there before the graph, as far as can be told.
+
+        known   those left out that may write to more than they are given
+        """
         with no_torch_function():
             nodes = [n for n in nodes if effects(n)]
             seen = storages(self.graph.find_nodes(op="placeholder")) if nodes else set()
-            return [n for n in nodes if "anywhere" in effects(n) or seen & storages(written_by(n))]
+            return [
+                n for n in nodes
+                if (not known and "anywhere" in effects(n)) or seen & storages(written_by(n))
+            ]  # fmt: skip
 
     def call_whole(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A function as one node, whatever it does."""

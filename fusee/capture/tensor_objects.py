@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 
 from fusee.capture.attributes import Capturing, flat
@@ -297,12 +298,21 @@ def _plain(m: Capturing, data: Any) -> Any:
     return data
 
 
-@stands_for(torch.backends.mha.get_fastpath_enabled)
-def _has_fast_path(m: Capturing) -> bool:
-    """No: nn.MultiheadAttention then is one call of nn.functional, as backends know it."""
+@stands_for(_has_fast_path := torch.backends.mha.get_fastpath_enabled)
+def _takes_fast_path(m: Capturing) -> bool:
+    """No: nn.MultiheadAttention then is one call of nn.functional, as backends know it. It asks
+    whether make_fx traces it, too, and lays out its result as its fast path does if so."""
     if any(isinstance(x, Opaque) for x in m.frames[-1].locals.values()):
         raise GraphBreak("attention of tensors that no graph takes, nested ones")
-    return False
+    if m.frames[-1].code is not nn.MultiheadAttention.forward.__code__:
+        return False
+    return bool(m.world.load(_has_fast_path(), given_by(_has_fast_path, "mha's fast path")))
+
+
+@stands_for(activation._is_make_fx_tracing)
+def _is_traced(m: Capturing) -> bool:
+    """Where eager would take the fast path now: which is there only with a bias."""
+    return m.attribute(m.frames[-1].locals["self"], "in_proj_bias") is not None
 
 
 @stands_for(torch._utils._get_obj_state)

@@ -80,9 +80,15 @@ STATE_QUERIES: tuple[Any, ...] = (
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
     torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
     torch._C._is_any_autocast_enabled, torch.finfo, torch.iinfo,
-    torch.cuda.is_available, torch.promote_types, torch.can_cast,
+    torch.promote_types, torch.can_cast,
     torch._C._len_torch_dispatch_stack, torch._C._is_autocast_available,
     torch._C._get_privateuse1_backend_name,
+)  # fmt: skip
+
+# What kinds of devices there are: one answer in a process.
+DEVICES: tuple[Any, ...] = (
+    torch.cuda.is_available, torch._C._mps_is_available, torch._C._mtia_isBuilt,
+    torch._C._mtia_getDeviceCount,
 )  # fmt: skip
 
 set_grad_enabled = torch._C._set_grad_enabled
@@ -107,6 +113,7 @@ def leaf_of_inference(data: torch.Tensor, requires_grad: bool, is_param: bool) -
 
 
 set_deterministic: Any = torch._C._set_deterministic_algorithms
+set_default_dtype: Any = torch._C._set_default_dtype
 
 # Which kernels attention may take, and in which order: torch.nn.attention.sdpa_kernel.
 _ATTENTION: dict[Any, Any] = {
@@ -134,7 +141,7 @@ STATE_SWITCHES: tuple[Any, ...] = (
     set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype,
     torch.set_autocast_cache_enabled, torch.autocast_increment_nesting,
     torch.autocast_decrement_nesting, torch.clear_autocast_cache,
-    set_deterministic, *_ATTENTION.values(), _HOOKS_OFF, _HOOKS_ON,
+    set_deterministic, set_default_dtype, *_ATTENTION.values(), _HOOKS_OFF, _HOOKS_ON,
 )  # fmt: skip
 for _switch in STATE_SWITCHES:
     torch.fx.has_side_effect(_switch)  # passes of a backend's take calls away that nobody uses
@@ -604,7 +611,7 @@ def without_function_modes() -> Iterator[list[Any]]:
 class State(NamedTuple):
     """Global state that programs switch: gradients; autocast by device, its cache, its depth;
     whether algorithms are deterministic, and whether that only warns; what attention may take;
-    in which words hooks on saved tensors are refused."""
+    in which words hooks on saved tensors are refused; the dtype of what says none."""
 
     grad: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
@@ -613,6 +620,7 @@ class State(NamedTuple):
     deterministic: tuple[bool, bool]
     attention: tuple[Any, ...]
     hooks: str | None
+    dtype: torch.dtype
 
     @classmethod
     def now(cls) -> State:
@@ -627,7 +635,8 @@ class State(NamedTuple):
             _order_attention()
         attention = tuple(get() for get in _ATTENTION)
         on = torch.is_grad_enabled(), tuple(autocast), cache, depth
-        return cls(*on, deterministic, attention, _hooks_refusal())
+        refusal, dtype = _hooks_refusal(), torch.get_default_dtype()
+        return cls(*on, deterministic, attention, refusal, dtype)
 
     def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], Any]]:
         """The calls that lead from this state to another, with their arguments."""
@@ -651,6 +660,8 @@ class State(NamedTuple):
                 yield set_, (now,), {}
         if self.hooks != then.hooks:
             yield (_HOOKS_ON, (), {}) if then.hooks is None else (_HOOKS_OFF, (then.hooks,), {})
+        if self.dtype != then.dtype:
+            yield set_default_dtype, (then.dtype,), {}
 
 
 @contextlib.contextmanager

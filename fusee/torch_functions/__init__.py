@@ -31,7 +31,14 @@ from fusee.capture.dynamic import NUMPY, Number, holds_number
 from fusee.capture.graph_break import GraphBreak, associative_scan, combine_of
 from fusee.capture.guards import IdMatch
 from fusee.capture.policy import inlined
-from fusee.capture.torch_api import FakeTensor, generic_scan, infer_size, pytree, shape_as_tensor
+from fusee.capture.torch_api import (
+    FakeTensor,
+    generic_scan,
+    infer_size,
+    no_torch_function,
+    pytree,
+    shape_as_tensor,
+)
 from fusee.capture.torch_api import higher_order as operators
 from fusee.source import Args, Kwargs
 from fusee.torch_functions import training  # noqa: F401
@@ -157,6 +164,7 @@ def _with(value: Any, place: int, name: str, args: Args, kwargs: Kwargs) -> tupl
     return args, {**kwargs, name: value}
 
 
+_ONE = {torch.bool: True, torch.complex64: 1 + 0j, torch.complex128: 1 + 0j}
 _FILLS = {torch.full: 1, torch.full_like: 1, Tensor.new_full: 2}
 
 
@@ -175,7 +183,36 @@ def _full(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
             if not m.truth(m.call(operator.le, m.call(abs, value), most)):
                 return None
         return m.call(Tensor.mul_, ones, value)
+    if type(value) is FakeTensor and "out" not in kwargs and not kwargs.get("requires_grad"):
+        one = _ONE.get(value.dtype, 1.0 if value.is_floating_point() else 1)
+        made = calls.on_tensors(m, function, *_with(one, *given))
+        if _is_number(value) and torch.promote_types(value.dtype, made.dtype) is made.dtype:
+            return m.call(Tensor.fill_, made, value)
     return None
+
+
+def _is_number(x: Any) -> bool:
+    """Whether a tensor is one that torch reads where it takes a number."""
+    if type(x) is not FakeTensor:
+        return False
+    with no_torch_function():
+        return not x.dim() and not x.requires_grad
+
+
+# Functions of lists that take one number for all, or a list of tensors: which argument that is,
+# and which is a list anyway.
+_OF_LISTS = {torch._foreach_lerp: (2, 0), torch._foreach_lerp_: (2, 0), torch._foreach_pow: (0, 1)}
+
+
+@composes(*_OF_LISTS)
+def _each(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    place, beside = _OF_LISTS[function]
+    if kwargs or len(args) <= max(place, beside) or not _is_number(args[place]):
+        return None
+    every = [*m.items(args[beside])]
+    if not all(type(x) is FakeTensor and x.dtype is args[place].dtype for x in every):
+        return None
+    return m.call(function, *args[:place], [args[place]] * len(every), *args[place + 1 :])
 
 
 _METHODS = {"fill_": 1, "masked_fill": 2, "masked_fill_": 2, "index_fill": 3, "index_fill_": 3}

@@ -391,10 +391,8 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
         return _apply_whole(m, cls, given)
     with no_torch_function():
         needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
-    before = m.world.changes()[1:]
-    is_grad = torch.is_grad_enabled()
+    is_grad, calls, before = torch.is_grad_enabled(), m.recorder.calls, m.world.changes()[1:]
     has_asked, m.asks_compiling = m.asks_compiling, False
-    calls = m.recorder.calls
     if not (is_grad and any(needs)):  # nothing goes backward: it is what its lines do
         _switch_grad(m, False)
         try:
@@ -403,7 +401,7 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
             _switch_grad(m, is_grad)
     if m.modes:
         raise GraphBreak(f"a function mode hears what {cls.__qualname__} computes")
-    with m.recorder.apart():
+    with m.recorder.apart() as trial:
         set_grad_enabled(False)
         try:
             context = _Context(needs)
@@ -413,10 +411,13 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
             if len(grads) != sum(type(x) not in EXACT for x in results):
                 raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
             grads = [None if type(x) in EXACT else grads.pop(0) for x in results]
+            begun = len(trial.nodes)
             try:
                 m.call(m.attribute(cls, "backward"), context, *grads)
             except Exception as error:  # noqa: BLE001  # whatever it raises in the backward pass
                 raise GraphBreak(f"{cls.__qualname__}.backward raises {error!r}") from None
+            if m.recorder.writers([*trial.nodes][begun:], known=True):  # none sees it later
+                raise GraphBreak(f"{cls.__qualname__}.backward writes to a tensor from outside")
         finally:
             set_grad_enabled(is_grad)
             asks, m.asks_compiling = m.asks_compiling, m.asks_compiling or has_asked

@@ -5,10 +5,12 @@ source   https://github.com/pytorch/pytorch, test/dynamo: test_misc.py and its l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -410,3 +412,198 @@ def test_numbers_beside_arrays_of_floats(fn: Callable[..., Any], backend: str) -
                     got, expected = compiled(x, number), fn(x, number)
                 assert got.dtype == expected.dtype
                 np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@contextlib.contextmanager
+def by_default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def of_factories(x: Tensor) -> Any:
+    with by_default(torch.float64):
+        made = torch.ones(3) + torch.eye(3) + torch.full((3,), 2.5) + torch.rand(3)
+        given = torch.tensor([3.0, 3.0 + 5j]), x.new_tensor([1.0])
+    return made * x, given, torch.zeros(2)
+
+
+def of_integers(x: Tensor) -> Any:
+    k = torch.arange(3)
+    with by_default(torch.float64):
+        return x + k / 2, torch.sqrt(k), k * 2.5, k**0.5, k.float().mean(), x * 2.5
+
+
+def over_a_break(x: Tensor) -> Any:
+    with by_default(torch.float64):
+        y = torch.ones(3) * x
+        print(end="")
+        y = y + torch.ones(3)
+    return y, torch.ones(3)
+
+
+def refused(x: Tensor) -> Any:
+    try:
+        torch.set_default_dtype(torch.int32)
+    except TypeError:
+        x = x + 1
+    return x + torch.ones(3)
+
+
+@BACKENDS
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("fn", [of_factories, of_integers, over_a_break, refused])
+def test_a_default_dtype_of_the_programs(
+    fn: Callable[[Tensor], Any], trains: bool, backend: str
+) -> None:
+    """A switch in the graph; compiled code says each dtype, for it runs under the caller's."""
+    x = torch.arange(3.0, requires_grad=trains)
+    compiled = fusee.compile(fn, backend=backend, fullgraph=fn is not over_a_break)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FuseeWarning)
+        for _ in range(2):
+            torch.manual_seed(0)
+            got = compiled(x)
+            torch.manual_seed(0)
+            torch.testing.assert_close(got, fn(x))
+            assert torch.get_default_dtype() is torch.float32
+
+
+@BACKENDS
+def test_a_default_dtype_that_stays(backend: str) -> None:
+    def fn(x: Tensor) -> Any:
+        torch.set_default_dtype(torch.float64)
+        return x.sin() * torch.ones(3)
+
+    try:
+        got = fusee.compile(fn, backend=backend)(torch.arange(3.0))
+        assert torch.get_default_dtype() is torch.float64
+        assert got.dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def with_lists(x: Tensor, t: Any) -> Any:
+    written = [x + 1, x.sin()]
+    torch._foreach_lerp_(written, (x * 2, x), 1 - t)
+    return written, torch._foreach_lerp([x, x], [x * 2, x], t), torch._foreach_pow(t, [x, x + 1])
+
+
+def with_fills(x: Tensor, t: Any) -> Any:
+    made = torch.full((2,), t), torch.full_like(x, t), x.new_full((2, 1), t + 1)
+    whole = torch.full((), t.int()), torch.full((2,), t, dtype=t.dtype)
+    return made, whole, torch.full((2,), t > 1)
+
+
+@BACKENDS
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("fn", [with_lists, with_fills])
+def test_tensors_where_numbers_are_taken(
+    fn: Callable[..., Any], trains: bool, backend: str
+) -> None:
+    """torch reads them; the graph has a form that takes tensors."""
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    x = torch.arange(4.0, requires_grad=trains)
+    for number in (0.5, 2.5, -1.0):
+        given = x, torch.tensor(number)
+        torch.testing.assert_close(compiled(*given), fn(*given))
+
+
+def test_a_number_with_gradients_is_refused() -> None:
+    compiled = fusee.compile(lambda x, t: torch.full((2,), t) + x, backend="eager")
+    with pytest.raises(TypeError, match="must be Number"):
+        compiled(torch.ones(2), torch.nn.Parameter(torch.ones(())))
+
+
+def on_any_device(x: Tensor) -> Tensor:
+    if torch.backends.mps.is_available() or torch.mps.is_available():
+        return x + 1
+    if torch.mtia.is_available() or torch.xpu.is_available() or torch.accelerator.is_available():
+        return x + 2
+    return torch.jit._unwrap_optional(x).sin()  # type: ignore[attr-defined]
+
+
+@BACKENDS
+def test_which_devices_there_are(backend: str) -> None:
+    torch.backends.mps.is_available.cache_clear()
+    x = torch.arange(3.0)
+    got = fusee.compile(on_any_device, backend=backend, fullgraph=True)(x)
+    torch.testing.assert_close(got, on_any_device(x))
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, count: Tensor, x: Tensor) -> Tensor:
+        ctx.count = count
+        return x.sin() * x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.count.mul_(2)
+        return None, grad + ctx.count
+
+
+class Copying(Doubling):
+    @staticmethod
+    def forward(ctx: Any, count: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(count)
+        return x.sin() * x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        torch.add(grad, 1, out=ctx.saved_tensors[0])
+        return None, grad * 2
+
+
+class Scratch(Doubling):
+    @staticmethod
+    def forward(ctx: Any, count: Tensor, x: Tensor) -> Tensor:
+        ctx.made = count + 1
+        return x.sin() * x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.made.mul_(grad)
+        return None, grad.clone().add_(ctx.made)
+
+
+@BACKENDS
+@pytest.mark.parametrize("kind", [Doubling, Copying, Scratch])
+def test_backwards_that_write_to_tensors_from_outside(kind: Any, backend: str) -> None:
+    """The graph has run by then: what the backward wrote was lost. It may write to its own."""
+
+    def fn(count: Tensor, x: Tensor) -> Tensor:
+        return kind.apply(count, x.cos() * x).sin() * 2
+
+    found = []
+    for call in (fusee.compile(fn, backend=backend, fullgraph=kind is Scratch), fn):
+        count, x = torch.ones(4), torch.linspace(0, 1, 4).requires_grad_()
+        for _ in range(2):
+            call(count, x).sum().backward()
+        found.append((count, x.grad))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.skipif(
+    "fast_path_blocked_by_tracing" not in torch.nn.MultiheadAttention.forward.__code__.co_varnames,
+    reason="torch lays it out otherwise when it is traced",
+)
+@BACKENDS
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("trains", [False, True])
+def test_attention_is_laid_out_as_by_its_fast_path(trains: bool, bias: bool, backend: str) -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True, bias=bias).eval()
+    compiled = fusee.compile(lambda x: attention(x, x, x)[0], backend=backend, fullgraph=True)
+    x = torch.randn(2, 3, 8)
+    with torch.set_grad_enabled(trains):
+        for is_on in (True, False):
+            torch.backends.mha.set_fastpath_enabled(is_on)
+            try:
+                got, expected = compiled(x), attention(x, x, x)[0]
+            finally:
+                torch.backends.mha.set_fastpath_enabled(True)
+            torch.testing.assert_close(got, expected)
+            assert got.stride() == expected.stride()

@@ -507,6 +507,9 @@ def test_nobody_is_asked_for_a_name(processes: Processes) -> None:
 def test_whether_there_is_a_gpu_is_asked_again(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for asked in ("mtia", "backends.mps"):
+        other = HEAD + f"def f(x): return x + (2 if torch.{asked}.is_available() else 3)"
+        assert processes.run(other, X)[1] and not processes.run(other, X)[1]
     source = HEAD + "def f(x): return x * (2 if torch.cuda.is_available() else 3)"
     assert processes.run(source, X)[1]
     assert not processes.run(source, X)[1]
