@@ -155,7 +155,7 @@ def test_why_something_is_not_kept(processes: Processes, monkeypatch: pytest.Mon
 
 def test_other_weights_are_taken(processes: Processes) -> None:
     processes.run(MODEL, IDS)
-    processes.run(MODEL.replace("manual_seed(0)", "manual_seed(1)"), IDS)
+    processes.run(MODEL + "for p in model.parameters(): p.data.mul_(2)\n", IDS)
     assert not processes.traces
 
 
