@@ -302,17 +302,25 @@ def _plain(m: Capturing, data: Any) -> Any:
 def _takes_fast_path(m: Capturing) -> bool:
     """No: nn.MultiheadAttention then is one call of nn.functional, as backends know it. It asks
     whether make_fx traces it, too, and lays out its result as its fast path does if so."""
-    if any(isinstance(x, Opaque) for x in m.frames[-1].locals.values()):
+    if _holds_opaque(m):
         raise GraphBreak("attention of tensors that no graph takes, nested ones")
     if m.frames[-1].code is not nn.MultiheadAttention.forward.__code__:
         return False
     return bool(m.world.load(_has_fast_path(), given_by(_has_fast_path, "mha's fast path")))
 
 
+def _holds_opaque(m: Capturing) -> bool:
+    return any(isinstance(x, Opaque) for x in m.frames[-1].locals.values())
+
+
 @stands_for(activation._is_make_fx_tracing)
 def _is_traced(m: Capturing) -> bool:
-    """Where eager would take the fast path now: which is there only with a bias."""
-    return m.attribute(m.frames[-1].locals["self"], "in_proj_bias") is not None
+    """Where eager would take the fast path now: which is there only with a bias. A part of the
+    function that runs on after a break has the fast path alone for nested tensors."""
+    return (
+        not _holds_opaque(m)
+        and m.attribute(m.frames[-1].locals["self"], "in_proj_bias") is not None
+    )
 
 
 @stands_for(torch._utils._get_obj_state)
