@@ -25,6 +25,7 @@ import fusee
 from fusee.capture.dynamic import Varying
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
+from fusee.persist import Keeper
 from tests.capturing.portrait import Line, Portrait, Unsound
 from tests.seeds import forget_stacks
 
@@ -297,10 +298,10 @@ def _variables(module: types.ModuleType) -> dict[str, Any]:
     return found
 
 
-def interpreted(fn: Callable[..., Any]) -> CompiledFunction:
+def interpreted(fn: Callable[..., Any], keeper: Keeper | None = None) -> CompiledFunction:
     """Captured, with graphs run as they are."""
     varying = functools.partial(Varying, with_backward=True, tells_writes=True)
-    return CompiledFunction(fn, backend, Policy(), varying=varying)  # type: ignore[arg-type]
+    return CompiledFunction(fn, backend, Policy(), varying=varying, keeper=keeper)  # type: ignore[arg-type]
 
 
 def native(fn: Callable[..., Any]) -> Any:
@@ -309,9 +310,16 @@ def native(fn: Callable[..., Any]) -> Any:
 
 
 def difference(
-    source: str, into: Outcome | None = None, compiled: bool = False, collects: bool = False
+    source: str,
+    into: Outcome | None = None,
+    compiled: bool = False,
+    collects: bool = False,
+    keeper: Keeper | None = None,
 ) -> str | None:
-    """The first line in which eager and captured (or compiled) differ; None if there is none."""
+    """The first line in which eager and captured (or compiled) differ; None if there is none.
+
+    keeper   of captures that outlive their process
+    """
     _prepare()
     # kernels cast weights anew, where eager's autocast keeps casts of what a step has changed since
     torch.set_autocast_cache_enabled(not compiled)
@@ -322,7 +330,8 @@ def difference(
         return None
     try:
         with limited(COMPILED_S):
-            got = outcome(source, native if compiled else interpreted, collects)
+            by = native if compiled else functools.partial(interpreted, keeper=keeper)
+            got = outcome(source, by, collects)
     except Endless:
         return "compiled does not come to an end"
     except Exception as error:  # noqa: BLE001  # a fault of ours in place of a result

@@ -8,7 +8,8 @@ own, until the time or COUNT is over. A program that kills its process, or hangs
 differs, and a new process goes on behind it. Programs that differ are appended to FILE as they are;
 `scripts/fuzz 1 --first SEED` shrinks one.
 
-With `--device cuda` all tensors that programs make are made there.
+With `--device cuda` all tensors that programs make are made there. With `--edits` each program is
+edited between processes that share captures (edits.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, TextIO
 import torch
 
 from tests.capturing.differences import Outcome, difference, shrunk
+from tests.capturing.edits import difference_after_edits
 from tests.capturing.programs import program
 from tests.capturing.vocabulary import PREAMBLE
 
@@ -78,6 +80,7 @@ def arguments() -> argparse.Namespace:
         "--native", type=int, default=20, help="one program in so many runs as machine code"
     )
     parser.add_argument("--device", default="cpu", help="where tensors are made")
+    parser.add_argument("--edits", action="store_true", help="edit programs between processes")
     parser.add_argument("--stride", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -113,10 +116,13 @@ class Total:
                 self.failures.flush()
 
 
-def run(seed: int, native: int, device: str) -> dict[str, Any]:
+def run(seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Run one program, and say how it went."""
-    found = Outcome()
-    what = difference(on_device(program(seed), device), found, is_native(seed, native))
+    found, source = Outcome(), on_device(program(seed), args.device)
+    if args.edits:
+        what = difference_after_edits(source, seed)
+    else:
+        what = difference(source, found, is_native(seed, args.native))
     return {
         "seed": seed,
         "what": what,
@@ -151,7 +157,7 @@ def alone(args: argparse.Namespace, total: Total) -> None:
     for seed in range(args.first, args.first + args.count):
         if args.show:
             print(body(program(seed)), flush=True)
-        found = run(seed, args.native, args.device)
+        found = run(seed, args)
         total.add(found)
         if found["what"] is not None:
             report(seed, found["what"], args)
@@ -169,7 +175,7 @@ def report(seed: int, what: str, args: argparse.Namespace) -> None:
     """Print a failure and the smallest program that still fails."""
     print(f"---- seed {seed}\n{what}", flush=True)
     text = body(program(seed))
-    if not args.whole:
+    if not (args.whole or args.edits):
         kind, native = told(what), is_native(seed, args.native)
 
         def now(text: str) -> str:
@@ -201,6 +207,7 @@ def _job(args: argparse.Namespace, seed: int, ends: float, total: Total) -> None
     while seed < args.first + args.count and time.monotonic() < ends:
         command = [sys.executable, "-m", "tests.capturing.fuzz", "--worker", f"--first={seed}"]
         command += [f"--stride={args.jobs}", f"--native={args.native}", f"--device={args.device}"]
+        command += ["--edits"] * args.edits
         command += [str(min(PER_PROCESS, (args.first + args.count - seed - 1) // args.jobs + 1))]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -260,7 +267,7 @@ def work(args: argparse.Namespace) -> None:
         for k in range(args.count):
             seed = args.first + k * args.stride
             try:
-                found = run(seed, args.native, args.device)
+                found = run(seed, args)
             except RuntimeError:
                 if not is_lost(args.device):
                     raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import collections.abc
 import enum
 import logging
 import re
@@ -230,7 +230,8 @@ def _attributes(x: Any) -> Iterable[tuple[str, Any]]:
         yield ".__context__", type(x.__context__).__name__
     # what ~flag has found is kept in the member, and no program sees whether it was found before
     left_out = ("_inverted_",) if isinstance(x, enum.Flag) else ()
-    for name, value in getattr(x, "__dict__", {}).items():
+    own = getattr(x, "__dict__", {})
+    for name, value in own.items() if isinstance(own, collections.abc.Mapping) else ():
         if name not in left_out:
             yield f".{name}", value
     for base in type(x).__mro__:
