@@ -536,7 +536,7 @@ class Axis(NamedTuple):
 
     def nearest(self, i: Size, exact: bool) -> Size:
         """floor(i * size/out), or of (i + 1/2) * size/out - 1/2 rounded: in float32, as ATen."""
-        if isinstance(i, int) and not exact:
+        if isinstance(i, int) and i == 0 and not exact:
             return 0
         if isinstance(self.size, int) and isinstance(self.out, int) and self.out % self.size == 0:
             if self._is_exact(self.size, self.out, exact):

@@ -53,6 +53,24 @@ def test_upsampling(size: tuple[int, int], dtype: torch.dtype, layout: torch.mem
         check_op(aten.upsample_bicubic2d.vec, x, list(size), aligned, None)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_known_places_of_what_is_resampled(mode: str) -> None:
+    """A row that a program picks, and those that a pad mirrors, have numbers in place of axes."""
+    x = torch.randn(2, 3, 6, 9)
+    for size in ((12, 18), (7, 5), (3, 4)):
+
+        def fn(x: Tensor, size: tuple[int, int] = size) -> tuple[Tensor, ...]:
+            y = F.interpolate(x, size, mode=mode)
+            picked = y[..., 2], y[:, :, -1], F.pad(y, (2, 1, 0, 1), mode="reflect")
+            return (
+                *picked,
+                F.pad(y, (1, 2, 0, 0), mode="replicate"),
+                torch.cat((y[..., 1:2], y), -1),
+            )
+
+        check(fn, x)
+
+
 def test_upsampling_by_factors() -> None:
     x = torch.randn(2, 3, 6, 9)
     for factors in ([2.0, 3.0], [1.7, 0.6], [2.3, 2.3]):
