@@ -3,7 +3,8 @@
 The op database tries each operator alone. What a kernel makes of several shows in chains: an index
 behind a pad, a row that is picked of what is resampled. `python -m tests.loops.chains --seconds 60
 [--first SEED] [--gradients] [--dynamic] [--gpu]` runs as many as there is time for; `--gpu` runs
-kernels for GPUs on the SIMT machine. Exit status 1 if any differs.
+kernels for GPUs on the SIMT machine, which tells also that several threads store one number of a
+result that overlaps itself (`unfold`). Exit status 1 if any differs.
 """
 
 from __future__ import annotations

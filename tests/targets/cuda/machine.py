@@ -547,7 +547,9 @@ class Machine:
         if "shfl" in name:
             self._meet(mask, WARP)
             distance = int(given[2][0])
-            return given[1].reshape(-1, WARP)[:, np.arange(WARP) ^ distance].reshape(-1)
+            lanes = min(WARP, self.threads)
+            assert distance < lanes, "a lane that is not there is read"
+            return given[1].reshape(-1, lanes)[:, np.arange(lanes) ^ distance].reshape(-1)
         if name.startswith("llvm.nvvm.membar"):
             self.fences[mask] += 1
             for block in np.unique(self.block[mask]):
@@ -559,7 +561,7 @@ class Machine:
         return self._intrinsic(name.removeprefix("llvm."), given)
 
     def _meet(self, mask: Array, together: int) -> None:
-        rows = mask.reshape(-1, together)
+        rows = mask.reshape(-1, min(together, self.threads))
         if (rows.any(1) & ~rows.all(1)).any():
             raise Fault(f"not all of {together} threads have come")
 
