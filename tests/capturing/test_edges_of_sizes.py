@@ -493,3 +493,16 @@ def test_a_window_that_covers_nothing_is_refused(width: int, center: bool) -> No
         for run in (fn, compiled):
             with pytest.raises(RuntimeError, match="window overlap add min"):
                 run(y, torch.zeros(width))
+
+
+def test_computed_sizes_of_one_are_broadcast() -> None:
+    """(n + 2) // 3 is 1 for some n, and more for others."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        part = x[..., ::3]
+        return torch.zeros_like(part).index_add(1, torch.arange(part.shape[1]) // 2, part) + y
+
+    compiled = fusee.compile(fn, dynamic=True, options={"prices": False})
+    for n, m in [(2, 10), (3, 7), (2, 5), (7, 3), (9, 3), (4, 2)]:
+        x, y = torch.randn(5, n), torch.randn(m)
+        torch.testing.assert_close(compiled(x, y), fn(x, y))

@@ -40,7 +40,7 @@ from fusee.loops.lower.tensor import (
     Tensor,
     lowers,
 )
-from fusee.loops.lower.views import converted, expand, narrow, reshape, resized
+from fusee.loops.lower.views import converted, expand, is_repeated, narrow, reshape, resized
 from fusee.loops.operators import (
     ROWS,
     Formula,
@@ -105,7 +105,10 @@ def reader(
     if lowering.is_heavy(x, by_loads=False):
         lowering.realise(x)
     lead = len(shape) - len(x.shape)
-    keep = [None if size == 1 else lead + k for k, size in enumerate(x.shape)]
+    keep = [
+        None if size == 1 or is_repeated(size, shape[lead + k]) else lead + k
+        for k, size in enumerate(x.shape)
+    ]
 
     def read(ix: Index) -> Value:
         value = x.at(tuple(0 if k is None else ix[k] for k in keep))
@@ -171,7 +174,8 @@ def _in_pieces(
         cut: list[Operand] = []
         for x in operands:
             place = dim if not isinstance(x, Tensor) else dim - len(shape) + len(x.shape)
-            if isinstance(x, Tensor) and place >= 0 and x.shape[place] != 1:  # else it is repeated
+            is_own = isinstance(x, Tensor) and place >= 0 and x.shape[place] != 1
+            if isinstance(x, Tensor) and is_own and not is_repeated(x.shape[place], shape[dim]):
                 cut.append(narrow(x, place, start, length))
             else:
                 cut.append(x)

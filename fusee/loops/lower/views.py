@@ -28,6 +28,7 @@ from fusee.sym import (
     Size,
     divides,
     floordiv,
+    hint,
     known_eq,
     known_ge,
     known_lt,
@@ -102,8 +103,14 @@ def expand(x: Tensor, shape: Shape) -> Tensor:
     if shape == x.shape:
         return x
     own = enumerate(zip(x.shape, shape[lead:], strict=True))
-    kept = [None if size == 1 and wide != 1 else k for k, (size, wide) in own]
+    kept = [None if is_repeated(size, wide) else k for k, (size, wide) in own]
     return _rearranged(x, shape, [None] * lead + kept)
+
+
+def is_repeated(size: Size, wide: Size) -> bool:
+    """Whether broadcasting repeats an axis. Of an open size that is 1 in the first call, and the
+    other's is not, capture has made sure that it is in each ((n + 2) // 3 of n = 2)."""
+    return (size == 1 and wide != 1) or (size != wide and hint(size) == 1 != hint(wide))
 
 
 def narrow(x: Tensor, dim: int, start: Size, length: Size, step: Size = 1) -> Tensor:
