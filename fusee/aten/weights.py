@@ -206,9 +206,9 @@ def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Nod
     there = [aten.inputs[position[node]].device for node in given]
     there += [aten.constants[str(node.target)].device for node in constants]
     # numbers of the CPU that a pass has told to be where their readers are
-    homes = [n.meta.get("device") or at for n, at in zip((*given, *constants), there)]
-    moved = [k for k, (home, at) in enumerate(zip(homes, there)) if home != at]
     begun = [*given, *constants]
+    homes = [node.meta.get("device") or at for node, at in zip(begun, there)]
+    moved = [k for k, (home, at) in enumerate(zip(homes, there)) if home != at]
     slots = {n: Slot(k) for k, n in enumerate([*begun, *(begun[k] for k in moved), *calls])}
     done = last_reads(targets, [((node,), node.all_input_nodes) for node in calls])
     copy = torch.ops.aten._to_copy.default

@@ -111,13 +111,18 @@ def both(make: Callable[[nn.Module], Any], step: Step = plain_step, **more: Any)
     return ours
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_equal_eagers(name: str, form: str) -> None:
+def optimizer_of(name: str, form: str) -> tuple[Any, dict[str, Any]]:
+    """A row of OPTIMIZERS in one of FORMS: its class and options. Skips what torch has not."""
     kind, options = OPTIMIZERS[name]
     if form == "fused" and name.split()[0] not in HAVE_FUSED:
         pytest.skip("torch has no fused form")
-    options = {"lr": 0.05, **options, **FORMS[form]}
+    return kind, {"lr": 0.05, **options, **FORMS[form]}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_equal_eagers(name: str, form: str) -> None:
+    kind, options = optimizer_of(name, form)
     ours = both(lambda model: kind(model.parameters(), **options))
     assert ours.entries[1] == ours.entries[-1]
     assert all("backward" in stop for stop in ours.run.stops), ours.run.stops
@@ -127,10 +132,7 @@ def test_steps_equal_eagers(name: str, form: str) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_with_open_sizes_are_compiled(name: str, form: str) -> None:
     """States of optimizers have open sizes, too, which are those of parameters."""
-    kind, options = OPTIMIZERS[name]
-    if form == "fused" and name.split()[0] not in HAVE_FUSED:
-        pytest.skip("torch has no fused form")
-    options = {"lr": 0.05, **options, **FORMS[form]}
+    kind, options = optimizer_of(name, form)
     compiler = functools.partial(fusee.compile, dynamic=True)  # what runs eagerly is warned of
     ours, theirs = (
         Trained(lambda model: kind(model.parameters(), **options), plain_step, compiled)
