@@ -30,7 +30,7 @@ from fusee.loops import (
     walk,
 )
 from fusee.loops.schedule import first_write, points_of, reads, split_loop, views, writes
-from fusee.sym import Size, Symbol, coefficient, divides, hint, maximum
+from fusee.sym import Size, Symbol, coefficient, divides, hint
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 # So many pairs of buffers may be alive together for the plan that looks at each of them.
@@ -56,15 +56,20 @@ class Plan:
 
         It is where an arena begins, so that what kernels leave there stays for the next.
         """
-        most: Size = 0
-        for size in sizes:
-            most = maximum(most, size)
-        if most == 0:
+        asked = dict.fromkeys(sizes)
+        known = max((size for size in asked if isinstance(size, int)), default=0)
+        ends: tuple[Size, ...] = (known, *(size for size in asked if not isinstance(size, int)))
+        if ends == (0,):
             return self, None
+        places, most = self.places, ends[0]
+        if len(ends) > 1:
+            place = Symbol("shared", 0, hint=max(map(hint, ends)))
+            places, most = [(place, ends), *places], place.expr
         room = Buffer("shared", torch.uint8, (most,), (1,), "scratch")
         size = size_bytes(room)
         offsets = {room: 0, **{buffer: size + at for buffer, at in self.offsets.items()}}
-        return replace(self, offsets=offsets, total_bytes=size + self.total_bytes), room
+        total = size + self.total_bytes
+        return replace(self, offsets=offsets, total_bytes=total, places=places), room
 
 
 def size_bytes(buffer: Buffer) -> Size:

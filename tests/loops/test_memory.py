@@ -111,3 +111,18 @@ def test_open_sizes_take_no_more_memory_in_the_first_call() -> None:
 
     plans = plan_memory(times(n.expr)), plan_memory(times(1000))
     assert hint(plans[0].total_bytes) == hint(plans[1].total_bytes)
+
+
+def test_what_threads_share_is_the_greatest_of_many_open_sizes() -> None:
+    """Offsets name it: a maximum of maxima would be as deep as there are kernels."""
+    plan = plan_memory(_schedule(_random(5, 8, (4096,)), 8))
+    at = dict(plan.offsets)
+    symbols = [Symbol(f"s{k}", 1) for k in range(300)]
+    wider, room = plan.with_room([0, 64, *(s.expr * 4 for s in symbols), 128])
+    assert room is not None and len(str(wider.total_bytes)) < 100
+    ((place, ends),) = wider.places
+    values: dict[Symbol, Size] = {s: 10 * k + 1 for k, s in enumerate(symbols)}
+    assert max(hint(substitute(end, values)) for end in ends) == 4 * 2991
+    shared = substitute(size_bytes(room), {place: 4 * 2991})
+    assert all(substitute(wider.offsets[b], {place: 4 * 2991}) == shared + at[b] for b in at)
+    assert plan.with_room([0, 0]) == (plan, None)

@@ -43,24 +43,36 @@ NEIGHBOURS = 4
 
 
 def judge(
-    build: Build, stages: tuple[str, ...], again: bool = True, backend: str = "fusee"
+    build: Build,
+    stages: tuple[str, ...],
+    again: bool = True,
+    backend: str = "fusee",
+    device: str = "cpu",
 ) -> Iterator[tuple[str, Part]]:
     """(stage, part of the row); the first is "built".
 
+    stages   some of STAGES; "dynamic inference" and "dynamic training" are ours with all sizes open
     again    whether a numerical difference is looked for from other starts too
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     begin = time.perf_counter()
-    model, args, kwargs, about = build(0)
+
+    def built(seed: int) -> tuple[nn.Module, Any, Any, str]:
+        model, args, kwargs, about = build(seed)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.to(device), (args, kwargs))
+        return model.to(device), args, kwargs, about
+
+    model, args, kwargs, about = built(0)
     yield "built", {"about": about, "seconds": _seconds(begin)}
     for stage in stages:
         is_stock, is_training = stage.startswith("stock"), stage.endswith("training")
-        run = _stock if is_stock else functools.partial(_ours, backend)
+        ours = functools.partial(_ours, backend, stage.startswith("dynamic") or None)
+        run = _stock if is_stock else ours
         part: Part = {}
         for seed in range(SEEDS if again and not is_stock else 1):
             if seed:
-                model, args, kwargs, _ = build(seed)
+                model, args, kwargs, _ = built(seed)
             part = run(model, args, kwargs, is_training)
             if part["right"] or not part.get("is_numerical"):
                 break
@@ -287,14 +299,25 @@ def _entries() -> Iterator[list[Entry]]:
         listeners.remove(found.append)
 
 
-def _ours(backend: str, model: nn.Module, args: Any, kwargs: Any, is_training: bool) -> Part:
+def _ours(
+    backend: str,
+    dynamic: bool | None,
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    is_training: bool,
+) -> Part:
     call = _Call(model, args, kwargs, is_training)
     at_first: list[Entry] = []
-    with _entries() as entries:
-        compiled = fusee.compile(call.model, backend=backend)
+    with _entries() as entries, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        compiled = fusee.compile(call.model, backend=backend, dynamic=dynamic)
         part = _against_eager(call, compiled, lambda: at_first.extend(entries))
     if part["right"] is False:
         part["asks"] = _is_told(backend, model, args, kwargs, is_training)
+    part["warned"] = _counted(
+        _first(str(one.message)) for one in told if "runs eagerly" in str(one.message)
+    )
     at_first = at_first or entries
     part["graphs"] = sum(e.captured.graph is not None for e in at_first)
     part["breaks"] = _counted(

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ def child(
     sender: Connection, family: str, name: str, stages: tuple[str, ...], given: argparse.Namespace
 ) -> None:
     """Sends (stage, part of the row) as they become known."""
-    memory = given.memory << 30
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    if given.device == "cpu":  # CUDA reserves more addresses than there is memory
+        memory = given.memory << 30
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -81,7 +83,7 @@ def child(
     stage = "built"
     try:
         for stage, found in judge(
-            functools.partial(build, name), stages, not given.quick, given.backend
+            functools.partial(build, name), stages, not given.quick, given.backend, given.device
         ):
             sender.send((stage, found))
             following = [*stages, ""]
@@ -99,7 +101,12 @@ def run_model(
     keep: Callable[[Key, str, Row], None],
 ) -> None:
     """Run one model in a process; `keep` takes each part of its row."""
-    context = multiprocessing.get_context("forkserver")
+    # A fork server has asked for the GPUs, and none of its children may use them then.
+    kinds: dict[str, ForkServerContext | SpawnContext] = {
+        "cpu": multiprocessing.get_context("forkserver"),
+        "cuda": multiprocessing.get_context("spawn"),
+    }
+    context = kinds[given.device]
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=child, args=(sender, *key, stages, given), daemon=True)
     process.start()
@@ -172,6 +179,9 @@ def main() -> int:
     parser.add_argument("--memory", type=int, default=24, help="GiB for a model's process")
     parser.add_argument("--quick", action="store_true", help="one start where numbers differ")
     parser.add_argument("--backend", default="fusee", help="eager: what capture alone does")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: models and inputs on a GPU"
+    )
     parser.add_argument("--list", action="store_true", help="names alone")
     parser.add_argument("--write", type=Path, help="a file for the table, in Markdown")
     parser.add_argument("--reasons", type=Path, help="a file for the reasons, most frequent first")
@@ -182,7 +192,8 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     multiprocessing.set_forkserver_preload(["tests.zoo.preload"])
     version = torch.__version__.partition("+")[0]
-    path = ROOT / "out" / "zoo" / f"{version}.{given.backend}.jsonl"
+    kind = given.backend if given.device == "cpu" else f"{given.backend}.{given.device}"
+    path = ROOT / "out" / "zoo" / f"{version}.{kind}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     only = [name for name in given.only.split(",") if name]
     keys = [

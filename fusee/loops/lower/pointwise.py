@@ -169,10 +169,13 @@ def _in_pieces(
     own = model.tensors[0]
     lead = len(shape) - len(own.shape)
     parts: list[tuple[list[Operand], Shape]] = []
-    for start, piece in zip(model.starts, model.tensors, strict=True):
+    for k, (start, piece) in enumerate(zip(model.starts, model.tensors, strict=True)):
         length = piece.shape[dim - lead]
         cut: list[Operand] = []
         for x in operands:
+            if isinstance(x, Tensor) and x.pieces is not None and x.storage is None:
+                cut.append(x.pieces.tensors[k])  # nothing need be known of lengths
+                continue
             place = dim if not isinstance(x, Tensor) else dim - len(shape) + len(x.shape)
             is_own = isinstance(x, Tensor) and place >= 0 and x.shape[place] != 1
             if isinstance(x, Tensor) and is_own and not is_repeated(x.shape[place], shape[dim]):

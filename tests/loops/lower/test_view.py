@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fusee.loops import Buffer, Loop, Profile
 from fusee.loops.checker import show_step
-from fusee.loops.lower.tensor import Lowering, Strided
+from fusee.loops.lower.pointwise import pointwise
+from fusee.loops.lower.tensor import Lowering, Pieces, Strided
 from fusee.loops.lower.views import reshape
 from fusee.sym import Symbol
 from tests.loops.lower.against_eager import check, check_op
@@ -94,6 +95,19 @@ def test_reshape_of_unknown_sizes_keeps_storage() -> None:
     assert storage is not None and storage.strides == (6, 3, 1)
     flat = reshape(x, (n * 6,)).storage
     assert flat is not None and flat.strides == (1,)
+
+
+def test_pieces_whose_lengths_are_equal_though_nobody_can_tell() -> None:
+    """A reshape has n rows where what it is written into has m: the rest is empty."""
+    lowering = Lowering(Profile())
+    n, m = Symbol("s0", 2).expr, Symbol("s1", 2).expr
+    rows, rest = (
+        lowering.stored(Strided(lowering.buffer(shape, torch.float32, (4, 1)), (4, 1), 0), shape)
+        for shape in ((n, 4), (m - n, 4))
+    )
+    x = lowering.beside((n, 4), torch.float32, Pieces(0, (0, n), (rows, rest)))
+    doubled = pointwise(lowering, [x, rows], lambda a, b: a + b, (n, 4), torch.float32)
+    assert doubled.pieces is not None and doubled.pieces.tensors[0].shape == (n, 4)
 
 
 def test_views_of_a_result_are_views_of_its_buffer() -> None:
