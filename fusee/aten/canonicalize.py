@@ -402,7 +402,16 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _channel_shuffle(t: Tracer, x: Tensor, groups: int) -> Any:
     count, channels, *rest = x.shape
     parts = x.reshape(count, groups, channels // groups, *rest).transpose(1, 2)
-    return parts.reshape(x.shape).contiguous(memory_format=suggested_layout(x))
+    return parts.reshape(x.shape).contiguous(memory_format=_layout_of_shuffled(t, x))
+
+
+def _layout_of_shuffled(t: Tracer, x: Tensor) -> torch.memory_format:
+    """Kernels for CPUs keep the layout; elsewhere these are views and copies that are contiguous.
+
+    source   aten/src/ATen/native/PixelShuffle.cpp, ChanelShuffle.cpp
+    """
+    is_kept = t.value(x).store.device.type == "cpu"
+    return suggested_layout(x) if is_kept else torch.contiguous_format
 
 
 @ALWAYS.rule("one_hot")
@@ -576,10 +585,17 @@ def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.composite(op, args, kwargs) if t.autocast else t.record(op, args, kwargs)
 
 
+@CANONICAL.rule("pixel_shuffle pixel_unshuffle")
+def _pixel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    function = decomposition(op)
+    assert function is not None
+    with active(t):
+        found = function(*args, **kwargs)
+        return found.contiguous(memory_format=_layout_of_shuffled(t, args[0]))
+
+
 # torch's own composition of these asks for vectors too while a dispatch mode is on, by another
 # algorithm
-
-
 CANONICAL.rule("linalg_svdvals")(
     lambda t, op, args, kwargs: t.call(aten._linalg_svd.default, args[0], False, False, **kwargs)[1]
 )

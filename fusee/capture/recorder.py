@@ -77,7 +77,7 @@ from fusee.errors import stack_trace
 from fusee.fake import is_symbolic, is_there
 from fusee.fake.open_composites import COMPOSITES, SHORTER, of_place
 from fusee.fake.torch_python import moved, python_dispatcher
-from fusee.source import Args, Kwargs, NodeGraph
+from fusee.source import Args, Kwargs, NodeGraph, leaves
 from fusee.sym.shape_env import wrapped
 
 # ---------------------------------------------------------------------------- record
@@ -107,6 +107,9 @@ _ENDING = {
     "pin_memory": ("a tensor in memory that is pinned for GPUs",),
     "backward": ("backward() runs autograd, between two graphs", ""),
 }
+
+# Their weights are parts of one buffer of cuDNN's where gradients are asked for.
+_RECURRENT = frozenset("lstm gru rnn_tanh rnn_relu".split())
 
 # A model of 100 layers has about 5,000.
 _MOST_CALLS = 50_000
@@ -140,6 +143,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
         " irshift ixor iand ior"
     ).split()
 }
+
+
+def _is_cudas(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_cuda and x.requires_grad
 
 
 def _makes_leaf(func: Any, args: Args, kwargs: Kwargs) -> bool:
@@ -291,6 +298,10 @@ class Recorder(TorchFunctionMode):
                 need_values(*args, *kwargs.values())
         if why := _ENDING.get("pin_memory" if kwargs.get("pin_memory") else name):
             raise GraphBreak(*why)
+        if name in _RECURRENT and torch.is_grad_enabled() and any(map(_is_cudas, leaves(args))):
+            raise GraphBreak(
+                f"{name}() on a GPU in training: cuDNN keeps its weights in one buffer"
+            )
         if name == "storage_offset":
             return self.offset(args[0])
         if name == "requires_grad_":

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusee.sym.ranges import Written
 from fusee.sym.shape_env import BoolNode, SizeNode
 
 Sizes = Sequence[Any]
@@ -61,8 +62,9 @@ def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def _expression(x: Any) -> Any:
-    """The sympy expression of a SymInt; anything else as it is."""
-    return x.node.expr if isinstance(x, torch.SymInt) else x
+    """The expression of a SymInt, which may be a number; anything else as it is."""
+    found = x.node.expr if isinstance(x, torch.SymInt) else x
+    return found.size if isinstance(found, Written) else found
 
 
 def equal(a: Sizes, b: Sizes) -> bool:

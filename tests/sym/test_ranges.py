@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusee.fake.layouts import same_ints
 from fusee.sym import Size, Symbol, floordiv, maximum, minimum, mod, substitute, symbols
 from fusee.sym.ranges import COMPARISONS, OPPOSITE
 from fusee.sym.shape_env import ShapeEnv
@@ -147,3 +148,12 @@ def test_a_size_times_a_number_is_rounded_as_floats_are(
                 assert value(found, values) == function(run(n, number))
         is_open = bool(symbols(found))
         assert is_open or number in (0.49999, math.pi) or now == 1000
+
+
+def test_a_symbol_that_turned_out_to_be_a_number_is_that_number() -> None:
+    made = ShapeEnv()
+    rows, columns = made.symbol("s0", 3), made.symbol("s1", 5)
+    assert not same_ints((rows, columns), (3, columns))
+    assert rows == 3  # from here on
+    assert same_ints((rows, columns), (3, columns))
+    assert not same_ints((rows, columns), (columns, columns))

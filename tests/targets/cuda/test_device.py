@@ -137,6 +137,15 @@ def test_tiles(program: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None
     agree(fn, *args, prices=False)
 
 
+@pytest.mark.parametrize("program", [F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle])
+def test_shuffled_channels_lie_in_rows(program: Callable[..., Tensor]) -> None:
+    """ATen has kernels that keep the layout for CPUs alone."""
+    x = numbers(2, 8, 6, 4).to(memory_format=torch.channels_last)
+    agree(lambda x: program(x.sin(), 2), x)
+    got, want = fusee.compile(lambda x: program(x.sin(), 2))(x.cuda()), program(x.cuda(), 2)
+    assert got.stride() == want.stride()
+
+
 @pytest.mark.parametrize(
     "dtype", [*FLOATS, torch.int8, torch.int16, torch.int64, torch.bool], ids=str
 )

@@ -6,6 +6,7 @@ python -m pytest tests/targets/cuda/test_training.py
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -320,3 +321,36 @@ def test_one_chunk_of_rows_is_in_memory(name: str) -> None:
             outcome(step, given, torch.float32)
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[0] < peaks[1] / 2
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_end_graphs_in_training_alone(kind: Callable[..., nn.RNNBase]) -> None:
+    """cuDNN's own, with the weights in its buffer; what is around them is compiled."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(50, 16)
+            self.layers = kind(16, 32, 2, batch_first=True, bidirectional=True)
+            self.head = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 8))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            found, _ = self.layers(F.silu(self.words(ids)))
+            return self.head(found)
+
+    eager = Tagger().to(DEVICE)
+    ours = copy.deepcopy(eager)
+    compiled = fusee.compile(ours)
+    assert_close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+    for length in (12, 12, 7):
+        ids = torch.randint(0, 50, (4, length), device=DEVICE)
+        results = [model(ids) for model in (eager, compiled)]
+        for result in results:
+            result.float().tanh().sum().backward()
+        assert_close(results[1], results[0])
+        for p, q in zip(ours.parameters(), eager.parameters(), strict=True):
+            assert_close(p.grad, q.grad)
+    assert len(fusee.explain(compiled)(ids).breaks) == 1
+    with torch.no_grad():
+        assert_close(compiled(ids), eager(ids))
+        assert not fusee.explain(compiled)(ids).breaks
