@@ -21,10 +21,18 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State, history, is_of_hooks
+from fusee.capture.torch_api import (
+    OpOverload,
+    OpOverloadPacket,
+    State,
+    history,
+    is_of_hooks,
+    no_torch_function,
+)
 from fusee.errors import FuseeError, RegionError
 from fusee.fake import associative_scan as associative_scan
 from fusee.fake import combine_of as combine_of
+from fusee.fake import fake_mode
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import is_dense, known, meet
 from fusee.fake.torch_python import NotDeterministic, is_pointwise, on_ones, overloads_of
@@ -292,24 +300,57 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     if isinstance(error, NotDeterministic):
         return GraphBreak(f"{error.func} has another algorithm, or none, that is deterministic")
     if isinstance(error, UnsupportedOperatorException):  # nobody knows results before it runs
-        operator = _op_of(error.func) or str(error.func)
+        operator = op_of(error.func) or str(error.func)
     elif isinstance(error, NotImplementedError) or "no fake impl registered" in text:
         found = re.search(r"\w+::\w+", text)
         operator = found[0] if found else ""
     else:
         return None
-    operator = _op_of(function) or operator or name
+    operator = op_of(function) or operator or name
     remedy = ""
-    if "::" in operator and operator.partition("::")[0] not in _TORCHS:
+    if "::" in operator and is_foreign(operator):
         remedy = f"torch.library.register_fake({operator!r}) says what they look like"
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
 
 
-def _op_of(function: Any) -> str | None:
+def is_foreign(operator: str | None) -> bool:
+    """Whether an operator is none of torch's."""
+    return operator is not None and operator.partition("::")[0] not in _TORCHS
+
+
+def op_of(function: Any) -> str | None:
     """`mylib::myop`, if a call is one of an operator."""
     if isinstance(function, OpOverload):
         return str(function._schema.name)
     return str(function._qualified_op_name) if isinstance(function, OpOverloadPacket) else None
+
+
+def differentiates(func: Any, args: Args, kwargs: Kwargs) -> str:
+    """Why the backward of a library's operator cannot be traced, "" if it can: there may be none,
+    or one that reads values. It is tried on tensors without data, of the sizes of this call.
+    """
+
+    def like(x: Any) -> Any:
+        if type(x) is torch.SymInt:
+            return x.node.hint
+        if not isinstance(x, Tensor):
+            return x
+        sizes, strides = ([int(like(n)) for n in row] for row in (x.shape, x.stride()))
+        made = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+        return made.requires_grad_(x.requires_grad)
+
+    with no_torch_function(), fake_mode():
+        given, named = pytree.tree_map(like, (args, kwargs))
+        outs = [x for x in tensors_in(func(*given, **named)) if x.grad_fn is not None]
+        leaves = [x for x in tensors_in((given, named)) if x.requires_grad]
+        try:
+            if outs:
+                torch.autograd.grad(outs, leaves, [*map(torch.ones_like, outs)], allow_unused=True)
+        except DataDependentOutputException:
+            return "it reads values of tensors"
+        except Exception as error:  # noqa: BLE001  a library's code raises what it likes
+            return str(error).partition("\n")[0] or type(error).__name__
+    return ""
 
 
 # ---------------------------------------------------------------------------- writes

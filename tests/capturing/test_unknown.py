@@ -48,6 +48,32 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(int(x.sum().item()))
 
 
+def _operator(name: str) -> Any:
+    found = torch.library.custom_op(
+        f"fusee_unknown::{name}", lambda x, rows: x * 2, mutates_args=(),
+        schema="(Tensor x, Tensor rows) -> Tensor",
+    )  # fmt: skip
+    found.register_fake(lambda x, rows: torch.empty_like(x))
+    return found
+
+
+without_backward, reads_in_backward, with_backward = map(_operator, "abc")
+
+
+def _of_rows(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    found = torch.zeros_like(gradient)
+    for row in context.rows.tolist():
+        found[row] += 2 * gradient[row]
+    return found, None
+
+
+def _with_rows(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.rows = inputs[1]
+
+
+reads_in_backward.register_autograd(_of_rows, setup_context=_with_rows)
+with_backward.register_autograd(lambda context, gradient: (2 * gradient, None))
+
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 WITHOUT_FAKE: dict[str, Callable[[Tensor], Any]] = {
@@ -245,3 +271,42 @@ def test_registering_operators_is_no_part_of_a_graph(fn: Callable[[Tensor], Any]
     compiled = fusee.compile(fn)
     for _ in range(3):
         assert_same(compiled(X), fn(X))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("operator", "why"),
+    [
+        (with_backward, ""),
+        (reads_in_backward, "it reads values of tensors"),
+        (without_backward, "no autograd formula was registered"),
+    ],
+)
+def test_a_backward_that_no_graph_can_have_costs_its_operator_alone(
+    operator: Any, why: str, dynamic: bool | None
+) -> None:
+    """As of transformers' `grouped_mm_fallback`, which every mixture of experts calls."""
+    linear = nn.Linear(8, 8)
+
+    def program(x: Tensor) -> Tensor:
+        return operator(linear(x).sin(), torch.arange(len(x))).cos()
+
+    graphs: list[list[str]] = []
+    for rows in (4, 3):
+        x, outcomes = X[:rows], []
+        for call in (program, compiled(program, graphs), fusee.compile(program, dynamic=dynamic)):
+            linear.zero_grad()
+            y = call(x)
+            if operator is not without_backward:
+                y.sum().backward()
+            outcomes.append((y.detach(), linear.weight.grad))
+        torch.testing.assert_close(outcomes[1], outcomes[0])
+        torch.testing.assert_close(outcomes[2], outcomes[0])
+        with torch.no_grad():  # there nobody asks for it
+            compiled(program, graphs)(x)
+        whole = graphs.pop()
+        assert whole[:3] == ["linear", "sin", "arange"] and whole[4:] == ["cos"]
+        assert graphs == ([whole[:3], ["cos"]] if why else [whole])
+        graphs.clear()
+    found = fusee.explain(program)(X).breaks
+    assert len(found) == bool(why) and all(why in str(stop) for stop in found)
