@@ -67,7 +67,7 @@ from fusee.capture.frame import (
     is_scalar,
     suspended,
 )
-from fusee.capture.graph_break import GraphBreak, Unready
+from fusee.capture.graph_break import Forbidden, GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import VIEWS, Stepping, class_of, new_tuple
 from fusee.capture.policy import HOOKS, original
@@ -573,6 +573,8 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
         symbols.value(tuple(args[0].shape[k] for k in axes))
         return None
     refused = m.policy.refusal(function)
+    if isinstance(refused, Forbidden) and not m.is_compiling:  # the program has not been told
+        refused = GraphBreak(refused.reason, refused.remedy)
     if refused is not None:
         raise refused
     f = frame_of(m, function, args, kwargs)

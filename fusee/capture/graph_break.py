@@ -340,8 +340,11 @@ def differentiates(func: Any, args: Args, kwargs: Kwargs) -> str:
         return made.requires_grad_(x.requires_grad)
 
     with no_torch_function(), fake_mode():
-        given, named = pytree.tree_map(like, (args, kwargs))
-        outs = [x for x in tensors_in(func(*given, **named)) if x.grad_fn is not None]
+        try:
+            given, named = pytree.tree_map(like, (args, kwargs))
+            outs = [x for x in tensors_in(func(*given, **named)) if x.grad_fn is not None]
+        except Exception:  # noqa: BLE001  only the data knows a size: then the backward is traced
+            return ""
         leaves = [x for x in tensors_in((given, named)) if x.requires_grad]
         try:
             if outs:

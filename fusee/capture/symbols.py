@@ -32,7 +32,7 @@ from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.guards import TensorFact
 from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, in_words, own_dict, size_source
-from fusee.capture.torch_api import Mark
+from fusee.capture.torch_api import Mark, without_function_modes
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake import fake_of
 from fusee.source import Args, Kwargs, leaves, tensors_in
@@ -661,7 +661,8 @@ class Symbols:
         nodes, tracer = recorder.graph.nodes, fx.proxy.GraphAppendingTracer(recorder.graph)
         last = next(iter(reversed(nodes)))
         known = {name: fx.Proxy(node, tracer) for name, node in found.items()}
-        made: fx.Node = computed_from(a, known).node
+        with without_function_modes():  # the recorder's would be asked for min and max
+            made: fx.Node = computed_from(a, known).node
         new = itertools.takewhile(lambda node: node is not last, reversed(nodes))
         for node in [*new][::-1]:
             shown = fx.map_arg(node.args, lambda x: x.meta["example_value"])

@@ -592,3 +592,20 @@ def test_what_is_known_of_dtypes_does_not_hang_on_whose_sizes_are_open() -> None
         x = torch.empty(size, 3)
     assert torch_python._kind([x, size], set())[0] == (torch.float32, 2, False)
     assert torch_python._kind([NONE], set())[0] == (torch.float32, 2, True)
+
+
+def test_what_must_not_be_compiled_runs_where_nobody_says_that_it_is() -> None:
+    """A call that raises is captured anew as eager would run it; there this is allowed."""
+
+    def program(x: torch.Tensor, fails: bool) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        if not torch.compiler.is_compiling():
+            torch._dynamo.mark_static_address(y)
+        if fails:
+            raise ValueError("too far")
+        return x + y
+
+    compiled = fusee.compile(program)
+    with pytest.raises(ValueError, match="too far"):
+        compiled(torch.ones(3), True)
+    assert compiled(torch.ones(3), False).equal(torch.ones(3))

@@ -864,3 +864,15 @@ def test_sizes_that_are_others_in_each_call_are_told(first: int) -> None:
             torch.testing.assert_close(found[0], found[1])
     told = [str(w.message) for w in heard if "sizes that only the data knows" in str(w.message)]
     assert len(told) == (first == 1)
+
+
+@pytest.mark.parametrize("least", [min, max])
+def test_the_least_of_a_size_and_a_number(least: Callable[..., int]) -> None:
+    """A budget of places (`topk(min(2, n))`), which what follows is computed from."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        taken = F.pad(x[x > 0], (0, 2))[None]
+        places = taken.topk(least(2, taken.shape[1] - 2), -1).indices
+        return taken[torch.zeros(1, 1, dtype=torch.long), places], places.new_ones(places.shape)
+
+    assert graphs_of(program) == 1
