@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
+import fusee.capture.opcodes  # noqa: F401  # fills the table that frames run by
 from fusee import log
 from fusee.capture.bytecode import called_from
 from fusee.capture.captured import Captured
 from fusee.capture.dynamic import as_tensor
 from fusee.capture.frame import ABSENT, BINARY, Frame, Semantics, suspended, variables
 from fusee.capture.guards import Facts, IdMatch, TypeMatch, Values
-from fusee.capture.opcodes import TABLES  # noqa: F401  # fills the table that frames run by
 from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.sources import ComputedAt, Local
 from fusee.capture.torch_api import dynamo_switch, has_global_hooks

@@ -220,10 +220,6 @@ class Frame:
     def push(self, x: Any) -> None:
         self.stack.append(x)
 
-    def push_callable(self, x: Any) -> None:
-        """A value that is about to be called, with the NULL that says that it brings no `self`."""
-        self.stack += (x, NULL) if sys.version_info >= (3, 13) else (NULL, x)
-
     def pop(self) -> Any:
         return self.stack.pop()
 
