@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture import grads, mirrors, symbols
+from fusee.capture import mirrors, symbols
 from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import VALUES, Computed, Varying
 from fusee.capture.frame import (
@@ -480,9 +480,9 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if name in ("as_subclass", "numpy", "tolist"):
         return types.MethodType(getattr(torch.Tensor, name), obj)
     if name in ("grad", "_grad"):
-        return grads.read(m, obj)
+        return mirrors.read_grad(m, obj)
     if name == "__dict__":
-        mirror = grads.put_on(m, obj)
+        mirror = mirrors.put_on(m, obj)
         if id(obj) in m.world.put_on:  # of a tensor that the graph computes
             return mirror.copy
         return m.world.know(mirror.obj, mirror.origin)
@@ -498,7 +498,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             return getattr(obj, name)
         except AttributeError as error:
             text = str(error).replace("FakeTensor", "Tensor")
-    value = m.world.get(grads.put_on(m, obj), name)  # what somebody has put there
+    value = m.world.get(mirrors.put_on(m, obj), name)  # what somebody has put there
     if value is not ABSENT:
         return value
     raise AttributeError(text)  # not above: it would have a context
@@ -731,16 +731,16 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
                 )
             m.world.set(mirror, name, value)
             return
-        if grads.store_grad(m, obj, name, value):
+        if mirrors.store_grad(m, obj, name, value):
             return
         if name in ("grad", "_grad") and value is not DELETED:
-            grads.write(m, obj, value)
+            mirrors.write_grad(m, obj, value)
         elif hasattr(torch.Tensor, name):
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
-            if value is DELETED and m.world.get(grads.put_on(m, obj), name) is ABSENT:
+            if value is DELETED and m.world.get(mirrors.put_on(m, obj), name) is ABSENT:
                 raise missing(m.kind_of(obj), name, obj)
-            m.world.set(grads.put_on(m, obj), name, value)
+            m.world.set(mirrors.put_on(m, obj), name, value)
         return
     if issubclass(type(obj), Computed):
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")

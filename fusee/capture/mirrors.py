@@ -1,4 +1,5 @@
-"""What the program makes of containers and iterators from outside, before it is done to them."""
+"""What the program makes of containers, iterators and tensors from outside, before it is done to
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fusee.capture.bytecode import Line, only_reads
 from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import DTYPES, EqualsMatch, Keys
-from fusee.capture.sources import IN_C, Origin, ResultOf, is_trusted
+from fusee.capture.sources import IN_C, Dict, Held, Origin, ResultOf, is_trusted
+from fusee.capture.torch_api import FakeTensor, asks, no_torch_function
 from fusee.source import Args, Kwargs
 
 
@@ -239,6 +241,113 @@ def contents(x: Any) -> list[Any] | None:
     if is_ordinary and is_alone(x) and not hasattr(cls, "__del__"):
         x = object.__getattribute__(x, "__dict__")
     return [*x, *x.values()] if type(x) is dict else None
+
+
+# ---------------------------------------------------------------------------- tensors
+# Gradients, data, and attributes that programs put on tensors.
+#
+# The `grad` of one is a part of it like an attribute: None or a tensor, by a fact. What is written
+# to it is replayed after the graph. Between two such reads only a backward pass could change it,
+# and that is never inside of a graph.
+
+
+def read_grad(m: Any, fake: torch.Tensor) -> Any:
+    """`tensor.grad`."""
+    world = m.world
+    if m.modes or (id(fake) in world.seen and asks(m.kind_of(fake))):
+        raise GraphBreak("the grad of a tensor whose class, or a mode, is asked about it")
+    written = world.slots.get((id(fake), "grad"))
+    if written is not None:
+        return written[2]
+    real, origin = world.inputs.get(id(fake), (None, None))
+    if real is None or origin is None:
+        if id(fake) in world.put_grads:
+            return world.put_grads[id(fake)]
+        if fake.requires_grad:
+            raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
+        return None
+    with no_torch_function(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that most such tensors have none
+        grad = real.grad
+    return world.load(grad, world.place(fake, "grad"))
+
+
+def write_grad(m: Any, fake: torch.Tensor, value: Any) -> None:
+    """`tensor.grad = value`."""
+    if m.modes:
+        raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
+    is_input = id(fake) in m.world.inputs
+    with no_torch_function():  # autograd knows nothing of a plain one
+        is_plain = not (fake.requires_grad or fake.is_inference())
+    if id(fake) in m.world.seen or not (is_input or (is_plain and m.recorder.is_main)):
+        raise GraphBreak("setting the grad of a tensor that the graph computes")
+    if isinstance(value, FakeTensor):
+        same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
+        if same[0] != same[1] or value.requires_grad or value is fake:
+            raise GraphBreak("a grad unlike its tensor", "give it the tensor's size and dtype")
+    elif value is not None:
+        raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
+    if is_input:
+        m.world.set_slot(fake, "grad", value)
+    else:
+        m.world.put_grads[id(fake)] = value
+
+
+def put_on(m: Any, fake: torch.Tensor) -> Mirror:
+    """The Mirror of what programs put on a tensor, from outside or computed by the graph."""
+    real, origin = m.world.inputs.get(id(fake), (None, None))
+    if origin is not None:
+        known: Mirror | None = m.world.mirrors.get(id(real.__dict__))
+        return known or m.world.mirror(real.__dict__, Dict(origin))
+    if id(fake) not in m.world.put_on:
+        m.world.put_on[id(fake)] = made = Mirror({}, Held(fake, "attributes"))
+        made.copy = {}
+    found: Mirror = m.world.put_on[id(fake)]
+    return found
+
+
+def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
+    """`tensor.requires_grad = value`, or `tensor.data = value` of what is its data; else False."""
+    if id(fake) in m.world.seen or m.modes:
+        return False
+    with no_torch_function():
+        is_leaf = fake.is_leaf
+    if name == "requires_grad" and isinstance(value, bool) and is_leaf:
+        m.recorder.call(torch.Tensor.requires_grad_, fake, value)
+        return True
+    if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
+        return False
+    if _is_data(fake, value):
+        return True
+    # to the program it is the same tensor, with the other one's memory
+    recorder, is_input = m.recorder, id(fake) in m.world.inputs
+    with no_torch_function():
+        is_like = (fake.dtype, fake.device) == (value.dtype, value.device)
+        if not is_like or not recorder.is_main or (fake.requires_grad and not is_input):
+            raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
+        before = fake.detach().requires_grad_(fake.requires_grad)
+    data = recorder.call(torch.Tensor.detach, value)
+    if any(x is fake for x, *_ in recorder.turned):
+        raise GraphBreak("a tensor that was turned in place gets the data of another")
+    recorder.rebind(fake, before, data)
+    if fake.requires_grad:  # and the graph would not give it any gradient
+        recorder.leaves[id(fake)] = recorder.leaves[id(data)] = True
+    if is_input:
+        m.world.set_slot(fake, "data", data)
+    with no_torch_function():
+        fake.data = data
+    return True
+
+
+def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a tensor is the memory of another one, seen as it is."""
+
+    def seen(x: torch.Tensor) -> tuple[Any, ...]:
+        memory = x.untyped_storage()._cdata
+        return memory, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
+
+    with no_torch_function():
+        return value is fake or seen(value) == seen(fake)
 
 
 # ---------------------------------------------------------------------------- iterators

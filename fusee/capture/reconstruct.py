@@ -29,8 +29,7 @@ from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Frame, Marker, is_scalar, suspended
-from fusee.capture.grads import spent
-from fusee.capture.graph_break import Anew, Lost, is_spent
+from fusee.capture.graph_break import Anew, Lost, is_spent, spent
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (

@@ -26,9 +26,8 @@ from torch.nn.parameter import is_lazy
 
 from fusee.capture.captured import Captured, Place, Relation
 from fusee.capture.dynamic import Varying
-from fusee.capture.effects import EFFECTS
+from fusee.capture.effects import EFFECTS, is_asked
 from fusee.capture.frame import is_scalar
-from fusee.capture.grads import is_asked
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
