@@ -82,11 +82,6 @@ def flat(*args: Any) -> Iterator[Any]:
         yield from x if type(x) in (list, tuple) else (x,)
 
 
-def _is_users(f: Frame) -> bool:
-    home: str = f.globals.get("__name__") or ""
-    return not is_trusted(home) and home.partition(".")[0] != "fusee"
-
-
 class Capturing(Semantics):
     """The state of one capture.
 
@@ -136,7 +131,9 @@ class Capturing(Semantics):
             return ""
         top, (frame, at, text) = self.frames[-1], self._said
         if frame() is not top or at != top.at:
-            text = next(filter(_is_users, reversed(self.frames)), top).where
+            homes = ((f, str(f.globals.get("__name__") or "")) for f in reversed(self.frames))
+            users = (f for f, x in homes if not (is_trusted(x) or x.partition(".")[0] == "fusee"))
+            text = next(users, top).where
             self._said = weakref.ref(top), top.at, text
         return text
 
@@ -444,9 +441,16 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
             raise GraphBreak(f"{kind.__qualname__}.__getattr__ is C++'s") from None
         if fallback is None:
             raise
-    if fallback is torch.nn.Module.__getattr__:  # not above: errors would have another as context
-        return _in_module_tables(m, obj, name)
-    return m.call(fallback, obj, name)
+    # not above: errors would have another as context
+    if fallback is not torch.nn.Module.__getattr__:
+        return m.call(fallback, obj, name)
+    for table_name in _MODULE_TABLES:  # without interpreting it for each parameter and child
+        if (table := _in_dict(m, obj, table_name)) is not ABSENT:
+            own = m.world.origin(table) is None
+            found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
+            if found is not ABSENT:
+                return found
+    raise missing(kind, name)
 
 
 # What bound methods have themselves; all else is their function's.
@@ -646,17 +650,6 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
         return m.world.get(mirror, name)
     has_own = type(obj).__dictoffset__ and m.world.origin(obj) is None
     return own_dict(obj).get(name, ABSENT) if has_own else ABSENT
-
-
-def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
-    """torch.nn.Module.__getattr__, without interpreting it for each parameter and child."""
-    for table_name in _MODULE_TABLES:
-        if (table := _in_dict(m, obj, table_name)) is not ABSENT:
-            own = m.world.origin(table) is None
-            found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
-            if found is not ABSENT:
-                return found
-    raise missing(type(obj), name)
 
 
 def _is_found_by_c(obj: Any, name: str) -> bool:

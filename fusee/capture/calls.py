@@ -173,27 +173,23 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """C code that may look at all that it is given."""
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
     try:
-        return _run_plain(m, function, args, kwargs)
-    except Exception as error:
+        if any(map(symbols.holds_open, (args, kwargs))):
+            return symbols.called(function, args, kwargs)
+        if m.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
+            if function is divmod and all(type(x) is Number or is_scalar(x) for x in args):
+                return tuple(m.call(part, *args) for part in (operator.floordiv, operator.mod))
+            if (found := before_graph(m.world, function, *args)) is not None:
+                return found
+            if takes_late(function, args):
+                return compute(m.recorder.graph, function, args)
+        m.look((*args, *kwargs.values()), AS_VALUES)
+        return asked_by_c(m.recorder, function, *args, **kwargs)
+    except Exception:
         given = flat(*args, *kwargs.values())
-        if isinstance(error, GraphBreak) or not any(isinstance(x, Computed) for x in given):
+        if not any(isinstance(x, Computed) for x in given):
             raise
         # that it is none of Python's may be what C refuses
         raise GraphBreak(f"{function.__name__}() needs a number that the graph computes") from None
-
-
-def _run_plain(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
-    if any(map(symbols.holds_open, (args, kwargs))):
-        return symbols.called(function, args, kwargs)
-    if m.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
-        if function is divmod and all(type(x) is Number or is_scalar(x) for x in args):
-            return tuple(m.call(part, *args) for part in (operator.floordiv, operator.mod))
-        if (found := before_graph(m.world, function, *args)) is not None:
-            return found
-        if takes_late(function, args):
-            return compute(m.recorder.graph, function, args)
-    m.look((*args, *kwargs.values()), AS_VALUES)
-    return asked_by_c(m.recorder, function, *args, **kwargs)
 
 
 @stands_for(range)
