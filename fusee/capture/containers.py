@@ -42,6 +42,8 @@ from fusee.capture.frame import ABSENT, CONTAINERS, is_iterable, is_named, is_sc
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import IdMatch, TypeMatch
 from fusee.capture.mirrors import (
+    CALLING,
+    CALLING_NAMES,
     VIEWS,
     Called,
     Indexed,
@@ -165,7 +167,7 @@ def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
     def given(place: int | str, x: Any) -> Any:
         x = symbols.value(x) if symbols.is_open(x) else x
-        if place == _CALLS.get(function) or place in ("func", "key"):
+        if place == CALLING.get(function) or place in CALLING_NAMES:
             return Called(m, x, is_test) if is_test or x is not None else x
         is_number = is_scalar(x) and not isinstance(x, (str, bytes, range))
         return x if is_number or place in ("strict", "initial", "fillvalue") else _iterable(m, x)
@@ -174,13 +176,6 @@ def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         args = (*args, operator.add)
     kwargs = {name: given(name, x) for name, x in kwargs.items()}
     return function(*itertools.starmap(given, enumerate(args)), **kwargs)
-
-
-# Where what they call stands among their arguments.
-_CALLS: dict[Any, int] = {
-    map: 0, filter: 0, itertools.takewhile: 0, itertools.dropwhile: 0, itertools.filterfalse: 0,
-    itertools.starmap: 0, itertools.accumulate: 1, itertools.groupby: 1,
-}  # fmt: skip
 
 
 SPECIAL[itertools.chain.from_iterable] = lambda m, x, /: itertools.chain.from_iterable(

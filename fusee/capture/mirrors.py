@@ -455,6 +455,15 @@ LAZY: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+# C functions that call what they are given, by its place among their arguments; -1: by name alone.
+CALLING: dict[Any, int] = {
+    map: 0, filter: 0, functools.reduce: 0, itertools.starmap: 0, itertools.takewhile: 0,
+    itertools.dropwhile: 0, itertools.filterfalse: 0, itertools.accumulate: 1, itertools.groupby: 1,
+    **dict.fromkeys((sorted, min, max, list.sort), -1),
+}  # fmt: skip
+CALLING_NAMES = ("func", "key")
+
+
 def links(chain: itertools.chain[Any]) -> tuple[Any, ...]:
     """Of a chain: the iterator of its iterables, and the iterator that it goes through."""
     _, iterables, *state = reduced(chain)
