@@ -353,7 +353,7 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
                 place: Origin = KeyedItem(mirror.origin, real, str(origin))
             else:  # another tensor at each call, or in each turn of a loop
                 place = FoundBy(Several((mirror.origin, origin)), at_key, "")
-            place = m.world.entry(mirror, real, place)
+            place = m.world.one(place, "entry", id(mirror.obj), id(real))
             return m.world.load(dict.__getitem__(mirror.obj, real), place)
     if not is_key(key) and mirror.copy is None:
         m.world.whole(container)
@@ -508,7 +508,7 @@ def _kept(
     key = ((x if is_scalar(x) else id(x), type(x)) for x in given)
     asked = _Asked(names)
     keyed = ResultOf(Several(places), asked, "what is kept: ")
-    place = m.world.kept_by(function, keyed, names, *key)
+    place = m.world.one(keyed, "kept", id(function), names, *key)
     kept = run_for_real(asked.call, objects)
     open_sizes = {x.node.hint for x in given if symbols.is_open(x)}
     for k, part in enumerate(kept if type(kept) is tuple else (kept,)):

@@ -150,7 +150,7 @@ def shown_proxy(world: Any, x: Any) -> Any:
     """What C code may see of a mapping that nobody can write to: all of it is a fact then."""
     if (origin := world.origin(x)) is not None:
         place = ResultOf(origin, behind_proxy, "the mapping of ")
-        behind = world.load(behind_proxy(x), world.kept_by(behind_proxy, place, id(x)))
+        behind = world.load(behind_proxy(x), world.one(place, "proxy", id(x)))
         if not isinstance(behind, dict):
             raise GraphBreak(f"a proxy of a {type(behind).__qualname__}")
         return types.MappingProxyType(world.whole(behind))
@@ -462,12 +462,6 @@ CALLING: dict[Any, int] = {
     **dict.fromkeys((sorted, min, max, list.sort), -1),
 }  # fmt: skip
 CALLING_NAMES = ("func", "key")
-
-
-def links(chain: itertools.chain[Any]) -> tuple[Any, ...]:
-    """Of a chain: the iterator of its iterables, and the iterator that it goes through."""
-    _, iterables, *state = reduced(chain)
-    return state[0] if state else (iter(iterables),)
 
 
 def reduced(x: Any) -> tuple[Any, ...]:

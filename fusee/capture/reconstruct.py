@@ -48,7 +48,6 @@ from fusee.capture.mirrors import (
     contents,
     dict_class,
     gone_through,
-    links,
     new_tuple,
     pairs_of,
     put_back,
@@ -639,7 +638,9 @@ def _referent(x: weakref.ref[Any]) -> tuple[Any]:
 
 
 def _chain_links(x: itertools.chain[Any]) -> list[Any]:
-    rest, *current = links(x)
+    """The iterator that it goes through, if any, and that of its iterables."""
+    _, iterables, *state = reduced(x)
+    rest, *current = state[0] if state else (iter(iterables),)
     return [[*current], rest]
 
 
