@@ -227,11 +227,19 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
         given = _as_elements(m, given)  # powers look at their exponents
-    given = [_valued(x) for x in given]  # NumPy takes no sizes that vary
+    # NumPy takes no sizes that vary
+    given = [
+        slice(*map(value, (x.start, x.stop, x.step))) if type(x) is slice else value(x)
+        for x in given
+    ]
     if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
         given[1] = _fixed(m, given[1])
     if function in _OF_TENSORS:
-        given = [_of_tensor(m, name, x) if isinstance(x, FakeTensor) else x for x in given]
+        dense = name.endswith("_like")
+        given = [
+            _numpy(m, m.call(Tensor.contiguous, x) if dense else x) if type(x) is FakeTensor else x
+            for x in given
+        ]
     operands = [x for x in given if isinstance(x, Array)]
     by_name = function if _is_operator(function) else counterparts().get(function)
     is_known = all(x.known for x in operands)
@@ -279,10 +287,6 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         for x in found if isinstance(found, tuple) else (found,):
             _expect_no_warning(m, tensor_of(x), [x for x in operands if x not in written])
     return _joined(m, name, operands, shadow, found)
-
-
-def _valued(x: Any) -> Any:
-    return slice(*map(value, (x.start, x.stop, x.step))) if type(x) is slice else value(x)
 
 
 def _at(m: Capturing, x: Array, key: Any) -> Array | None:
@@ -398,11 +402,6 @@ def _literal(x: Any) -> Tensor | None:
     if count and x.tobytes() == x.flat[0].tobytes() * count:
         return torch.full(x.shape, x.flat[0].item(), dtype=dtype)
     return torch.tensor(x.tolist(), dtype=dtype).reshape(x.shape) if count <= 256 else None
-
-
-def _of_tensor(m: Capturing, name: str, x: Any) -> Any:
-    """The array that NumPy takes a tensor for."""
-    return _numpy(m, m.call(Tensor.contiguous, x) if name.endswith("_like") else x)
 
 
 # Functions that look at a tensor as an array and give an array; others leave it to torch.
