@@ -92,20 +92,16 @@ def normalised(x: Tensor) -> Spec:
 def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
     """Of an operator that goes element by element."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    if _SEEDED in op.tags:
-        dtype = operands[0].dtype
-    else:
-        # what a kernel may refuse of an argument, or give its result's dtype by
-        sorts = (
-            (x.dtype, x.dim())
-            if isinstance(x, Tensor)
-            else (type(x), None if isinstance(x, _ANY) else x)
-            for x in (*args, *kwargs.values())
-        )
-        key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
-        if key not in _DTYPES:
-            _DTYPES[key] = on_ones(op, args, kwargs).dtype
-        dtype = _DTYPES[key]
+    # what a kernel may refuse of an argument, or give its result's dtype by
+    sorts = (
+        (x.dtype, x.dim())
+        if isinstance(x, Tensor)
+        else (type(x), None if isinstance(x, _ANY) else x)
+        for x in (*args, *kwargs.values())
+    )
+    key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
+    if (dtype := _DTYPES.get(key)) is None:
+        dtype = _DTYPES[key] = on_ones(op, args, kwargs).dtype
     if op in _IN_ROWS:
         return rows(broadcast(*(x.shape for x in operands)), dtype)
     return combined(operands, dtype, alone=_are_tensors(_others(op), args))
@@ -136,11 +132,10 @@ def goes_by_elements(op: Op) -> bool:
         and not returns[0].alias_info
     )
     others = any("[]" in str(a.type) or a.name == "memory_format" for a in op._schema.arguments)
-    others = others or op in _TURNED or _SEEDED in op.tags
+    others = others or op in _TURNED or torch.Tag.nondeterministic_seeded in op.tags
     return is_one and not others and is_pointwise(op)
 
 
-_SEEDED = torch.Tag.nondeterministic_seeded
 _IN_ROWS = overloads("pow.Scalar mvlgamma")  # however their operand lies
 # Laid out by their operands in another order, or by one of them.
 _TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
@@ -243,22 +238,18 @@ def _along(x: Tensor, axis: int) -> Sizes:
     return x.shape
 
 
-def _sum_like(is_mean: bool, takes_axes: bool) -> Rule:
-    def rule(x: Tensor, *given: Any, dtype: torch.dtype | None = None) -> Found:
-        axes, keep = (*given, *(None, False)[len(given) :]) if takes_axes else (None, False)
-        summed = dtype or x.dtype
-        is_inexact = summed.is_floating_point or summed.is_complex
-        if is_mean and not is_inexact:
-            return None
-        return rows(reduced(x, axes, keep), summed if is_inexact or dtype else torch.int64)
-
-    return rule
+def _sum_like(
+    is_mean: bool, x: Tensor, axes: Any = None, keep: bool = False, *, dtype: Any = None
+) -> Found:
+    summed = dtype or x.dtype
+    is_inexact = summed.is_floating_point or summed.is_complex
+    if is_mean and not is_inexact:
+        return None
+    return rows(reduced(x, axes, keep), summed if is_inexact or dtype else torch.int64)
 
 
-RULES.rule("sum.dim_IntList")(_sum_like(False, True))
-RULES.rule("mean.dim")(_sum_like(True, True))
-RULES.rule("sum")(_sum_like(False, False))
-RULES.rule("mean")(_sum_like(True, False))
+RULES.rule("sum sum.dim_IntList")(functools.partial(_sum_like, False))
+RULES.rule("mean mean.dim")(functools.partial(_sum_like, True))
 
 
 def _extreme(gives: torch.dtype | None, x: Tensor, axes: Any = None, keep: bool = False) -> Found:
@@ -718,14 +709,10 @@ def _onednn_layer(x: Tensor, *rest: Any) -> Found:
 # ---------------------------------------------------------------------------- other orders
 
 
-# torch's formulas of these ask the second operand for its order first, or none.
-for _op in _IN_ROWS + overloads(
-    "copysign.Tensor div.Tensor_mode floor_divide xlogy.Tensor special_xlog1py logaddexp logaddexp2"
-    " logical_and logical_or logical_xor heaviside native_dropout_backward normal.Tensor_Tensor"
-):
-    RULES[_op] = functools.partial(lambda op, *args, **kwargs: _by_elements(op, args, kwargs), _op)
-
-
+del RULES[aten.native_dropout_backward.default]  # of which the mask, too, says how it lies
+RULES.rule("normal.Tensor_Tensor")(
+    lambda mean, std, **_: combined([mean, std], mean.dtype, alone=True)
+)
 RULES.rule("log_sigmoid rrelu_with_noise")(lambda x, *_: rows(x.shape, x.dtype))
 
 
