@@ -242,7 +242,15 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if own is None:
         m.look((*given, *named.values()), AS_NUMBERS)
     if m.recorder.has_numbers and (holds_number(given) or holds_number(named)):
-        return with_numbers(m, function, given, named)
+        owner = getattr(function, "__self__", None)
+        if m.world.seen or m.modes:
+            why = "a float that the graph computes beside subclasses of torch.Tensor, modes"
+            raise GraphBreak(why)
+        if isinstance(owner, FakeTensor):
+            given, function = (owner, *given), getattr(torch.Tensor, function.__name__)
+        if type(function) is types.FunctionType:
+            need_values(given, named)
+        return m.recorder.call(function, *given, **named)
     if own is not None:
         if m.world.seen:
             raise GraphBreak(f"a {type(own).__qualname__} beside subclasses of torch.Tensor")
@@ -283,18 +291,6 @@ def _split(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
             if type(holds) is torch.SymBool and holds.node.is_pending():
                 m.expects(holds)
     return on_tensors(m, function, args, kwargs)
-
-
-def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A torch call among whose arguments are floats that the graph computes."""
-    owner = getattr(function, "__self__", None)
-    if m.world.seen or m.modes:
-        raise GraphBreak("a float that the graph computes beside subclasses of torch.Tensor, modes")
-    if isinstance(owner, FakeTensor):
-        args, function = (owner, *args), getattr(torch.Tensor, function.__name__)
-    if type(function) is types.FunctionType:
-        need_values(args, kwargs)
-    return m.recorder.call(function, *args, **kwargs)
 
 
 def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:

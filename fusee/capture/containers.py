@@ -22,6 +22,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -214,14 +215,12 @@ def _reversed(m: Capturing, x: Any, /) -> Any:
     return reversed(m.plain(x))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Key:
     """A value that C code sorts by comparing on the machine."""
 
-    __slots__ = ("m", "value")
-
-    def __init__(self, m: Capturing, value: Any) -> None:
-        self.m = m
-        self.value = value
+    m: Capturing
+    value: Any
 
     def __lt__(self, other: _Key) -> bool:
         return self.m.truth(self.m.compare("<", self.value, other.value))

@@ -11,6 +11,7 @@ import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from fusee.capture.torch_api import FakeTensor, asks, no_torch_function
 from fusee.source import Args, Kwargs
 
 
+@dataclass(eq=False)
 class Opened:
     """An iterator from outside that the program goes through.
 
@@ -31,11 +33,10 @@ class Opened:
     stand_in  what gives all others, once they are needed; `size` is how many those were
     """
 
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator
-        self.asked = 0
-        self.stand_in: Any = None
-        self.size = 0
+    iterator: Any
+    asked: int = 0
+    stand_in: Any = None
+    size: int = 0
 
 
 class Later(NamedTuple):
@@ -372,32 +373,28 @@ _OTHERS: tuple[Any, ...] = (enumerate, zip, map, filter, reversed)
 ITERATORS: tuple[Any, ...] = (*_READ, *_OTHERS)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Called:
     """A function of the program's for an iterator of C, which calls it on the machine.
 
     is_test   whether C code asks for the truth of what it gives; the function may be None then
     """
 
-    __slots__ = ("function", "is_test", "m")
-
-    def __init__(self, m: Any, function: Any, is_test: bool = False) -> None:
-        self.m = m
-        self.function = function
-        self.is_test = is_test
+    m: Any
+    function: Any
+    is_test: bool = False
 
     def __call__(self, *row: Any) -> Any:
         found = self.m.call(self.function, *row) if self.function is not None else row[0]
         return self.m.truth(found) if self.is_test else found
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Stepping:
     """An iterator in Python for one of C, which asks the machine for each element."""
 
-    __slots__ = ("iterator", "m")
-
-    def __init__(self, m: Any, iterator: Any) -> None:
-        self.m = m
-        self.iterator = iterator
+    m: Any
+    iterator: Any
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -406,18 +403,16 @@ class Stepping:
         return self.m.next(self.iterator)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Indexed:
     """A sequence in Python for one of C's iterators, which asks the machine by number.
 
     end   its length, if the machine could not say that there is nothing more
     """
 
-    __slots__ = ("end", "m", "sequence")
-
-    def __init__(self, m: Any, sequence: Any, end: int | None = None) -> None:
-        self.m = m
-        self.sequence = sequence
-        self.end = end
+    m: Any
+    sequence: Any
+    end: int | None = None
 
     def __len__(self) -> int:
         return int(self.m.call(len, self.sequence))
@@ -428,14 +423,13 @@ class Indexed:
         return self.m.subscript(self.sequence, k)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Begun:
     """A sequence for `reversed`, which asks it for its length at once: the program's own is asked
     for nothing until the iterator goes on, since what it is of may not be there before."""
 
-    __slots__ = ("end", "sequence")
-
-    def __init__(self, sequence: Any, end: int) -> None:
-        self.sequence, self.end = sequence, end
+    sequence: Any
+    end: int
 
     def __len__(self) -> int:
         end, self.end = self.end, -1
