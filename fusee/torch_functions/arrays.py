@@ -219,27 +219,28 @@ def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         return _called(m, function, args, kwargs) if element is None else element
 
 
+def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[Any]:
+    """Arguments as NumPy takes them, which knows no sizes that vary."""
+    if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
+        given = _as_elements(m, given)  # powers look at their exponents
+    for k, x in enumerate(given):
+        given[k] = value(x)
+        if type(x) is slice:
+            given[k] = slice(*map(value, (x.start, x.stop, x.step)))
+        if function in _OF_TENSORS and isinstance(x, FakeTensor):
+            given[k] = _numpy(m, m.call(Tensor.contiguous, x) if name.endswith("_like") else x)
+    if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
+        given[1] = _fixed(m, given[1])
+    return given
+
+
 def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
     if name in ("item", "tolist") and len(args) == 1 and not args[0].known:
         return m.call(getattr(Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
-    if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
-        given = _as_elements(m, given)  # powers look at their exponents
-    # NumPy takes no sizes that vary
-    given = [
-        slice(*map(value, (x.start, x.stop, x.step))) if type(x) is slice else value(x)
-        for x in given
-    ]
-    if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
-        given[1] = _fixed(m, given[1])
-    if function in _OF_TENSORS:
-        dense = name.endswith("_like")
-        given = [
-            _numpy(m, m.call(Tensor.contiguous, x) if dense else x) if type(x) is FakeTensor else x
-            for x in given
-        ]
+    given = _operands(m, function, name, given)
     operands = [x for x in given if isinstance(x, Array)]
     by_name = function if _is_operator(function) else counterparts().get(function)
     is_known = all(x.known for x in operands)
