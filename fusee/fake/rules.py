@@ -26,20 +26,18 @@ from fusee.fake.layouts import (
     in_format,
     indexed,
     is_contiguous,
-    is_dense,
     is_empty,
     is_row_major,
     known,
     let_be_equal,
     like,
-    like_one,
     rows,
     same_ints,
     strides,
     suggested_layout,
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
-from fusee.loops.operators import ROWS, Row, is_pointwise, opmath
+from fusee.loops.operators import is_pointwise, opmath
 from fusee.source import HALVES, Args, Kwargs, OpRules, overloads
 
 aten = torch.ops.aten
@@ -92,29 +90,28 @@ def normalised(x: Tensor) -> Spec:
 def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
     """Of an operator that goes element by element."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    operands = operands[::-1] if op in _TURNED else operands
     # what a kernel may refuse of an argument, or give its result's dtype by
+    numbers = _others(op)
     sorts = (
         (x.dtype, x.dim())
         if isinstance(x, Tensor)
-        else (type(x), None if isinstance(x, _ANY) else x)
-        for x in (*args, *kwargs.values())
+        else (type(x), None if k in numbers or isinstance(x, _ANY) else x)
+        for k, x in enumerate((*args, *kwargs.values()))
     )
     key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
     if (dtype := _DTYPES.get(key)) is None:
         dtype = _DTYPES[key] = on_ones(op, args, kwargs).dtype
     if op in _IN_ROWS:
         return rows(broadcast(*(x.shape for x in operands)), dtype)
-    return combined(operands, dtype, alone=_are_tensors(_others(op), args))
+    alone = all(isinstance(args[k], Tensor) for k in numbers if k < len(args))
+    return combined(operands, dtype, alone=alone)
 
 
 @functools.cache
 def _others(op: Op) -> tuple[int, ...]:
     """Places of the arguments that TensorIterator takes for tensors where they are numbers."""
     return tuple(k for k, a in enumerate(op._schema.arguments) if a.name in ("self", "other"))
-
-
-def _are_tensors(places: Sequence[int], args: Args) -> bool:
-    return all(isinstance(args[k], Tensor) for k in places if k < len(args))
 
 
 _DTYPES: dict[Any, torch.dtype] = {}  # by operator and sorts of operands
@@ -132,55 +129,13 @@ def goes_by_elements(op: Op) -> bool:
         and not returns[0].alias_info
     )
     others = any("[]" in str(a.type) or a.name == "memory_format" for a in op._schema.arguments)
-    others = others or op in _TURNED or torch.Tag.nondeterministic_seeded in op.tags
+    others = others or op in _APART or torch.Tag.nondeterministic_seeded in op.tags
     return is_one and not others and is_pointwise(op)
 
 
 _IN_ROWS = overloads("pow.Scalar mvlgamma")  # however their operand lies
-# Laid out by their operands in another order, or by one of them.
-_TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
-
-
-def _pointwise(row: Row, others: Sequence[int], is_turned: bool, *args: Any, **_: Any) -> Found:
-    # A number may stand for either operand of a binary operator.
-    several = len(row.operands)
-    operands = [x for x in args[:several] if isinstance(x, Tensor)][:: -1 if is_turned else 1]
-    dtype = args[0].dtype if several == 1 else torch.result_type(*map(_closed, args[:2]))
-    floats = dtype.is_floating_point
-    if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
-        return None
-    dtype = torch.bool if row.to_bool else dtype
-    return combined(operands, dtype, alone=_are_tensors(others, args))
-
-
-def _closed(x: Any) -> Any:
-    """Of torch.result_type: open ones make it import torch.distributed and sympy."""
-    if isinstance(x, Tensor):
-        is_plain = type(x) is Tensor and not x._has_symbolic_sizes_strides
-        return x if is_plain else torch.empty((1,) * min(x.dim(), 1), dtype=x.dtype, device="meta")
-    return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
-
-
-def _gradient(place: int, *args: Any, **_: Any) -> Found:
-    """Of the backward of a pointwise operator: laid out as this operand."""
-    grad, x = args[:2]
-    plain = x.dtype in (grad.dtype, torch.bool) and equal(grad.shape, x.shape)
-    return like_one(args[place], grad.dtype) if plain and is_dense(args[place]) else None
-
-
-for _row in ROWS:
-    if _row.shape in ("floats", "integers", "all"):
-        for _op in _row.overloads:
-            given = _row, _others(_op), _op in _TURNED
-            RULES.rule(_op)(functools.partial(_pointwise, *given))
-    elif _row.shape != "torch":
-        place = ("first", "second").index(_row.shape)
-        RULES.rule(*_row.overloads)(functools.partial(_gradient, place))
-
-
-@RULES.rule("where.self")
-def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
-    return combined([condition, a, b], a.dtype, alone=True) if a.dtype == b.dtype else None
+_TURNED = overloads("rsub.Tensor leaky_relu_backward threshold_backward")  # the second comes first
+_APART = overloads("_prelu_kernel log_sigmoid_backward")  # laid out by one of them
 
 
 @RULES.rule("cat")
@@ -709,7 +664,6 @@ def _onednn_layer(x: Tensor, *rest: Any) -> Found:
 # ---------------------------------------------------------------------------- other orders
 
 
-del RULES[aten.native_dropout_backward.default]  # of which the mask, too, says how it lies
 RULES.rule("normal.Tensor_Tensor")(
     lambda mean, std, **_: combined([mean, std], mean.dtype, alone=True)
 )
