@@ -95,7 +95,7 @@ from fusee.source import Args, Kwargs
 # builtins.py ends the graph.
 
 _PURE: set[Any] = {
-    abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,
+    abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod,
     sys.intern, str.maketrans, bytes.maketrans,
     # os.path.normpath and splitroot, or what they call
     *(vars(sys.modules[os.name]).get(name) for name in ("_path_normpath", "_path_splitroot_ex")),
