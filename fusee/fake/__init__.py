@@ -194,7 +194,8 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     view, permute = overload("view"), overload("permute")
     table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
-    del table[overload("nonzero_static")]
+    for op in overloads("nonzero_static reshape as_strided_"):
+        del table[op]
     return table
 
 

@@ -37,7 +37,7 @@ from fusee.fake.layouts import (
     suggested_layout,
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
-from fusee.loops.operators import is_pointwise, opmath
+from fusee.loops.operators import ROWS, is_pointwise, opmath
 from fusee.source import HALVES, Args, Kwargs, OpRules, overloads
 
 aten = torch.ops.aten
@@ -123,7 +123,7 @@ def goes_by_elements(op: Op) -> bool:
     """Whether an operator gives one new tensor, element by element of its operands."""
     returns = op._schema.returns
     is_one = (
-        op.namespace == "aten"
+        (op.namespace == "aten" or any(op in row.overloads for row in ROWS))
         and len(returns) == 1
         and str(returns[0].type) == "Tensor"
         and not returns[0].alias_info

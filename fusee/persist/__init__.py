@@ -394,7 +394,19 @@ def _written(captured: Captured) -> bytes:
     graph = captured.graph
 
     def reduced(x: Any) -> Any:
-        return (Resolved.waiting, ()) if x is graph and graph is not None else _reduced(x)
+        """How an object of ours is made again, for pickle; NotImplemented for others."""
+        if x is graph and graph is not None:
+            return Resolved.waiting, ()
+        if type(x) is Facts:
+            rows = [(type(row), row.origin, row.value, sys.intern(row.where)) for row in x.rows]
+            return _facts, (list(zip(*rows)), x.kinds)
+        if type(x) is Failing:
+            return Failing, (x.eagerly, x.state, x.changes, x.draws)
+        if type(x) is Relation:
+            return Relation, (x.a, x.op, x.b, dict(x.origins))
+        if type(x) in (State, Comparison, _ForeignCall, _Shape):
+            return type(x), tuple(x)
+        return x.__reduce__() if type(x) in _BY_VALUE else NotImplemented
 
     names = Names(captured.facts, captured.place.function, captured.taken, reduced)
     found = {name: getattr(captured, name) for name in _FIELDS}
@@ -408,22 +420,6 @@ def _written(captured: Captured) -> bytes:
 
 
 _FIELDS = tuple("facts inputs source names grad inference taken answers is_plain".split())
-
-
-def _reduced(x: Any) -> Any:
-    """How an object of ours is made again, for pickle; NotImplemented for others."""
-    if type(x) is Facts:
-        rows = [(type(row), row.origin, row.value, sys.intern(row.where)) for row in x.rows]
-        return _facts, (list(zip(*rows)), x.kinds)
-    if type(x) is Failing:
-        return Failing, (x.eagerly, x.state, x.changes, x.draws)
-    if type(x) is Relation:
-        return Relation, (x.a, x.op, x.b, dict(x.origins))
-    if type(x) in (State, Comparison, _ForeignCall, _Shape):
-        return type(x), tuple(x)
-    return x.__reduce__() if type(x) in _BY_VALUE else NotImplemented
-
-
 _BY_VALUE = (Symbol, Call, Expr, operator.attrgetter)
 
 
