@@ -76,14 +76,6 @@ def in_layout_of(x: Tensor) -> Spec:
     return in_format(x.shape, x.dtype, suggested_layout(x))
 
 
-def normalised(x: Tensor) -> Spec:
-    """What the CPU's batch norm makes of a tensor: of images of one pixel each, rows.
-
-    source   aten/src/ATen/native/Normalization.cpp, suggest_memory_format_contig
-    """
-    return rows(x.shape, x.dtype) if is_contiguous(x) else in_layout_of(x)
-
-
 # ---------------------------------------------------------------------------- pointwise
 
 
@@ -434,7 +426,10 @@ def _batch_norm(
 ) -> tuple[Spec, ...]:
     channels = (x.shape[1],) if training else (0,)
     statistics = rows(channels, _statistics_dtype(x, weight, bias, mean, var))
-    return normalised(x), statistics, statistics
+    # images of one pixel each are rows
+    # source   aten/src/ATen/native/Normalization.cpp, suggest_memory_format_contig
+    made = rows(x.shape, x.dtype) if is_contiguous(x) else in_layout_of(x)
+    return made, statistics, statistics
 
 
 RULES.rule("_native_batch_norm_legit")(_batch_norm)
