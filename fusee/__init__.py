@@ -12,8 +12,7 @@ from fusee.runtime import gc_paused
 if TYPE_CHECKING:
     from fusee import backends, compiler
     from fusee.api import compile, report
-    from fusee.debug import explain
-    from fusee.debug.export import export
+    from fusee.debug import explain, export
     from fusee.installed import install, uninstall
 
 __version__ = "0.1.0.dev0"
@@ -36,7 +35,7 @@ _LAZY = {
     "compile": "fusee.api",
     "compiler": "fusee.compiler",
     "explain": "fusee.debug",
-    "export": "fusee.debug.export",
+    "export": "fusee.debug",
     "install": "fusee.installed",
     "report": "fusee.api",
     "uninstall": "fusee.installed",

@@ -252,11 +252,11 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
     def disabled(*args: Any, **kwargs: Any) -> Any:
         if not recursive:
             return fn(*args, **kwargs)
-        POLICY.enter_eager()
+        POLICY.nest_eager(1)
         try:
             return alone(*args, **kwargs)
         finally:
-            POLICY.leave_eager()
+            POLICY.nest_eager(-1)
 
     marks = {"": True, "_msg": reason, "_recursive": recursive}
     disabled.__dict__.update({f"_torchdynamo_disable{key}": x for key, x in marks.items()})

@@ -40,19 +40,12 @@ from fusee.runtime import cancel, when_imported
 Undo = Callable[[], None]
 
 
-def adapt() -> Undo:
-    """Adapt them all, now or when they are imported. Returns the undo."""
-    done: list[Undo] = []
+def adapt() -> None:
+    """Adapt them all, now or when they are imported."""
     for name, adapter in _LIBRARIES.items():
-        action = functools.partial(lambda adapter, module: done.append(adapter(module)), adapter)
+        action = functools.partial(lambda adapter, module: _undo.append(adapter(module)), adapter)
         when_imported(name, action)
-        done.append(functools.partial(cancel, name, action))
-
-    def undo() -> None:
-        while done:
-            done.pop()()
-
-    return undo
+        _undo.append(functools.partial(cancel, name, action))
 
 
 def _extend(enum: EnumMeta, values: Sequence[str]) -> Undo:
@@ -87,7 +80,7 @@ _LIBRARIES: dict[str, Callable[[Any], Undo]] = {
 # ---------------------------------------------------------------------------- installed
 
 
-_undo: list[Callable[[], None]] = []
+_undo: list[Undo] = []
 
 
 def install() -> None:
@@ -108,14 +101,13 @@ def install() -> None:
             _replace(torch.compiler, name, getattr(compiler, name))
     when_imported("torch._dynamo", _behind_dynamo)
     _undo.append(lambda: cancel("torch._dynamo", _behind_dynamo))
-    _undo.append(follow_logs(_replace))
-    _undo.append(adapt())
+    follow_logs()
+    adapt()
 
 
 def uninstall() -> None:
     """Undo install(). What was compiled meanwhile stays as it is."""
-    while _undo:
-        _undo.pop()()
+    _all(_undo)
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
@@ -246,23 +238,18 @@ _SAME = {
 }
 
 
-def follow_logs(replace: Callable[[Any, str, Any], None]) -> Callable[[], None]:
-    """Send what is made to torch's logs, as TORCH_LOGS and torch._logging.set_logs say.
-
-    replace   puts a function in another one's place
-    returns   what ends it
-    """
+def follow_logs() -> None:
+    """Send what is made to torch's logs, as TORCH_LOGS and torch._logging.set_logs say."""
     ends = _subscribed()
     set_logs = _torchs.set_logs
 
     def set_both(**settings: Any) -> None:
-        nonlocal ends
         set_logs(**settings)
         _all(ends)
-        ends = _subscribed()
+        ends.extend(_subscribed())
 
-    replace(_torchs, "set_logs", set_both)
-    return lambda: _all(ends)
+    _replace(_torchs, "set_logs", set_both)
+    _undo.append(lambda: _all(ends))
 
 
 def _stops(entry: Entry) -> list[GraphBreak]:
@@ -270,12 +257,12 @@ def _stops(entry: Entry) -> list[GraphBreak]:
     return found.breaks if found.stop is None else [found.stop, *found.breaks]
 
 
-def _all(ends: list[Callable[[], None]]) -> None:
+def _all(ends: list[Undo]) -> None:
     while ends:
         ends.pop()()
 
 
-def _subscribed() -> list[Callable[[], None]]:
+def _subscribed() -> list[Undo]:
     """Listeners for what is switched on now; each as what ends it."""
     ends = []
     for name, artefacts in _SAME.items():

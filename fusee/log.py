@@ -170,15 +170,13 @@ def dump_to(root: Path) -> Listener:
 def _new_folder(root: Path, name: str) -> Path:
     """The first free root/NNN_name. Processes that dump to one root at once get folders each."""
     root.mkdir(parents=True, exist_ok=True)
-    taken = len(list(root.iterdir()))
-    for number in itertools.count(taken):
+    number = len(list(root.iterdir()))
+    while True:
         folder = root / f"{number:03}_{_file_part(name)}"
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("itertools.count ended")
+            return folder
+        number += 1
 
 
 def _file_part(text: str) -> str:

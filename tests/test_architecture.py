@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # what is not used: what a public name stands for, an engine, our compiler beside an engine that has
 # all of a graph, what is compiled for a device, capture's interpreter and captures on disk.
 BY_NAME: dict[str, set[str]] = {
-    "fusee": {"api", "backends", "compiler", "debug", "debug.export", "installed"},
+    "fusee": {"api", "backends", "compiler", "debug", "installed"},
     "fusee.api": {"persist", "torch_functions"},
     # engines take whole graphs without it
     "fusee.autodiff.partition": {"autodiff.trace"},

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fusee import api, compiler
-from fusee.debug import Explanation, explain
-from fusee.debug.export import export
+from fusee.debug import Explanation, explain, export
 from fusee.errors import GraphBreakError
 
 x = torch.linspace(-1, 1, 4)

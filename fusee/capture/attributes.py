@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture import grads, mirrors, symbols
+from fusee.capture import mirrors, symbols
 from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import VALUES, Computed, Varying
 from fusee.capture.frame import (
@@ -82,11 +82,6 @@ def flat(*args: Any) -> Iterator[Any]:
         yield from x if type(x) in (list, tuple) else (x,)
 
 
-def _is_users(f: Frame) -> bool:
-    home: str = f.globals.get("__name__") or ""
-    return not is_trusted(home) and home.partition(".")[0] != "fusee"
-
-
 class Capturing(Semantics):
     """The state of one capture.
 
@@ -136,7 +131,9 @@ class Capturing(Semantics):
             return ""
         top, (frame, at, text) = self.frames[-1], self._said
         if frame() is not top or at != top.at:
-            text = next(filter(_is_users, reversed(self.frames)), top).where
+            homes = ((f, str(f.globals.get("__name__") or "")) for f in reversed(self.frames))
+            users = (f for f, x in homes if not (is_trusted(x) or x.partition(".")[0] == "fusee"))
+            text = next(users, top).where
             self._said = weakref.ref(top), top.at, text
         return text
 
@@ -444,9 +441,16 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
             raise GraphBreak(f"{kind.__qualname__}.__getattr__ is C++'s") from None
         if fallback is None:
             raise
-    if fallback is torch.nn.Module.__getattr__:  # not above: errors would have another as context
-        return _in_module_tables(m, obj, name)
-    return m.call(fallback, obj, name)
+    # not above: errors would have another as context
+    if fallback is not torch.nn.Module.__getattr__:
+        return m.call(fallback, obj, name)
+    for table_name in _MODULE_TABLES:  # without interpreting it for each parameter and child
+        if (table := _in_dict(m, obj, table_name)) is not ABSENT:
+            own = m.world.origin(table) is None
+            found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
+            if found is not ABSENT:
+                return found
+    raise missing(kind, name)
 
 
 # What bound methods have themselves; all else is their function's.
@@ -480,9 +484,9 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if name in ("as_subclass", "numpy", "tolist"):
         return types.MethodType(getattr(torch.Tensor, name), obj)
     if name in ("grad", "_grad"):
-        return grads.read(m, obj)
+        return mirrors.read_grad(m, obj)
     if name == "__dict__":
-        mirror = grads.put_on(m, obj)
+        mirror = mirrors.put_on(m, obj)
         if id(obj) in m.world.put_on:  # of a tensor that the graph computes
             return mirror.copy
         return m.world.know(mirror.obj, mirror.origin)
@@ -498,7 +502,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             return getattr(obj, name)
         except AttributeError as error:
             text = str(error).replace("FakeTensor", "Tensor")
-    value = m.world.get(grads.put_on(m, obj), name)  # what somebody has put there
+    value = m.world.get(mirrors.put_on(m, obj), name)  # what somebody has put there
     if value is not ABSENT:
         return value
     raise AttributeError(text)  # not above: it would have a context
@@ -648,17 +652,6 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
     return own_dict(obj).get(name, ABSENT) if has_own else ABSENT
 
 
-def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
-    """torch.nn.Module.__getattr__, without interpreting it for each parameter and child."""
-    for table_name in _MODULE_TABLES:
-        if (table := _in_dict(m, obj, table_name)) is not ABSENT:
-            own = m.world.origin(table) is None
-            found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
-            if found is not ABSENT:
-                return found
-    raise missing(type(obj), name)
-
-
 def _is_found_by_c(obj: Any, name: str) -> bool:
     """Whether a class in C has what neither classes nor the instance's own attributes hold."""
     cls: Any = type(obj)
@@ -731,16 +724,16 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
                 )
             m.world.set(mirror, name, value)
             return
-        if grads.store_grad(m, obj, name, value):
+        if mirrors.store_grad(m, obj, name, value):
             return
         if name in ("grad", "_grad") and value is not DELETED:
-            grads.write(m, obj, value)
+            mirrors.write_grad(m, obj, value)
         elif hasattr(torch.Tensor, name):
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
-            if value is DELETED and m.world.get(grads.put_on(m, obj), name) is ABSENT:
+            if value is DELETED and m.world.get(mirrors.put_on(m, obj), name) is ABSENT:
                 raise missing(m.kind_of(obj), name, obj)
-            m.world.set(grads.put_on(m, obj), name, value)
+            m.world.set(mirrors.put_on(m, obj), name, value)
         return
     if issubclass(type(obj), Computed):
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")

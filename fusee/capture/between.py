@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import time
 import types
 import weakref
@@ -20,13 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
+import fusee.capture.opcodes  # noqa: F401  # fills the table that frames run by
 from fusee import log
 from fusee.capture.bytecode import called_from
 from fusee.capture.captured import Captured
 from fusee.capture.dynamic import as_tensor
 from fusee.capture.frame import ABSENT, BINARY, Frame, Semantics, suspended, variables
 from fusee.capture.guards import Facts, IdMatch, TypeMatch, Values
-from fusee.capture.opcodes import TABLES  # noqa: F401  # fills the table that frames run by
+from fusee.capture.mirrors import CALLING, CALLING_NAMES
 from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.sources import ComputedAt, Local
 from fusee.capture.torch_api import dynamo_switch, has_global_hooks
@@ -41,12 +41,6 @@ _IN_PLACE = len(BINARY) // 2
 _OTHERS = inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE
 
-# C functions that call what they are given, by its place among their arguments; or its name.
-_CALLING: dict[Any, int | str] = {
-    map: 0, filter: 0, functools.reduce: 0, itertools.starmap: 0, itertools.takewhile: 0,
-    itertools.dropwhile: 0, itertools.filterfalse: 0, itertools.accumulate: 1,
-    sorted: "key", min: "key", max: "key", list.sort: "key", itertools.groupby: "key",
-}  # fmt: skip
 
 # torch's own that decide step by step, in Python, and call what they are given.
 _DECIDING = ("torch.optim.lbfgs",)
@@ -183,14 +177,13 @@ class Between(Semantics):
 
     def _called_back(self, function: Any, args: Any, kwargs: Any) -> Any:
         try:
-            place = None if isinstance(function, weakref.ref) else _CALLING.get(function)
+            place = None if isinstance(function, weakref.ref) else CALLING.get(function)
         except TypeError:  # not hashable
             place = None
-        if isinstance(place, int) and place < len(args):
-            return (*args[:place], self.compiled(args[place]), *args[place + 1 :]), kwargs
-        if isinstance(place, str) and place in kwargs:
-            return args, {**kwargs, place: self.compiled(kwargs[place])}
-        return args, kwargs
+        if place is None:
+            return args, kwargs
+        named = {k: self.compiled(x) if k in CALLING_NAMES else x for k, x in kwargs.items()}
+        return [self.compiled(x) if k == place else x for k, x in enumerate(args)], named
 
     def compiled(self, function: Any) -> Any:
         kinds = (types.FunctionType, types.MethodType, functools.partial, nn.Module)

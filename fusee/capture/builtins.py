@@ -35,7 +35,6 @@ from fusee.capture.dynamic import Computed, Number, before_graph, converted, is_
 from fusee.capture.frame import (
     ABSENT,
     BINARY,
-    COMPARE,
     METHODS_IN_C,
     UNARY,
     is_scalar,
@@ -61,6 +60,7 @@ from fusee.capture.torch_api import (
     set_default_dtype,
 )
 from fusee.source import Args, Kwargs, Rules
+from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- stand ins
 
@@ -352,7 +352,7 @@ SPECIAL.update({
     operator.truth: lambda m, x, /: m.truth(x),
     **{f: _operator("binary", kind) for kind, f in enumerate(BINARY)},
     **{f: _operator("unary", kind) for kind, f in UNARY.items()},
-    **{f: _operator("compare", symbol) for symbol, f in COMPARE.items()},
+    **{f: _operator("compare", symbol) for symbol, f in COMPARISONS.items()},
     super: attributes.super_of,
     sys.exception: handled,
     sys.getrecursionlimit: lambda m: m.world.load(room.limit, given_by(sys.getrecursionlimit)),

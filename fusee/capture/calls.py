@@ -95,7 +95,7 @@ from fusee.source import Args, Kwargs
 # builtins.py ends the graph.
 
 _PURE: set[Any] = {
-    abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,
+    abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod,
     sys.intern, str.maketrans, bytes.maketrans,
     # os.path.normpath and splitroot, or what they call
     *(vars(sys.modules[os.name]).get(name) for name in ("_path_normpath", "_path_splitroot_ex")),
@@ -173,27 +173,23 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """C code that may look at all that it is given."""
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
     try:
-        return _run_plain(m, function, args, kwargs)
-    except Exception as error:
+        if any(map(symbols.holds_open, (args, kwargs))):
+            return symbols.called(function, args, kwargs)
+        if m.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
+            if function is divmod and all(type(x) is Number or is_scalar(x) for x in args):
+                return tuple(m.call(part, *args) for part in (operator.floordiv, operator.mod))
+            if (found := before_graph(m.world, function, *args)) is not None:
+                return found
+            if takes_late(function, args):
+                return compute(m.recorder.graph, function, args)
+        m.look((*args, *kwargs.values()), AS_VALUES)
+        return asked_by_c(m.recorder, function, *args, **kwargs)
+    except Exception:
         given = flat(*args, *kwargs.values())
-        if isinstance(error, GraphBreak) or not any(isinstance(x, Computed) for x in given):
+        if not any(isinstance(x, Computed) for x in given):
             raise
         # that it is none of Python's may be what C refuses
         raise GraphBreak(f"{function.__name__}() needs a number that the graph computes") from None
-
-
-def _run_plain(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
-    if any(map(symbols.holds_open, (args, kwargs))):
-        return symbols.called(function, args, kwargs)
-    if m.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
-        if function is divmod and all(type(x) is Number or is_scalar(x) for x in args):
-            return tuple(m.call(part, *args) for part in (operator.floordiv, operator.mod))
-        if (found := before_graph(m.world, function, *args)) is not None:
-            return found
-        if takes_late(function, args):
-            return compute(m.recorder.graph, function, args)
-    m.look((*args, *kwargs.values()), AS_VALUES)
-    return asked_by_c(m.recorder, function, *args, **kwargs)
 
 
 @stands_for(range)
@@ -246,7 +242,15 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if own is None:
         m.look((*given, *named.values()), AS_NUMBERS)
     if m.recorder.has_numbers and (holds_number(given) or holds_number(named)):
-        return with_numbers(m, function, given, named)
+        owner = getattr(function, "__self__", None)
+        if m.world.seen or m.modes:
+            why = "a float that the graph computes beside subclasses of torch.Tensor, modes"
+            raise GraphBreak(why)
+        if isinstance(owner, FakeTensor):
+            given, function = (owner, *given), getattr(torch.Tensor, function.__name__)
+        if type(function) is types.FunctionType:
+            need_values(given, named)
+        return m.recorder.call(function, *given, **named)
     if own is not None:
         if m.world.seen:
             raise GraphBreak(f"a {type(own).__qualname__} beside subclasses of torch.Tensor")
@@ -287,18 +291,6 @@ def _split(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
             if type(holds) is torch.SymBool and holds.node.is_pending():
                 m.expects(holds)
     return on_tensors(m, function, args, kwargs)
-
-
-def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A torch call among whose arguments are floats that the graph computes."""
-    owner = getattr(function, "__self__", None)
-    if m.world.seen or m.modes:
-        raise GraphBreak("a float that the graph computes beside subclasses of torch.Tensor, modes")
-    if isinstance(owner, FakeTensor):
-        args, function = (owner, *args), getattr(torch.Tensor, function.__name__)
-    if type(function) is types.FunctionType:
-        need_values(args, kwargs)
-    return m.recorder.call(function, *args, **kwargs)
 
 
 def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -60,7 +60,7 @@ from fusee.runtime.change_detection import (
     changed,
     differs,
 )
-from fusee.source import define
+from fusee.source import HostSource, define
 from fusee.sym import Size, Steps, Symbol, coefficient, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
 
@@ -533,11 +533,11 @@ class Index:
             if kind := kinds.get(origin):  # code of the user's might say what others' parts are
                 other = f"type({source.variable(origin)}) is not {source.constant(kind)}"
                 source.lines.append(f"if {other}: raise TypeError")
-        text = f"_value({source.expression(fact.origin)})"
-        body = "".join(f"    {line}\n" for line in source.lines)
+        text = f"return _value({source.expression(fact.origin)})"
         listed = ", ".join(map(variable, self.parameters))
-        names = {**source.names, "_value": fact.INDEX[0]}
-        return define(f"def read({listed}):\n{body}    return {text}\n", "read", "versions", names)
+        made = HostSource("read", listed, _value=fact.INDEX[0], **source.names)
+        made.add(*source.lines, text)
+        return made.function("versions")
 
 
 def _by_key(entry: Any) -> dict[_Key, tuple[Fact, Hashable]]:

@@ -22,6 +22,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,8 @@ from fusee.capture.frame import ABSENT, CONTAINERS, is_iterable, is_named, is_sc
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import IdMatch, TypeMatch
 from fusee.capture.mirrors import (
+    CALLING,
+    CALLING_NAMES,
     VIEWS,
     Called,
     Indexed,
@@ -165,7 +168,7 @@ def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
     def given(place: int | str, x: Any) -> Any:
         x = symbols.value(x) if symbols.is_open(x) else x
-        if place == _CALLS.get(function) or place in ("func", "key"):
+        if place == CALLING.get(function) or place in CALLING_NAMES:
             return Called(m, x, is_test) if is_test or x is not None else x
         is_number = is_scalar(x) and not isinstance(x, (str, bytes, range))
         return x if is_number or place in ("strict", "initial", "fillvalue") else _iterable(m, x)
@@ -174,13 +177,6 @@ def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         args = (*args, operator.add)
     kwargs = {name: given(name, x) for name, x in kwargs.items()}
     return function(*itertools.starmap(given, enumerate(args)), **kwargs)
-
-
-# Where what they call stands among their arguments.
-_CALLS: dict[Any, int] = {
-    map: 0, filter: 0, itertools.takewhile: 0, itertools.dropwhile: 0, itertools.filterfalse: 0,
-    itertools.starmap: 0, itertools.accumulate: 1, itertools.groupby: 1,
-}  # fmt: skip
 
 
 SPECIAL[itertools.chain.from_iterable] = lambda m, x, /: itertools.chain.from_iterable(
@@ -219,14 +215,12 @@ def _reversed(m: Capturing, x: Any, /) -> Any:
     return reversed(m.plain(x))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Key:
     """A value that C code sorts by comparing on the machine."""
 
-    __slots__ = ("m", "value")
-
-    def __init__(self, m: Capturing, value: Any) -> None:
-        self.m = m
-        self.value = value
+    m: Capturing
+    value: Any
 
     def __lt__(self, other: _Key) -> bool:
         return self.m.truth(self.m.compare("<", self.value, other.value))
@@ -358,7 +352,7 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
                 place: Origin = KeyedItem(mirror.origin, real, str(origin))
             else:  # another tensor at each call, or in each turn of a loop
                 place = FoundBy(Several((mirror.origin, origin)), at_key, "")
-            place = m.world.entry(mirror, real, place)
+            place = m.world.one(place, "entry", id(mirror.obj), id(real))
             return m.world.load(dict.__getitem__(mirror.obj, real), place)
     if not is_key(key) and mirror.copy is None:
         m.world.whole(container)
@@ -513,7 +507,7 @@ def _kept(
     key = ((x if is_scalar(x) else id(x), type(x)) for x in given)
     asked = _Asked(names)
     keyed = ResultOf(Several(places), asked, "what is kept: ")
-    place = m.world.kept_by(function, keyed, names, *key)
+    place = m.world.one(keyed, "kept", id(function), names, *key)
     kept = run_for_real(asked.call, objects)
     open_sizes = {x.node.hint for x in given if symbols.is_open(x)}
     for k, part in enumerate(kept if type(kept) is tuple else (kept,)):

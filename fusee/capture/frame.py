@@ -30,6 +30,7 @@ from fusee.capture.bytecode import Instruction, kept_by, passed, program, withou
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.torch_api import IN_CPP, note_lines
 from fusee.source import Args, Kwargs
+from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- frame
 
@@ -219,10 +220,6 @@ class Frame:
 
     def push(self, x: Any) -> None:
         self.stack.append(x)
-
-    def push_callable(self, x: Any) -> None:
-        """A value that is about to be called, with the NULL that says that it brings no `self`."""
-        self.stack += (x, NULL) if sys.version_info >= (3, 13) else (NULL, x)
 
     def pop(self) -> Any:
         return self.stack.pop()
@@ -479,10 +476,7 @@ BINARY: list[Callable[[Any, Any], Any]] = [
     getattr(operator, name) for name in (*_BINARY_NAMES, *_IN_PLACE_NAMES)
 ]
 
-COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    symbol: getattr(operator, name)
-    for symbol, name in zip("< <= == != > >=".split(), "lt le eq ne gt ge".split())
-}
+
 UNARY = {name: getattr(operator, name) for name in ("neg", "pos", "invert")}
 
 _CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
@@ -581,7 +575,7 @@ class Semantics:
         return UNARY[kind](x)
 
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
-        return COMPARE[symbol](left, right)
+        return COMPARISONS[symbol](left, right)
 
     identical = staticmethod(operator.is_)
     contains = staticmethod(operator.contains)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 import traceback
 import types
@@ -216,6 +217,44 @@ def is_spent(x: torch.Tensor, passed: Sequence[Any]) -> bool:
     if goes_on:
         raise Anew("between")
     return True
+
+
+def spent(x: torch.Tensor) -> torch.Tensor:
+    """What a graph gives in the place of a tensor whose history a backward pass has used up."""
+    with torch.inference_mode(False):  # gradients are on, whatever is on where the piece began
+        return _Spent.apply(torch.empty(0, requires_grad=True), [x])  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Spent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, begin: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
+        return held[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors"
+            " after they have already been freed). Saved intermediate values of the graph are freed"
+            " when you call .backward() or autograd.grad(). Specify retain_graph=True if you need"
+            " to backward through the graph a second time or if you need to access saved tensors"
+            " after calling backward."
+        )
+
+
+def is_held(leaf: torch.Tensor) -> bool:
+    """Whether somebody has the node of autograd at which the gradients of a leaf end: it may have
+    hooks, which nothing tells of."""
+    with torch.enable_grad():
+        ((node, _),) = leaf.view_as(leaf).grad_fn.next_functions  # type: ignore[union-attr]
+    return sys.getrefcount(node) > 2
+
+
+def is_watched() -> bool:
+    """Whether backward passes look for NaN, or may meet hooks of torch.distributed."""
+    if torch.is_anomaly_enabled():
+        return True
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return module is not None and bool(module.is_initialized())
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ from fusee.capture.sources import (
 )
 from fusee.capture.watched import UNCHANGING, Watched
 from fusee.errors import GENERATED, OptionError
-from fusee.source import define
+from fusee.source import HostSource
 
 # ---------------------------------------------------------------------------- facts
 
@@ -724,11 +724,10 @@ class Facts:
         if self.listed:
             listed = ", ".join(map(source.expression, self.listed))
             source.lines.append(f"if _differs(_table.address, [{listed}]) >= 0: return False")
-        body = "\n".join(f"        {line}" for line in [*source.lines, "return True"])
-        head = f"def check({', '.join(parameters)}):\n    try:\n{body}\n"
-        text = f"{head}    except _gone:\n        return False\n"  # what is not there any more
-        names = {**also, **source.names, "_gone": GONE}
-        return define(text, "check", "guards", names), text
+        made = HostSource("check", ", ".join(parameters), **also, **source.names, _gone=GONE)
+        made.add("try:", *(f"    {line}" for line in [*source.lines, "return True"]))
+        made.add("except _gone:", "    return False")  # what is not there any more
+        return made.function("guards"), str(made)
 
     def _ask_first(self, origin: Origin, later: set[Origin], source: Source) -> None:
         """Look at the class of what is to be compared later, before it is asked for a part."""

@@ -342,7 +342,7 @@ class World:
         if opened.stand_in is not None or opened.asked == FEW:
             return next(self.opened(iterator))
         coming_of = ResultOf(self._origins[id(iterator)], coming, "what comes of ")
-        place, k = self._parts.setdefault(("coming", id(iterator)), coming_of), opened.asked
+        place, k = self.one(coming_of, "coming", id(iterator)), opened.asked
         opened.asked += 1
         items = coming(iterator)
         if k < len(items):
@@ -360,9 +360,9 @@ class World:
         is_value = is_exact(obj) or type(obj) is frozenset or is_scalar(obj)
         return obj if is_value else self.hold(obj, f"{module}.{name}")
 
-    def kept_by(self, function: Any, place: Origin, *key: Any) -> Origin:
-        """The place of what a function with a cache keeps for arguments, known by `key`."""
-        return self._parts.setdefault(("kept", id(function), *key), place)
+    def one(self, place: Origin, *key: Any) -> Origin:
+        """The origin known by a key: one object, so that facts about it are found again."""
+        return self._parts.setdefault(key, place)
 
     def referent(self, ref: weakref.ref[Any]) -> Any:
         """What a weak reference leads to."""
@@ -373,7 +373,7 @@ class World:
         if origin is None:
             return obj
         place = ResultOf(origin, operator.call, "the object of ")
-        return self.load(obj, self._parts.setdefault(("referent", id(ref)), place))
+        return self.load(obj, self.one(place, "referent", id(ref)))
 
     def _is_let_go(self, x: Any) -> bool:
         """Whether an object from outside is not in the variable, or the place, where it was."""
@@ -572,17 +572,13 @@ class World:
         return ABSENT
 
     def part(self, mirror: Mirror, key: Any) -> Origin:
-        """The origin of an item: one object per key, so that facts about it are found again."""
+        """The origin of an item."""
         slot = ("item", id(mirror.obj), type(key), key)
         return self._parts.get(slot) or self._parts.setdefault(slot, Item(mirror.origin, key))
 
     def item(self, origin: Origin, k: int) -> Origin:
         """The origin of an element of what is at `origin`."""
-        return self._parts.setdefault(("element", origin, k), Item(origin, k))
-
-    def entry(self, mirror: Mirror, key: Any, place: Origin) -> Origin:
-        """The origin of an item of a dict whose key is an object."""
-        return self._parts.setdefault(("entry", id(mirror.obj), id(key)), place)
+        return self.one(Item(origin, k), "element", origin, k)
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         is_moved = key in mirror.moved or mirror.writes.get(key) is DELETED
@@ -618,7 +614,7 @@ class World:
             self.fact(guards.Absent, place, name)
             return ABSENT
         value = cls.__dict__[name]
-        part = self._parts.setdefault((id(cls), name), Item(place, name))
+        part = self.one(Item(place, name), id(cls), name)
         if is_scalar(value) or isinstance(value, (torch.Tensor, tuple, *CONTAINERS)):
             return self.load(value, part)
         if value.__class__ is not type(value):
@@ -728,7 +724,7 @@ class World:
 
     def place(self, obj: Any, name: str) -> Origin:
         """The origin of an attribute that lies outside of `__dict__`."""
-        return self._parts.setdefault(("slot", id(obj), name), Attr(self._origins[id(obj)], name))
+        return self.one(Attr(self._origins[id(obj)], name), "slot", id(obj), name)
 
     def has_read(self, name: str) -> bool:
         """Whether the program has asked for such an attribute of something from outside."""
@@ -748,7 +744,7 @@ class World:
         """The contents of a cell; ValueError or AttributeError if there are none."""
         if id(cell) in self._origins:
             place = Cell(self._origins[id(cell)], name)
-            self._parts.setdefault(("slot", id(cell), "cell_contents"), place)
+            self.one(place, "slot", id(cell), "cell_contents")
             if is_empty(cell) and (id(cell), "cell_contents") not in self.slots:
                 asked = ResultOf(self._origins[id(cell)], is_empty, "whether nothing is in ")
                 self.fact(guards.EqualsMatch, asked, True)

@@ -42,7 +42,6 @@ from fusee.capture.effects import effects
 from fusee.capture.frame import (
     ABSENT,
     BINARY,
-    COMPARE,
     CONTAINERS,
     UNARY,
     Frame,
@@ -63,6 +62,7 @@ from fusee.capture.mirrors import (
 )
 from fusee.capture.sources import IN_C, Held, Item, is_trusted
 from fusee.capture.torch_api import DYNAMO, FakeTensor
+from fusee.sym.ranges import COMPARISONS
 
 _IN_PLACE = len(BINARY) // 2
 _MANY = 2_000
@@ -310,7 +310,7 @@ class Interpreter(Capturing):
         return UNARY[kind](x)
 
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
-        function = COMPARE[symbol]
+        function = COMPARISONS[symbol]
         if _is_of_tensors(left, right):
             return self.tensor_operator(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS and not isinstance(left, tuple):

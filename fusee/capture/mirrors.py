@@ -1,4 +1,5 @@
-"""What the program makes of containers and iterators from outside, before it is done to them."""
+"""What the program makes of containers, iterators and tensors from outside, before it is done to
+them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +20,12 @@ from fusee.capture.bytecode import Line, only_reads
 from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import DTYPES, EqualsMatch, Keys
-from fusee.capture.sources import IN_C, Origin, ResultOf, is_trusted
+from fusee.capture.sources import IN_C, Dict, Held, Origin, ResultOf, is_trusted
+from fusee.capture.torch_api import FakeTensor, asks, no_torch_function
 from fusee.source import Args, Kwargs
 
 
+@dataclass(eq=False)
 class Opened:
     """An iterator from outside that the program goes through.
 
@@ -29,11 +33,10 @@ class Opened:
     stand_in  what gives all others, once they are needed; `size` is how many those were
     """
 
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator
-        self.asked = 0
-        self.stand_in: Any = None
-        self.size = 0
+    iterator: Any
+    asked: int = 0
+    stand_in: Any = None
+    size: int = 0
 
 
 class Later(NamedTuple):
@@ -148,7 +151,7 @@ def shown_proxy(world: Any, x: Any) -> Any:
     """What C code may see of a mapping that nobody can write to: all of it is a fact then."""
     if (origin := world.origin(x)) is not None:
         place = ResultOf(origin, behind_proxy, "the mapping of ")
-        behind = world.load(behind_proxy(x), world.kept_by(behind_proxy, place, id(x)))
+        behind = world.load(behind_proxy(x), world.one(place, "proxy", id(x)))
         if not isinstance(behind, dict):
             raise GraphBreak(f"a proxy of a {type(behind).__qualname__}")
         return types.MappingProxyType(world.whole(behind))
@@ -241,6 +244,113 @@ def contents(x: Any) -> list[Any] | None:
     return [*x, *x.values()] if type(x) is dict else None
 
 
+# ---------------------------------------------------------------------------- tensors
+# Gradients, data, and attributes that programs put on tensors.
+#
+# The `grad` of one is a part of it like an attribute: None or a tensor, by a fact. What is written
+# to it is replayed after the graph. Between two such reads only a backward pass could change it,
+# and that is never inside of a graph.
+
+
+def read_grad(m: Any, fake: torch.Tensor) -> Any:
+    """`tensor.grad`."""
+    world = m.world
+    if m.modes or (id(fake) in world.seen and asks(m.kind_of(fake))):
+        raise GraphBreak("the grad of a tensor whose class, or a mode, is asked about it")
+    written = world.slots.get((id(fake), "grad"))
+    if written is not None:
+        return written[2]
+    real, origin = world.inputs.get(id(fake), (None, None))
+    if real is None or origin is None:
+        if id(fake) in world.put_grads:
+            return world.put_grads[id(fake)]
+        if fake.requires_grad:
+            raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
+        return None
+    with no_torch_function(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that most such tensors have none
+        grad = real.grad
+    return world.load(grad, world.place(fake, "grad"))
+
+
+def write_grad(m: Any, fake: torch.Tensor, value: Any) -> None:
+    """`tensor.grad = value`."""
+    if m.modes:
+        raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
+    is_input = id(fake) in m.world.inputs
+    with no_torch_function():  # autograd knows nothing of a plain one
+        is_plain = not (fake.requires_grad or fake.is_inference())
+    if id(fake) in m.world.seen or not (is_input or (is_plain and m.recorder.is_main)):
+        raise GraphBreak("setting the grad of a tensor that the graph computes")
+    if isinstance(value, FakeTensor):
+        same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
+        if same[0] != same[1] or value.requires_grad or value is fake:
+            raise GraphBreak("a grad unlike its tensor", "give it the tensor's size and dtype")
+    elif value is not None:
+        raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
+    if is_input:
+        m.world.set_slot(fake, "grad", value)
+    else:
+        m.world.put_grads[id(fake)] = value
+
+
+def put_on(m: Any, fake: torch.Tensor) -> Mirror:
+    """The Mirror of what programs put on a tensor, from outside or computed by the graph."""
+    real, origin = m.world.inputs.get(id(fake), (None, None))
+    if origin is not None:
+        known: Mirror | None = m.world.mirrors.get(id(real.__dict__))
+        return known or m.world.mirror(real.__dict__, Dict(origin))
+    if id(fake) not in m.world.put_on:
+        m.world.put_on[id(fake)] = made = Mirror({}, Held(fake, "attributes"))
+        made.copy = {}
+    found: Mirror = m.world.put_on[id(fake)]
+    return found
+
+
+def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
+    """`tensor.requires_grad = value`, or `tensor.data = value` of what is its data; else False."""
+    if id(fake) in m.world.seen or m.modes:
+        return False
+    with no_torch_function():
+        is_leaf = fake.is_leaf
+    if name == "requires_grad" and isinstance(value, bool) and is_leaf:
+        m.recorder.call(torch.Tensor.requires_grad_, fake, value)
+        return True
+    if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
+        return False
+    if _is_data(fake, value):
+        return True
+    # to the program it is the same tensor, with the other one's memory
+    recorder, is_input = m.recorder, id(fake) in m.world.inputs
+    with no_torch_function():
+        is_like = (fake.dtype, fake.device) == (value.dtype, value.device)
+        if not is_like or not recorder.is_main or (fake.requires_grad and not is_input):
+            raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
+        before = fake.detach().requires_grad_(fake.requires_grad)
+    data = recorder.call(torch.Tensor.detach, value)
+    if any(x is fake for x, *_ in recorder.turned):
+        raise GraphBreak("a tensor that was turned in place gets the data of another")
+    recorder.rebind(fake, before, data)
+    if fake.requires_grad:  # and the graph would not give it any gradient
+        recorder.leaves[id(fake)] = recorder.leaves[id(data)] = True
+    if is_input:
+        m.world.set_slot(fake, "data", data)
+    with no_torch_function():
+        fake.data = data
+    return True
+
+
+def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a tensor is the memory of another one, seen as it is."""
+
+    def seen(x: torch.Tensor) -> tuple[Any, ...]:
+        memory = x.untyped_storage()._cdata
+        return memory, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
+
+    with no_torch_function():
+        return value is fake or seen(value) == seen(fake)
+
+
 # ---------------------------------------------------------------------------- iterators
 # Iterators of C from outside: what they still have to give, and how they are moved on.
 #
@@ -263,32 +373,28 @@ _OTHERS: tuple[Any, ...] = (enumerate, zip, map, filter, reversed)
 ITERATORS: tuple[Any, ...] = (*_READ, *_OTHERS)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Called:
     """A function of the program's for an iterator of C, which calls it on the machine.
 
     is_test   whether C code asks for the truth of what it gives; the function may be None then
     """
 
-    __slots__ = ("function", "is_test", "m")
-
-    def __init__(self, m: Any, function: Any, is_test: bool = False) -> None:
-        self.m = m
-        self.function = function
-        self.is_test = is_test
+    m: Any
+    function: Any
+    is_test: bool = False
 
     def __call__(self, *row: Any) -> Any:
         found = self.m.call(self.function, *row) if self.function is not None else row[0]
         return self.m.truth(found) if self.is_test else found
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Stepping:
     """An iterator in Python for one of C, which asks the machine for each element."""
 
-    __slots__ = ("iterator", "m")
-
-    def __init__(self, m: Any, iterator: Any) -> None:
-        self.m = m
-        self.iterator = iterator
+    m: Any
+    iterator: Any
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -297,18 +403,16 @@ class Stepping:
         return self.m.next(self.iterator)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Indexed:
     """A sequence in Python for one of C's iterators, which asks the machine by number.
 
     end   its length, if the machine could not say that there is nothing more
     """
 
-    __slots__ = ("end", "m", "sequence")
-
-    def __init__(self, m: Any, sequence: Any, end: int | None = None) -> None:
-        self.m = m
-        self.sequence = sequence
-        self.end = end
+    m: Any
+    sequence: Any
+    end: int | None = None
 
     def __len__(self) -> int:
         return int(self.m.call(len, self.sequence))
@@ -319,14 +423,13 @@ class Indexed:
         return self.m.subscript(self.sequence, k)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Begun:
     """A sequence for `reversed`, which asks it for its length at once: the program's own is asked
     for nothing until the iterator goes on, since what it is of may not be there before."""
 
-    __slots__ = ("end", "sequence")
-
-    def __init__(self, sequence: Any, end: int) -> None:
-        self.sequence, self.end = sequence, end
+    sequence: Any
+    end: int
 
     def __len__(self) -> int:
         end, self.end = self.end, -1
@@ -346,10 +449,13 @@ LAZY: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def links(chain: itertools.chain[Any]) -> tuple[Any, ...]:
-    """Of a chain: the iterator of its iterables, and the iterator that it goes through."""
-    _, iterables, *state = reduced(chain)
-    return state[0] if state else (iter(iterables),)
+# C functions that call what they are given, by its place among their arguments; -1: by name alone.
+CALLING: dict[Any, int] = {
+    map: 0, filter: 0, functools.reduce: 0, itertools.starmap: 0, itertools.takewhile: 0,
+    itertools.dropwhile: 0, itertools.filterfalse: 0, itertools.accumulate: 1, itertools.groupby: 1,
+    **dict.fromkeys((sorted, min, max, list.sort), -1),
+}  # fmt: skip
+CALLING_NAMES = ("func", "key")
 
 
 def reduced(x: Any) -> tuple[Any, ...]:

@@ -458,12 +458,23 @@ def MATCH_CLASS(f: Frame, i: Instruction) -> None:
         f.push(None)
         return
     found: list[Any] = []
-    by_position = _by_position(f, cls, i.arg)
-    if by_position is None:
-        found.append(subject)
-        by_position = ()
+    by_position: Any = ()
+    if i.arg:  # so many patterns have no name; one may be about the object itself
+        try:
+            by_position = f.machine.attribute(cls, "__match_args__")
+        except AttributeError:
+            found += [subject] * bool(cls.__flags__ & _MATCHES_ITSELF)
+        if not isinstance(by_position, tuple):
+            kind = type(by_position).__name__
+            raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
+        allowed = len(found or by_position)
+        if allowed < i.arg:
+            plural = "" if allowed == 1 else "s"
+            raise TypeError(
+                f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({i.arg} given)"
+            )
     seen: list[str] = []
-    for name in (*by_position, *names):
+    for name in (*by_position[: i.arg], *names):
         if not isinstance(name, str):
             kind = type(name).__name__
             raise TypeError(f"__match_args__ elements must be strings (got {kind})")
@@ -478,31 +489,8 @@ def MATCH_CLASS(f: Frame, i: Instruction) -> None:
     f.push(tuple(found))
 
 
-def _by_position(f: Frame, cls: type, count: int) -> tuple[str, ...] | None:
-    """The attributes that `count` patterns without a name are about; None for the object itself."""
-    if not count:
-        return ()
-    is_itself = False
-    try:
-        names = f.machine.attribute(cls, "__match_args__")
-    except AttributeError:
-        names, is_itself = (), bool(cls.__flags__ & _MATCHES_ITSELF)
-    if not isinstance(names, tuple):
-        kind = type(names).__name__
-        raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
-    allowed = 1 if is_itself else len(names)
-    if allowed < count:
-        plural = "" if allowed == 1 else "s"
-        raise TypeError(
-            f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({count} given)"
-        )
-    return None if is_itself else names[:count]
-
-
 # ---------------------------------------------------------------------------- opcodes
 
-
-TABLES = dict.fromkeys(((3, 11), (3, 12), (3, 13)), OPCODES)
 
 # Matter to CPython's own loop only.
 _IDLE = "NOP RESUME PRECALL COPY_FREE_VARS EXIT_INIT_CHECK"
@@ -516,8 +504,9 @@ def _refused(f: Frame, i: Instruction) -> None:
 
 
 def _push(f: Frame, value: Any, is_called: int) -> None:
+    """With a value that is about to be called comes the NULL that says that it brings no `self`."""
     if is_called:
-        f.push_callable(value)
+        f.stack += (value, NULL) if sys.version_info >= (3, 13) else (NULL, value)
     else:
         f.push(value)
 
@@ -525,16 +514,6 @@ def _push(f: Frame, value: Any, is_called: int) -> None:
 def _grow(f: Frame, i: Instruction, how: Callable[..., None], *more: Any) -> None:
     """Fill a display or a comprehension; a break may have come between."""
     f.machine.fill(how, f.stack[-i.arg], *more)
-
-
-def _pair(f: Frame, key: Any, value: Any) -> tuple[Any, Any]:
-    return (*f.machine.hashed([key]), value)
-
-
-def _super(f: Frame, operands: list[Any], has_arguments: int) -> Any:
-    """`super(cls, obj)`; without arguments the compiler has found them, and super() does too."""
-    function, *given = operands
-    return f.machine.call(function, *(given if has_arguments else ()))
 
 
 _METHODS = sys.version_info >= (3, 12)  # in LOAD_ATTR's argument; before, in LOAD_METHOD
@@ -556,6 +535,7 @@ _STEPS: dict[str, Opcode] = {
     "UNARY_POSITIVE": lambda f, i: f.push(f.machine.unary("pos", f.pop())),
     "UNARY_INVERT": lambda f, i: f.push(f.machine.unary("invert", f.pop())),
     "IS_OP": lambda f, i: f.push(f.machine.identical(*f.take(2)) ^ bool(i.arg)),
+    "COMPARE_OP": lambda f, i: f.push(f.machine.compare(i.value, *f.take(2))),
     "CONTAINS_OP": lambda f, i: f.push(f.machine.contains(f.pop(), f.pop()) ^ bool(i.arg)),
     "BINARY_SUBSCR": lambda f, i: f.push(f.machine.subscript(*f.take(2))),
     "BINARY_SLICE": lambda f, i: f.push(f.machine.subscript(f.stack.pop(-3), slice(*f.take(2)))),
@@ -567,9 +547,6 @@ _STEPS: dict[str, Opcode] = {
     # attributes
     "LOAD_ATTR": lambda f, i: _push(f, f.machine.attribute(f.pop(), i.value), _METHODS & i.arg),
     "LOAD_METHOD": lambda f, i: f.stack.extend((NULL, f.machine.attribute(f.pop(), i.value))),
-    "LOAD_SUPER_ATTR": lambda f, i: _push(
-        f, f.machine.attribute(_super(f, f.take(3), i.arg & 2), i.value), i.arg & 1
-    ),
     "STORE_ATTR": lambda f, i: f.machine.store_attribute(f.pop(), i.value, f.pop()),
     "DELETE_ATTR": lambda f, i: f.machine.delete_attribute(f.pop(), i.value),
     # building
@@ -585,7 +562,6 @@ _STEPS: dict[str, Opcode] = {
     "DICT_UPDATE": lambda f, i: _grow(f, i, dict.update, f.machine.mapping(f.pop())),
     "LIST_APPEND": lambda f, i: f.machine.append(f.stack[-i.arg - 1], f.pop()),
     "SET_ADD": lambda f, i: _grow(f, i, set.add, *f.machine.hashed([f.pop()])),
-    "MAP_ADD": lambda f, i: _grow(f, i, dict.__setitem__, *_pair(f, *f.take(2))),
     # text
     "FORMAT_WITH_SPEC": lambda f, i: f.push(f.machine.format(f.stack.pop(-2), "", f.pop())),
     "FORMAT_SIMPLE": lambda f, i: f.push(f.machine.format(f.pop(), "", "")),
@@ -599,7 +575,6 @@ _STEPS: dict[str, Opcode] = {
     **dict.fromkeys(
         ("STORE_FAST", "STORE_FAST_MAYBE_NULL"), lambda f, i: _store(f, i.value, f.pop())
     ),
-    "STORE_FAST_STORE_FAST": lambda f, i: _store_all(f, i),
     "LOAD_GLOBAL": lambda f, i: _push(f, f.machine.load_global(f, i.value), i.arg & 1),
     "SETUP_ANNOTATIONS": lambda f, i: f.names.setdefault("__annotations__", {}) and None,
     "STORE_NAME": lambda f, i: f.names.__setitem__(i.value, f.pop()),
@@ -627,16 +602,21 @@ def SWAP(f: Frame, i: Instruction) -> None:
     f.stack[-i.arg], f.stack[-1] = f.stack[-1], f.stack[-i.arg]
 
 
-# ------------------------------------------------------------------------------ operators
-
-
 @op()
-def COMPARE_OP(f: Frame, i: Instruction) -> None:
-    right, left = f.pop(), f.pop()
-    f.push(f.machine.compare(i.value, left, right))
+def LOAD_SUPER_ATTR(f: Frame, i: Instruction) -> None:
+    """`super(cls, obj)`; without arguments the compiler has found them, and super() does too."""
+    function, *given = f.take(3)
+    owner = f.machine.call(function, *(given if i.arg & 2 else ()))
+    _push(f, f.machine.attribute(owner, i.value), i.arg & 1)
 
 
 # ------------------------------------------------------------------------------ building
+
+
+@op()
+def MAP_ADD(f: Frame, i: Instruction) -> None:
+    key, value = f.take(2)
+    _grow(f, i, dict.__setitem__, *f.machine.hashed([key]), value)
 
 
 @op()
@@ -719,7 +699,8 @@ def _is_own_cell(f: Frame, name: str) -> bool:
     return name in f.cells and name not in f.code.co_freevars
 
 
-def _store_all(f: Frame, i: Instruction) -> None:
+@op()
+def STORE_FAST_STORE_FAST(f: Frame, i: Instruction) -> None:
     for name in i.value:
         _store(f, name, f.pop())
 

@@ -126,17 +126,11 @@ class Policy:
         """Whether calls on this thread run as plain Python."""
         return self._here.depth > 0 or self.now().name == "force_eager" or is_traced()
 
-    def enter_eager(self) -> None:
-        """From here on this thread runs eagerly, until leave_eager."""
-        self._here.depth += 1
+    def nest_eager(self, step: int) -> None:
+        """From here on this thread runs eagerly within one more call (1), or one less (-1)."""
+        self._here.depth += step
         with self._lock:
-            self._eager_regions += 1
-            self._note()
-
-    def leave_eager(self) -> None:
-        self._here.depth -= 1
-        with self._lock:
-            self._eager_regions -= 1
+            self._eager_regions += step
             self._note()
 
     def for_export(self) -> Policy:

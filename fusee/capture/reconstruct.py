@@ -29,8 +29,7 @@ from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Frame, Marker, is_scalar, suspended
-from fusee.capture.grads import spent
-from fusee.capture.graph_break import Anew, Lost, is_spent
+from fusee.capture.graph_break import Anew, Lost, is_spent, spent
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
@@ -49,7 +48,6 @@ from fusee.capture.mirrors import (
     contents,
     dict_class,
     gone_through,
-    links,
     new_tuple,
     pairs_of,
     put_back,
@@ -640,7 +638,9 @@ def _referent(x: weakref.ref[Any]) -> tuple[Any]:
 
 
 def _chain_links(x: itertools.chain[Any]) -> list[Any]:
-    rest, *current = links(x)
+    """The iterator that it goes through, if any, and that of its iterables."""
+    _, iterables, *state = reduced(x)
+    rest, *current = state[0] if state else (iter(iterables),)
     return [[*current], rest]
 
 

@@ -221,13 +221,11 @@ _BY_NAME = {f"__{name}__" for name in "add sub mul mod floordiv truediv neg abs 
 
 def holds_open(x: Any) -> bool:
     """Whether an open number is in a tuple, list or dict."""
-    if type(x) in (tuple, list, torch.Size):
-        return any(map(holds_open, x))
     if type(x) is dict:
         return any(map(holds_open, x.values()))
     if issubclass(type(x), list):
         return any(map(holds_open, list.__iter__(x)))
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
+    if type(x) in (tuple, torch.Size) or (isinstance(x, tuple) and hasattr(x, "_fields")):
         return any(map(holds_open, x))
     return is_open(x)
 

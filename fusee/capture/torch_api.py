@@ -580,16 +580,13 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
 OF_PRICE = ("_grad(", "_autocast(", "_on(", "_as(", "_modes(")
 
 
-class _ModeStack(NamedTuple):
-    """Functions on torch's stack of torch function modes, by what they do."""
-
-    push: Any = torch.overrides._push_mode
-    pop: Any = torch.overrides._pop_mode
-    length: Any = torch._C._len_torch_function_stack
-    all: Any = torch.overrides._get_current_function_mode_stack
-
-
-MODE_STACK = _ModeStack()
+# Functions on torch's stack of torch function modes, by what they do.
+MODE_STACK = types.SimpleNamespace(
+    push=torch.overrides._push_mode,
+    pop=torch.overrides._pop_mode,
+    length=torch._C._len_torch_function_stack,
+    all=torch.overrides._get_current_function_mode_stack,
+)
 DeviceContext: Any = _device.DeviceContext
 is_deterministic: Any = torch._C._get_deterministic_algorithms
 function_modes: Callable[[], list[Any]] = MODE_STACK.all

@@ -24,9 +24,17 @@ from fusee.capture.builtins import Breaking, left, special
 from fusee.capture.bytecode import Line, overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Number, Specialise, Varying
-from fusee.capture.effects import BODY, Repeated, effects, is_check, written_by
+from fusee.capture.effects import (
+    BODY,
+    Repeated,
+    asks_for_gradients,
+    cuts,
+    effects,
+    is_asked,
+    is_check,
+    written_by,
+)
 from fusee.capture.frame import FIXED, FUNCTIONS, OPCODES, Frame, is_scalar
-from fusee.capture.grads import asks_for_gradients, cuts, is_asked
 from fusee.capture.graph_break import (
     Anew,
     Failing,

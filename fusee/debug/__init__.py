@@ -1,39 +1,53 @@
-"""What became of a program: its graphs, where they end and why, what is checked, time per stage.
+"""What became of a program: its graphs, where they end and why, what is checked, time per stage;
+and a program as one graph to keep.
 
 print(explain(step)(x))
 Path("step.html").write_text(explain(step)(x).html())
-
-A program as one graph to keep: `export.py`.
+export(step, (x,))
 """
 
 from __future__ import annotations
 
 import functools
 import html
+import inspect
+import operator
 import runpy
 import sys
 import time
 import traceback
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
 from typing import Any, TextIO
 
-from torch import fx
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
+from fusee.aten.rewriter import Copier
 from fusee.backends import registry
 from fusee.backends.report import GuardedBackend
 from fusee.capture.bytecode import first_line, program
-from fusee.capture.captured import Entry
+from fusee.capture.captured import Captured, Entry, Place
 from fusee.capture.dynamic import TABLES, Varying
 from fusee.capture.entries import CompiledFunction, listeners
 from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import TensorFact, Values
 from fusee.capture.policy import POLICY, is_suspending, target_of
-from fusee.capture.torch_api import OpOverload
-from fusee.errors import source_line, telling
+from fusee.capture.sources import Local, Origin, SizeOf, looking
+from fusee.capture.symbols import joined_text, list_text
+from fusee.capture.torch_api import Mark, OpOverload
+from fusee.capture.trace import capture
+from fusee.errors import GraphBreakError, OptionError, SizeError, source_line, telling
+from fusee.source import Args
+from fusee.sym import Symbol
+from fusee.sym.ranges import COMPARISONS
+from fusee.sym.shape_env import wrapped
 
 # ---------------------------------------------------------------------------- page
 # A report as one HTML page: no script, no font, no file besides it.
@@ -57,30 +71,6 @@ _PAGE = Template("""<!doctype html>
 $pieces
 </html>
 """)  # noqa: E501  # CSS
-
-Section = tuple[str, str]
-
-
-def page(title: str, summary: str, pieces: Sequence[Sequence[Section]]) -> str:
-    """The page. Of each piece the first section's title is its heading."""
-    shown = []
-    for number, ((heading, _), *sections) in enumerate(pieces, 1):
-        shown.append(f"<h2>{number}. {html.escape(heading)}</h2>")
-        for name, text in sections:
-            kind, body = "stop" if name == "ends before" else "part", html.escape(text)
-            name = html.escape(name)
-            if "\n" not in text:
-                shown.append(f'<div class="{kind}"><span class="title">{name}</span> {body}</div>')
-                continue
-            # more than a line is in a box, which is open unless it is long
-            is_open = " open" if text.count("\n") < 25 else ""
-            shown.append(
-                f'<details class="{kind}"{is_open}><summary class="title">{name}</summary>'
-                f"<pre>{body}</pre></details>"
-            )
-    return _PAGE.substitute(
-        title=html.escape(title), summary=html.escape(summary), pieces="\n".join(shown)
-    )
 
 
 # ---------------------------------------------------------------------------- explain
@@ -107,9 +97,7 @@ class Graph:
 
 
 def _name(target: Any) -> str:
-    if isinstance(target, str):
-        return target
-    if isinstance(target, OpOverload):
+    if isinstance(target, (str, OpOverload)):
         return str(target)
     module = (getattr(target, "__module__", None) or "torch").lstrip("_")
     return f"{module}.{getattr(target, '__name__', target)}"
@@ -250,9 +238,8 @@ class Explanation:
     def __str__(self) -> str:
         rows = [self.summary]
         for number, piece in enumerate(self.pieces, 1):
-            (function, _), *sections = _sections(piece)
-            rows.append(f"\n{number}. {function}")
-            for title, text in sections:
+            rows.append(f"\n{number}. {piece.function}")
+            for title, text in _sections(piece):
                 if "\n" in text:
                     rows += [f"   {title}", *(f"      {line}" for line in text.splitlines())]
                 else:
@@ -261,7 +248,24 @@ class Explanation:
 
     def html(self, title: str = "fusee.explain") -> str:
         """One page that needs nothing else."""
-        return page(title, self.summary, [_sections(piece) for piece in self.pieces])
+        shown = []
+        for number, piece in enumerate(self.pieces, 1):
+            shown.append(f"<h2>{number}. {html.escape(piece.function)}</h2>")
+            for name, text in _sections(piece):
+                kind, body = "stop" if name == "ends before" else "part", html.escape(text)
+                head = f'class="title">{html.escape(name)}</'
+                if "\n" not in text:
+                    shown.append(f'<div class="{kind}"><span {head}span> {body}</div>')
+                    continue
+                # more than a line is in a box, which is open unless it is long
+                is_open = " open" if text.count("\n") < 25 else ""
+                shown.append(
+                    f'<details class="{kind}"{is_open}><summary {head}summary>'
+                    f"<pre>{body}</pre></details>"
+                )
+        return _PAGE.substitute(
+            title=html.escape(title), summary=html.escape(self.summary), pieces="\n".join(shown)
+        )
 
 
 def _many(count: int, noun: str) -> str:
@@ -287,8 +291,7 @@ def _sections(piece: Piece) -> list[tuple[str, str]]:
     if piece.symbols:
         found.append(("sizes that vary", "\n".join(piece.symbols)))
     times = ", ".join(f"{stage} {ms:.2f}" for stage, ms in piece.times.items())
-    found += [("calls served", str(piece.calls)), ("ms", times)]
-    return [(piece.function, ""), *found]
+    return [*found, ("calls served", str(piece.calls)), ("ms", times)]
 
 
 @telling
@@ -429,3 +432,368 @@ class _Observer:
     def end(self) -> None:
         if self.status is not None and self.pieces:
             print("\r\x1b[K", end="", file=self.status, flush=True)
+
+
+# ---------------------------------------------------------------------------- export
+# A program as one graph of given or open sizes, or the error that says where it cannot be one.
+
+
+class _Given:
+    """Stands for a tensor that a node gives, in the source around the graph."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self.node = node
+
+    def size(self, axis: int) -> fx.Proxy:
+        graph = self.node.graph
+        return fx.Proxy(graph.call_function(torch.ops.aten.sym_size.int, (self.node, axis)))
+
+    def tolist(self) -> fx.Proxy:
+        return fx.Proxy(self.node.graph.call_method("tolist", (self.node,)))
+
+
+def _recording(function: Any) -> Any:
+    """What that source calls: a node of the graph, where what a node gives is given to it."""
+    of_ours = str, float, int, torch.Size, list_text, joined_text
+    is_method = isinstance(function, types.MethodDescriptorType)
+    in_c = is_method or isinstance(function, types.BuiltinFunctionType)
+    if not (in_c or any(function is x for x in of_ours)):
+        return function
+
+    def called(*args: Any) -> Any:
+        nodes = [x.node for x in pytree.tree_leaves(args) if isinstance(x, (fx.Proxy, _Given))]
+        if not nodes:
+            return function(*args)
+        given = fx.node.map_aggregate(args, lambda x: getattr(x, "node", x))
+        make: Any = nodes[0].graph.call_method if is_method else nodes[0].graph.call_function
+        return fx.Proxy(make(function.__name__ if is_method else function, given))
+
+    return called
+
+
+@telling
+def export(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> fx.GraphModule:
+    """All of `fn(*args, **kwargs)` as one graph of torch calls. Nothing is run.
+
+    The module takes the tensors among the arguments, in the order in which pytree lists them, and
+    holds all other tensors as parameters and buffers. It returns what `fn` does if that is made of
+    tuples, lists and dicts, else the leaves as a tuple.
+
+    dynamic_shapes   which sizes vary, with torch.export.Dim, as torch.export.export has it; the
+                     module then checks sizes, and `meta["relations"]` lists what must hold
+    raises   GraphBreakError where the graph would end; ConstantSizeError where the program needs
+             the number of a Dim; whatever `fn` raises
+    source   torch.export.export, torch._dynamo.export
+    """
+    taken = (args, (tuple, list), "a tuple"), (kwargs, (Mapping, type(None)), "a dict")
+    for given, kind, what in taken:
+        if not isinstance(given, kind):
+            raise OptionError(
+                f"export() takes arguments as {what}, not {type(given).__name__}",
+                did="exported nothing",
+                remedy='fusee.export(fn, (x,), {"scale": 2.0})',
+            )
+    function, before = target_of(fn)
+    if is_suspending(function):
+        raise _refused("it is asynchronous or a generator", first_line(function))
+    named = dict(kwargs or {})
+    bound = inspect.signature(function).bind(*before, *args, **named)
+    bound.apply_defaults()
+    varies = None
+    if dynamic_shapes is not None:
+        own = dict([*bound.arguments.items()][len(before) :])
+        varies = declared(fn, tuple(args), named, own, dynamic_shapes)
+    captured = capture(Place(function), bound.arguments, POLICY.for_export(), varies)
+    if captured.raises:
+        fn(*args, **named)
+    if captured.eager:
+        raise _refused(captured.eager, first_line(function))
+    if captured.stop is not None:
+        raise _refused(captured.stop.reason, captured.stop.where, captured.stop.remedy)
+    mode = [] if captured.inference is None else [f"inference_mode({captured.inference})"]
+    for effect in (*captured.effects, *mode):
+        raise _refused(
+            f"it changes objects besides tensors, which no graph does: {effect}",
+            first_line(function),
+            "return what changes instead",
+        )
+    return _Module(captured, bound.arguments, [*args, *named.values()]).made()
+
+
+def _refused(reason: str, where: str, remedy: str = "") -> GraphBreakError:
+    return GraphBreakError(
+        f"the program is not one graph: {reason}",
+        where=source_line(where),
+        did="exported nothing",
+        remedy=remedy or "move it out of the exported function",
+    )
+
+
+class _Module:
+    """The captured graph with the caller's tensors as its inputs and all others as attributes."""
+
+    def __init__(self, captured: Captured, values: Values, arguments: list[Any]) -> None:
+        self.captured, self.values, self.look = captured, values, looking(values)
+        self.root, self.copier = nn.Module(), Copier()
+        self.graph = self.copier.graph
+        self.nodes: dict[int, fx.Node] = {}  # by id of the real tensor
+        self.numbers: dict[str, fx.Node] = {}  # by the words of an integer that varies
+        self.sizes: dict[Symbol, fx.Node] = {}
+        self.relations: list[str] = []
+        origins = captured.symbols.origins if captured.symbols is not None else {}
+        open_numbers = {str(x): self.look(x) for x in origins.values() if isinstance(x, Local)}
+        for k, x in enumerate(pytree.tree_leaves(arguments)):
+            if isinstance(x, Tensor) and id(x) not in self.nodes:
+                self.nodes[id(x)] = self.graph.placeholder(f"input_{k}")
+            elif name := next((n for n, value in open_numbers.items() if value is x), None):
+                del open_numbers[name]
+                self.numbers[name] = self.graph.placeholder(f"input_{k}")
+
+    def made(self) -> fx.GraphModule:
+        captured, copied = self.captured, self.copier.made
+        old = captured.graph.graph if captured.graph is not None else fx.Graph()
+        if captured.symbols is not None:
+            self._check()
+        outputs: tuple[Any, ...] = ()
+        inputs = iter(zip(captured.examples, captured.inputs))
+        for node in old.nodes:
+            if node.op == "placeholder":
+                x, origin = next(inputs)
+                is_tensor = isinstance(x, Tensor)
+                copied[node] = self._of(x, node.name) if is_tensor else self._number(origin)
+            elif node.op == "output":
+                outputs = node.args[0]
+            else:
+                self.copier.copy(node)
+        recording = {name: _recording(x) for name, x in captured.names.items()}
+        run = replace(captured, names=recording).run(
+            lambda *inputs: [_Given(copied[x]) for x in outputs]
+        )
+        given = [self._given(self.values[name]) for name in captured.place.parameters]
+        try:
+            result = run(*given)
+        except (TypeError, AttributeError) as error:  # of a node, or of what stands for a tensor
+            if captured.symbols is None:
+                raise
+            reason = f"it returns what no graph computes of sizes that vary: {error}"
+            raise _refused(reason, first_line(captured.place.function)) from None
+        leaves, spec = pytree.tree_flatten(result, lambda x: type(x) is torch.Size)
+
+        def shown(leaf: Any) -> Any:
+            if isinstance(leaf, (_Given, fx.Proxy)):
+                return leaf.node
+            if type(leaf) is torch.Size:  # to fx it is a tuple
+                return self.graph.call_function(torch.Size, (tuple(leaf),))
+            return self._of(leaf, "kept") if isinstance(leaf, Tensor) else leaf
+
+        made = [shown(leaf) for leaf in leaves]
+        self.graph.output(pytree.tree_unflatten(made, spec) if _is_plain(result) else tuple(made))
+        found = fx.GraphModule(self.root, self.graph, "Exported")
+        found.meta["relations"] = tuple(self.relations)
+        return found
+
+    def _given(self, x: Any) -> Any:
+        """An argument for the source around the graph: its sizes that vary are nodes."""
+        if not self.sizes or isinstance(x, nn.Module):
+            return x
+        opened = {str(self.captured.symbols.origins[s]): n for s, n in self.sizes.items()}
+
+        def sized(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor) and id(leaf) in self.nodes:
+                return _Given(self.nodes[id(leaf)])
+            return leaf
+
+        if type(x) is int:
+            name = next((n for n, value in self.values.items() if value is x), "")
+            return fx.Proxy(opened[name]) if name in opened else x
+        return pytree.tree_map(sized, x)
+
+    def _of(self, x: Tensor, name: str) -> fx.Node:
+        """The node of a real tensor; one that no argument holds becomes an attribute."""
+        if id(x) not in self.nodes:
+            while hasattr(self.root, name):
+                name += "_"
+            if isinstance(x, nn.Parameter):
+                self.root.register_parameter(name, x)
+            else:
+                self.root.register_buffer(name, x)
+            self.nodes[id(x)] = self.graph.get_attr(name)
+        return self.nodes[id(x)]
+
+    def _number(self, origin: Origin) -> fx.Node:
+        """The node of a size, or an integer, that varies."""
+        if not isinstance(origin, SizeOf):
+            return self.numbers[str(origin)]
+        tensor = self._of(self.look(origin.of), "kept")
+        return self.graph.call_function(torch.ops.aten.sym_size.int, (tensor, origin.axis))
+
+    def symbol_node(self, symbol: Symbol, example: Any) -> Any:
+        """As Recorder has it."""
+        if symbol not in self.sizes:
+            self.sizes[symbol] = made = self._number(self.captured.symbols.origins[symbol])
+            made.meta["example_value"] = example
+        return self.sizes[symbol]
+
+    def _check(self) -> None:
+        """Have the program check its sizes first."""
+        symbols, rows = self.captured.symbols, []
+        for symbol, origin in symbols.origins.items():
+            size = self.symbol_node(symbol, wrapped(symbols.env, symbol.expr))
+            if symbol.lo >= 2 and isinstance(origin, SizeOf):
+                rows.append((f"{origin} >= {symbol.lo}", operator.ge, size, symbol.lo))
+        for fact in self.captured.facts.rows:
+            known = fact.value
+            if isinstance(known, TensorFact) and id(self.look(fact.origin)) in self.nodes:
+                for axis, n in enumerate(known.size):
+                    if n is not None:
+                        place = SizeOf(fact.origin, axis)
+                        rows.append((f"{place} == {n}", operator.eq, self._number(place), n))
+        for _, relation, _ in symbols.facts():
+            sizes = (symbols.size_node(x, self) for x in (relation.a, relation.b))
+            rows.append((str(relation), COMPARISONS[relation.op], *sizes))
+        rows = [*{row[0]: row for row in rows}.values()]
+        texts = self.relations = [row[0] for row in rows]
+        held = [self.graph.call_function(row[1], row[2:]) for row in rows]
+        named = {str(symbols.origins[s]): x for s, x in self.sizes.items()}
+        self.graph.call_function(check_sizes, (texts, held, named))
+
+
+@fx.has_side_effect
+def check_sizes(relations: Sequence[str], hold: Sequence[bool], sizes: Mapping[str, int]) -> None:
+    """What an exported program calls first. raises SizeError"""
+    if not all(hold):
+        failed = " and ".join(text for text, holds in zip(relations, hold) if not holds)
+        there = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        raise SizeError(
+            f"the exported program needs {failed}; there are {there}",
+            remedy="export it again with other Dims, or examples",
+        )
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether fx can write down a container."""
+    if type(x) in (tuple, list):
+        return all(map(_is_plain, x))
+    if type(x) is dict:
+        return all(map(_is_plain, x.values()))
+    kinds = (Tensor, _Given, fx.Proxy, torch.Size, int, float, bool, str, type(None))
+    return isinstance(x, kinds)
+
+
+# ---------------------------------------------------------------------------- dynamic_shapes
+# What `dynamic_shapes` says, in the forms of torch.export: which sizes of which arguments vary.
+#
+#     {"x": {0: Dim("batch", max=64)}, "y": (Dim.AUTO, None)}     by parameter
+#     ({0: batch}, [{1: 2 * batch}])     by place; containers have the form of the argument
+#
+# source   torch.export.dynamic_shapes, whose objects are known here by their attributes
+
+
+class Declared(Varying):
+    """Sizes vary where `dynamic_shapes` says so, and nowhere else."""
+
+    def __init__(self, sizes: dict[int, dict[int, Mark]], numbers: set[str]) -> None:
+        super().__init__()
+        self.sizes, self.numbers = sizes, numbers
+
+    def marks(self, x: Tensor) -> Mapping[int, Mark]:
+        return {**super().marks(x), **self.sizes.get(id(x), {})}
+
+    def __call__(self, origin: Any, value: Any) -> bool:
+        return str(origin) in self.numbers or super().__call__(origin, value)
+
+
+def declared(
+    fn: Callable[..., Any],
+    args: Args,
+    kwargs: Mapping[str, Any],
+    named: Mapping[str, Any],
+    shapes: Any,
+) -> Declared:
+    """What varies.
+
+    named    the arguments by their parameters, but for what a method is bound to
+    raises   OptionError for a form that does not fit them
+    """
+    if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, AdditionalInputs
+        shapes = shapes.dynamic_shapes(fn, args, kwargs)
+    found = Declared({}, set())
+    if isinstance(shapes, Mapping):
+        more = next(
+            (x for x in named.values() if isinstance(x, dict) and not {*shapes} <= {*named}), {}
+        )
+        _walk("", {**named, **more}, shapes, found)
+        return found
+    given, names = (*args, *kwargs.values()), (*[*named][: len(args)], *kwargs)
+    by_name = all(named.get(n) is x for n, x in zip(names, given))
+    if by_name and isinstance(shapes, (tuple, list)) and len(shapes) == len(given) == len(names):
+        _walk("", named, dict(zip(names, shapes)), found)  # numbers are known by name
+    else:
+        _walk("", given, shapes, found)
+    return found
+
+
+def _walk(name: str, x: Any, shapes: Any, found: Declared) -> None:
+    if shapes is None:
+        return
+    if isinstance(x, Tensor):
+        given = dict(shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes))
+        if any(type(k) is not int or not 0 <= k < x.dim() for k in given) or (
+            not isinstance(shapes, Mapping) and len(given) != x.dim()
+        ):
+            raise _wrong(f"{name} has axes 0 to {x.dim() - 1}, not those of {shapes!r}")
+        marked = {k: _mark(f"{name}.size({k})", x.shape[k], dim) for k, dim in given.items()}
+        found.sizes.setdefault(id(x), {}).update(marked)
+    elif isinstance(x, Mapping) and isinstance(shapes, Mapping):
+        if unknown := [key for key in shapes if key not in x]:
+            raise _wrong(f"there is no {name or 'argument'} {unknown[0]!r}")
+        for key, of in shapes.items():
+            _walk(f"{name}[{key!r}]" if name else str(key), x[key], of, found)
+    elif isinstance(x, (tuple, list)) and isinstance(shapes, (tuple, list)):
+        if len(x) != len(shapes):
+            raise _wrong(f"{name or 'the call'} has {len(x)} elements, not {len(shapes)}")
+        for k, (item, of) in enumerate(zip(x, shapes)):
+            _walk(f"{name}[{k}]" if name else f"argument {k}", item, of, found)
+    elif type(x) is int and _kind(shapes) is not None:
+        if _kind(shapes) != "STATIC":
+            found.numbers.add(name)
+    else:
+        whom = f"{name}, a {type(x).__name__}" if name else "the arguments"
+        raise _wrong(f"{shapes!r} says nothing of {whom}")
+
+
+def _kind(dim: Any) -> str | None:
+    """AUTO, DYNAMIC or STATIC; None of what is no such hint."""
+    return getattr(getattr(dim, "type", None), "name", None)
+
+
+def _mark(name: str, size: int, dim: Any) -> Mark:
+    """What is said of one size."""
+    kind = _kind(dim)
+    fixed = dim if type(dim) is int else getattr(dim, "value", None)
+    if dim is None or kind == "STATIC" or fixed is not None:
+        if fixed not in (None, size):
+            raise _wrong(f"{name} is {size}, not {fixed}")
+        return Mark(False)
+    if kind is None and not hasattr(dim, "min"):
+        raise _wrong(f"{dim!r} says nothing of {name}: give a Dim, Dim.AUTO, a number or None")
+    of = dim if kind else getattr(dim, "root", dim)
+    low, high = (end if type(end) is int else None for end in (of.min, of.max))
+    value = size if of is dim else None
+    if value is not None and (value < (low or 0) or (high is not None and value > high)):
+        raise _wrong(f"{name} is {value}, which {dim!r} leaves out")
+    return Mark(True, kind != "AUTO", low, high, None if kind else dim)
+
+
+def _wrong(what: str) -> OptionError:
+    return OptionError(
+        f"dynamic_shapes: {what}",
+        did="exported nothing",
+        remedy='for each argument what varies, as {"x": {0: Dim("batch")}, "n": None}',
+    )

@@ -117,16 +117,8 @@ _CPU, _META = torch.device("cpu"), torch.device("meta")
 _Mode = Any
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
-# Views, what changes one in place, and dtypes: C++ kernels that take meta tensors.
-_VIEW_OPERATORS = """
-    t transpose.int permute view expand unsqueeze squeeze squeeze.dim squeeze.dims select.int
-    slice.Tensor split.Tensor split_with_sizes unbind.int detach alias as_strided unfold
-    diagonal unsafe_split.Tensor transpose_ result_type.Tensor result_type.Scalar
-"""
-_MAKERS = """
-    empty.memory_format empty_strided zeros ones full arange arange.start arange.start_step
-    scalar_tensor
-"""
+# Besides OPEN_VIEWS: C++ kernels that take meta tensors.
+_ON_METAS = "unfold transpose_ result_type.Tensor result_type.Scalar"
 # They write their first operand, and give it back.
 _IN_PLACE = """
     relu_ silu_ gelu_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ sigmoid_ tanh_ exp_ clamp_
@@ -189,7 +181,8 @@ def _unless_unsure(run: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors that stand for those of a kind of device."""
-    table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS + ON_LISTS)}
+    more = overloads(_ON_METAS + ON_LISTS)
+    table: dict[Any, Callable[..., Any]] = {op: op for op in (*OPEN_VIEWS, *more)}
     find = results_there if kind == "cuda" else results
     table.update((op, functools.partial(_by_rule, find, op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
@@ -201,7 +194,8 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     view, permute = overload("view"), overload("permute")
     table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
-    del table[overload("nonzero_static")]
+    for op in overloads("nonzero_static reshape as_strided_"):
+        del table[op]
     return table
 
 
@@ -274,7 +268,7 @@ def _of_device(mode: _Mode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _quick_mode() -> type[FakeTensorMode]:
     torch_mode: type[FakeTensorMode] = moved_class(FakeTensorMode)
     by_torch = moved(vars(FakeTensorMode)["__torch_dispatch__"])
-    makers = frozenset(overloads(_MAKERS))
+    makers = frozenset((*OPEN_MAKERS, overload("scalar_tensor")))
 
     def dispatch(self: _Mode, func: Any, kinds: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -26,20 +26,18 @@ from fusee.fake.layouts import (
     in_format,
     indexed,
     is_contiguous,
-    is_dense,
     is_empty,
     is_row_major,
     known,
     let_be_equal,
     like,
-    like_one,
     rows,
     same_ints,
     strides,
     suggested_layout,
 )
 from fusee.fake.torch_python import kernel, mode_of, on_ones
-from fusee.loops.operators import ROWS, Row, is_pointwise, opmath
+from fusee.loops.operators import ROWS, is_pointwise, opmath
 from fusee.source import HALVES, Args, Kwargs, OpRules, overloads
 
 aten = torch.ops.aten
@@ -78,47 +76,34 @@ def in_layout_of(x: Tensor) -> Spec:
     return in_format(x.shape, x.dtype, suggested_layout(x))
 
 
-def normalised(x: Tensor) -> Spec:
-    """What the CPU's batch norm makes of a tensor: of images of one pixel each, rows.
-
-    source   aten/src/ATen/native/Normalization.cpp, suggest_memory_format_contig
-    """
-    return rows(x.shape, x.dtype) if is_contiguous(x) else in_layout_of(x)
-
-
 # ---------------------------------------------------------------------------- pointwise
 
 
 def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
     """Of an operator that goes element by element."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    if _SEEDED in op.tags:
-        dtype = operands[0].dtype
-    else:
-        # what a kernel may refuse of an argument, or give its result's dtype by
-        sorts = (
-            (x.dtype, x.dim())
-            if isinstance(x, Tensor)
-            else (type(x), None if isinstance(x, _ANY) else x)
-            for x in (*args, *kwargs.values())
-        )
-        key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
-        if key not in _DTYPES:
-            _DTYPES[key] = on_ones(op, args, kwargs).dtype
-        dtype = _DTYPES[key]
+    operands = operands[::-1] if op in _TURNED else operands
+    # what a kernel may refuse of an argument, or give its result's dtype by
+    numbers = _others(op)
+    sorts = (
+        (x.dtype, x.dim())
+        if isinstance(x, Tensor)
+        else (type(x), None if k in numbers or isinstance(x, _ANY) else x)
+        for k, x in enumerate((*args, *kwargs.values()))
+    )
+    key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
+    if (dtype := _DTYPES.get(key)) is None:
+        dtype = _DTYPES[key] = on_ones(op, args, kwargs).dtype
     if op in _IN_ROWS:
         return rows(broadcast(*(x.shape for x in operands)), dtype)
-    return combined(operands, dtype, alone=_are_tensors(_others(op), args))
+    alone = all(isinstance(args[k], Tensor) for k in numbers if k < len(args))
+    return combined(operands, dtype, alone=alone)
 
 
 @functools.cache
 def _others(op: Op) -> tuple[int, ...]:
     """Places of the arguments that TensorIterator takes for tensors where they are numbers."""
     return tuple(k for k, a in enumerate(op._schema.arguments) if a.name in ("self", "other"))
-
-
-def _are_tensors(places: Sequence[int], args: Args) -> bool:
-    return all(isinstance(args[k], Tensor) for k in places if k < len(args))
 
 
 _DTYPES: dict[Any, torch.dtype] = {}  # by operator and sorts of operands
@@ -130,62 +115,19 @@ def goes_by_elements(op: Op) -> bool:
     """Whether an operator gives one new tensor, element by element of its operands."""
     returns = op._schema.returns
     is_one = (
-        op.namespace == "aten"
+        (op.namespace == "aten" or any(op in row.overloads for row in ROWS))
         and len(returns) == 1
         and str(returns[0].type) == "Tensor"
         and not returns[0].alias_info
     )
     others = any("[]" in str(a.type) or a.name == "memory_format" for a in op._schema.arguments)
-    others = others or op in _TURNED or _SEEDED in op.tags
+    others = others or op in _APART or torch.Tag.nondeterministic_seeded in op.tags
     return is_one and not others and is_pointwise(op)
 
 
-_SEEDED = torch.Tag.nondeterministic_seeded
 _IN_ROWS = overloads("pow.Scalar mvlgamma")  # however their operand lies
-# Laid out by their operands in another order, or by one of them.
-_TURNED = overloads("rsub.Tensor leaky_relu_backward _prelu_kernel log_sigmoid_backward")
-
-
-def _pointwise(row: Row, others: Sequence[int], is_turned: bool, *args: Any, **_: Any) -> Found:
-    # A number may stand for either operand of a binary operator.
-    several = len(row.operands)
-    operands = [x for x in args[:several] if isinstance(x, Tensor)][:: -1 if is_turned else 1]
-    dtype = args[0].dtype if several == 1 else torch.result_type(*map(_closed, args[:2]))
-    floats = dtype.is_floating_point
-    if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
-        return None
-    dtype = torch.bool if row.to_bool else dtype
-    return combined(operands, dtype, alone=_are_tensors(others, args))
-
-
-def _closed(x: Any) -> Any:
-    """Of torch.result_type: open ones make it import torch.distributed and sympy."""
-    if isinstance(x, Tensor):
-        is_plain = type(x) is Tensor and not x._has_symbolic_sizes_strides
-        return x if is_plain else torch.empty((1,) * min(x.dim(), 1), dtype=x.dtype, device="meta")
-    return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
-
-
-def _gradient(place: int, *args: Any, **_: Any) -> Found:
-    """Of the backward of a pointwise operator: laid out as this operand."""
-    grad, x = args[:2]
-    plain = x.dtype in (grad.dtype, torch.bool) and equal(grad.shape, x.shape)
-    return like_one(args[place], grad.dtype) if plain and is_dense(args[place]) else None
-
-
-for _row in ROWS:
-    if _row.shape in ("floats", "integers", "all"):
-        for _op in _row.overloads:
-            given = _row, _others(_op), _op in _TURNED
-            RULES.rule(_op)(functools.partial(_pointwise, *given))
-    elif _row.shape != "torch":
-        place = ("first", "second").index(_row.shape)
-        RULES.rule(*_row.overloads)(functools.partial(_gradient, place))
-
-
-@RULES.rule("where.self")
-def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
-    return combined([condition, a, b], a.dtype, alone=True) if a.dtype == b.dtype else None
+_TURNED = overloads("rsub.Tensor leaky_relu_backward threshold_backward")  # the second comes first
+_APART = overloads("_prelu_kernel log_sigmoid_backward")  # laid out by one of them
 
 
 @RULES.rule("cat")
@@ -243,22 +185,18 @@ def _along(x: Tensor, axis: int) -> Sizes:
     return x.shape
 
 
-def _sum_like(is_mean: bool, takes_axes: bool) -> Rule:
-    def rule(x: Tensor, *given: Any, dtype: torch.dtype | None = None) -> Found:
-        axes, keep = (*given, *(None, False)[len(given) :]) if takes_axes else (None, False)
-        summed = dtype or x.dtype
-        is_inexact = summed.is_floating_point or summed.is_complex
-        if is_mean and not is_inexact:
-            return None
-        return rows(reduced(x, axes, keep), summed if is_inexact or dtype else torch.int64)
-
-    return rule
+def _sum_like(
+    is_mean: bool, x: Tensor, axes: Any = None, keep: bool = False, *, dtype: Any = None
+) -> Found:
+    summed = dtype or x.dtype
+    is_inexact = summed.is_floating_point or summed.is_complex
+    if is_mean and not is_inexact:
+        return None
+    return rows(reduced(x, axes, keep), summed if is_inexact or dtype else torch.int64)
 
 
-RULES.rule("sum.dim_IntList")(_sum_like(False, True))
-RULES.rule("mean.dim")(_sum_like(True, True))
-RULES.rule("sum")(_sum_like(False, False))
-RULES.rule("mean")(_sum_like(True, False))
+RULES.rule("sum sum.dim_IntList")(functools.partial(_sum_like, False))
+RULES.rule("mean mean.dim")(functools.partial(_sum_like, True))
 
 
 def _extreme(gives: torch.dtype | None, x: Tensor, axes: Any = None, keep: bool = False) -> Found:
@@ -488,7 +426,10 @@ def _batch_norm(
 ) -> tuple[Spec, ...]:
     channels = (x.shape[1],) if training else (0,)
     statistics = rows(channels, _statistics_dtype(x, weight, bias, mean, var))
-    return normalised(x), statistics, statistics
+    # images of one pixel each are rows
+    # source   aten/src/ATen/native/Normalization.cpp, suggest_memory_format_contig
+    made = rows(x.shape, x.dtype) if is_contiguous(x) else in_layout_of(x)
+    return made, statistics, statistics
 
 
 RULES.rule("_native_batch_norm_legit")(_batch_norm)
@@ -718,14 +659,9 @@ def _onednn_layer(x: Tensor, *rest: Any) -> Found:
 # ---------------------------------------------------------------------------- other orders
 
 
-# torch's formulas of these ask the second operand for its order first, or none.
-for _op in _IN_ROWS + overloads(
-    "copysign.Tensor div.Tensor_mode floor_divide xlogy.Tensor special_xlog1py logaddexp logaddexp2"
-    " logical_and logical_or logical_xor heaviside native_dropout_backward normal.Tensor_Tensor"
-):
-    RULES[_op] = functools.partial(lambda op, *args, **kwargs: _by_elements(op, args, kwargs), _op)
-
-
+RULES.rule("normal.Tensor_Tensor")(
+    lambda mean, std, **_: combined([mean, std], mean.dtype, alone=True)
+)
 RULES.rule("log_sigmoid rrelu_with_noise")(lambda x, *_: rows(x.shape, x.dtype))
 
 

@@ -1,7 +1,7 @@
 """Pointwise operators of ATen: a row for each, from which all that knows operators follows.
 
     lowering       the formula, from scalar Values to a Value (loops/lower/pointwise.py)
-    shape rule     sizes, strides and dtype of the result (fake/rules.py)
+    shape rule     that there is one new tensor, element by element of the operands (fake/rules.py)
     cost           what computing it again in a backward costs (autodiff/min_cut.py)
     claims         which engines take the operator (backends)
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -42,9 +42,6 @@ class Row(NamedTuple):
     unless       says why a call is ATen's, or None
     to_bool      computed in the dtype that the operands promote to, not in the result's
     rounds       numbers are first rounded to the result's dtype, as ATen does for these ops
-    shape        what says sizes, strides and dtype of the result: what the operands are broadcast
-                 and promoted to, if that is "floats", "integers" or "all" dtypes; "first" or
-                 "second", of a gradient, that operand; "torch"
     work         additions that an element takes, roughly
     engines      that take the operator too
     """
@@ -55,7 +52,6 @@ class Row(NamedTuple):
     unless: Unless | None = None
     to_bool: bool = False
     rounds: bool = False
-    shape: Literal["floats", "integers", "all", "first", "second", "torch"] = "floats"
     work: int = 1
     engines: str = ""
 
@@ -86,7 +82,6 @@ def row(
     *overloads: str,
     gradient: Formula | None = None,
     takes: tuple[int, ...] = (0, 1),
-    laid_as: Literal["first", "second", "torch"] = "torch",
     unless: Unless | None = None,
     **facts: Any,
 ) -> None:
@@ -95,13 +90,12 @@ def row(
     operands   how many of the leading arguments are operands
     overloads  "default" unless given
     gradient   the formula of `<name>_backward`, whose arguments `takes` are operands
-    laid_as    `shape` of the gradient
     facts      more of Row
     """
     ROWS.append(Row(named(names, *overloads), formula, (*range(operands),), unless, **facts))
     if gradient is not None:
         backward = named(" ".join(f"{name}_backward" for name in names.split()))
-        ROWS.append(Row(backward, gradient, takes, shape=laid_as))
+        ROWS.append(Row(backward, gradient, takes))
 
 
 # Without a row, and without torch's tag.
@@ -452,60 +446,53 @@ BOTH = ("Tensor", "Scalar")
 SHIFTS = ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
 BUILT = "openvino tvm"
 
-row("add", lambda x, y, alpha=1: add(x, _scaled(y, alpha)), 2, *BOTH, shape="all", engines=BUILT)
-row("sub", sub, 2, "Tensor", shape="all", engines=BUILT)
-row("sub", sub, 2, "Scalar", shape="all")
-row("rsub", lambda x, y, alpha=1: sub(y, x, alpha), 2, *BOTH, shape="all", engines="openvino")
-row("mul", mul, 2, *BOTH, shape="all", engines=BUILT)
+row("add", lambda x, y, alpha=1: add(x, _scaled(y, alpha)), 2, *BOTH, engines=BUILT)
+row("sub", sub, 2, "Tensor", engines=BUILT)
+row("sub", sub, 2, "Scalar")
+row("rsub", lambda x, y, alpha=1: sub(y, x, alpha), 2, *BOTH, engines="openvino")
+row("mul", mul, 2, *BOTH, engines=BUILT)
 row("div", binary("div"), 2, *BOTH, work=4, engines=BUILT)
 row("true_divide", binary("div"), 2, *BOTH, work=4)
-row("div", None, 2, "Tensor_mode", work=4, shape="torch", engines="openvino")
-row("div", None, 2, "Scalar_mode", work=4, shape="torch")
-row("floor_divide", None, 2, "default", "Scalar", work=12, shape="torch")
-row("remainder fmod", None, 2, *BOTH, work=12, shape="all")
-row("remainder", None, 2, "Scalar_Tensor", work=12, shape="torch")
+row("div", None, 2, "Tensor_mode", work=4, engines="openvino")
+row("div", None, 2, "Scalar_mode", work=4)
+row("floor_divide", None, 2, "default", "Scalar", work=12)
+row("remainder fmod", None, 2, *BOTH, work=12)
+row("remainder", None, 2, "Scalar_Tensor", work=12)
 row("pow", None, 2, "Tensor_Scalar", "Tensor_Tensor", work=24, engines="openvino")
-row("pow", None, 2, "Scalar", work=24, shape="torch", engines="openvino")
-row("maximum", maximum, 2, rounds=True, shape="all")
-row("minimum", minimum, 2, rounds=True, shape="all")
+row("pow", None, 2, "Scalar", work=24, engines="openvino")
+row("maximum", maximum, 2, rounds=True)
+row("minimum", minimum, 2, rounds=True)
 row("fmax", functools.partial(_over_nan, maximum), 2)
 row("fmin", functools.partial(_over_nan, minimum), 2)
 row("atan2", binary("atan2"), 2, work=24, engines="openvino")
 row("hypot", binary("hypot"), 2, work=24)
 row("nextafter", binary("nextafter"), 2)
-row("copysign", binary("copysign"), 2, *BOTH, shape="torch")
+row("copysign", binary("copysign"), 2, *BOTH)
 row("logaddexp", logaddexp, 2, work=14)
 row("logaddexp2", lambda x, y: logaddexp(x, y, base_2=True), 2)
-row("xlogy", xlogy, 2, "Tensor", "Scalar_Other", "Scalar_Self", work=24, shape="torch")
+row("xlogy", xlogy, 2, "Tensor", "Scalar_Other", "Scalar_Self", work=24)
 row(
     *("special_xlog1py", lambda x, y: xlogy(x, y, log1p), 2),
     *("default", "other_scalar", "self_scalar"),
-    shape="torch",
 )
-row("heaviside", heaviside, 2, shape="torch")
-row("lerp", lerp, 3, *BOTH, shape="torch")
-row(
-    "addcmul",
-    lambda x, a, b, value=1: x + _scaled(a, value) * b,
-    3,
-    shape="torch",
-    engines="openvino",
-)
-row("addcdiv", lambda x, a, b, value=1: x + _scaled(a, value) / b, 3, shape="torch")
+row("heaviside", heaviside, 2)
+row("lerp", lerp, 3, *BOTH)
+row("addcmul", lambda x, a, b, value=1: x + _scaled(a, value) * b, 3, engines="openvino")
+row("addcdiv", lambda x, a, b, value=1: x + _scaled(a, value) / b, 3)
 
 for _name in "eq ne lt le gt ge".split():
-    row(_name, binary(_name), 2, *BOTH, to_bool=True, shape="all")
-row("logical_and", lambda x, y: is_true(x) & is_true(y), 2, to_bool=True, shape="all")
-row("logical_or", lambda x, y: is_true(x) | is_true(y), 2, to_bool=True, shape="all")
-row("logical_xor", lambda x, y: op("xor", is_true(x), is_true(y)), 2, to_bool=True, shape="all")
-row("logical_not", lambda x: ~is_true(x), to_bool=True, shape="all")
+    row(_name, binary(_name), 2, *BOTH, to_bool=True)
+row("logical_and", lambda x, y: is_true(x) & is_true(y), 2, to_bool=True)
+row("logical_or", lambda x, y: is_true(x) | is_true(y), 2, to_bool=True)
+row("logical_xor", lambda x, y: op("xor", is_true(x), is_true(y)), 2, to_bool=True)
+row("logical_not", lambda x: ~is_true(x), to_bool=True)
 for _name in "and or xor".split():
-    row(f"bitwise_{_name} __{_name}__", binary(_name), 2, *BOTH, "Scalar_Tensor", shape="integers")
-row("bitwise_not", unary("not"), shape="integers")
-row("bitwise_left_shift", shift_left, 2, *SHIFTS, shape="torch")
-row("bitwise_right_shift", shift_right, 2, *SHIFTS, shape="torch")
-row("__lshift__", shift_left, 2, *BOTH, shape="torch")
-row("__rshift__", shift_right, 2, *BOTH, shape="torch")
+    row(f"bitwise_{_name} __{_name}__", binary(_name), 2, *BOTH, "Scalar_Tensor")
+row("bitwise_not", unary("not"))
+row("bitwise_left_shift", shift_left, 2, *SHIFTS)
+row("bitwise_right_shift", shift_right, 2, *SHIFTS)
+row("__lshift__", shift_left, 2, *BOTH)
+row("__rshift__", shift_right, 2, *BOTH)
 
 for _names, _work, _engines in (
     ("exp", 14, BUILT),
@@ -545,77 +532,36 @@ row("isposinf", _of_floats(lambda x: op("eq", x, math.inf)), to_bool=True)
 row("isneginf", _of_floats(lambda x: op("eq", x, -math.inf)), to_bool=True)
 row("signbit", signbit, to_bool=True)
 row("clamp", None, engines="openvino")
-row("clamp", None, 3, "Tensor", shape="torch", engines="openvino")
+row("clamp", None, 3, "Tensor", engines="openvino")
 row("clamp_min", maximum, 2, "default", "Tensor", engines="openvino")
 row("clamp_max", minimum, 2, "default", "Tensor", engines="openvino")
 
 row("relu", lambda x: maximum(x, 0), engines=BUILT)
-row(
-    "sigmoid",
-    sigmoid,
-    gradient=lambda grad, y: grad * (1 - y) * y,
-    laid_as="first",
-    work=14,
-    engines=BUILT,
-)
-row(
-    "tanh",
-    tanh,
-    gradient=lambda grad, y: grad * (1 - y * y),
-    laid_as="first",
-    work=16,
-    engines=BUILT,
-)
+row("sigmoid", sigmoid, gradient=lambda grad, y: grad * (1 - y) * y, work=14, engines=BUILT)
+row("tanh", tanh, gradient=lambda grad, y: grad * (1 - y * y), work=16, engines=BUILT)
 row(
     "gelu",
     gelu,
     gradient=gelu_backward,
-    laid_as="first",
     unless=lambda call, *_, approximate="none": (
         None if approximate in ("none", "tanh") else "ATen knows no such approximation"
     ),
     work=24,
     engines=BUILT,
 )
-row(
-    "silu",
-    lambda x: x / (1 + exp(-x)),
-    gradient=silu_backward,
-    laid_as="first",
-    work=14,
-    engines=BUILT,
-)
+row("silu", lambda x: x / (1 + exp(-x)), gradient=silu_backward, work=14, engines=BUILT)
 row("relu6", relu6)
-row(
-    "hardsigmoid",
-    lambda x: relu6(x + 3) / 6,
-    gradient=hardsigmoid_backward,
-    laid_as="first",
-    engines=BUILT,
-)
-row(
-    "hardswish",
-    lambda x: x * relu6(x + 3) / 6,
-    gradient=hardswish_backward,
-    laid_as="first",
-    engines=BUILT,
-)
-row("hardtanh", hardtanh, gradient=hardtanh_backward, laid_as="first", engines=BUILT)
+row("hardsigmoid", lambda x: relu6(x + 3) / 6, gradient=hardsigmoid_backward, engines=BUILT)
+row("hardswish", lambda x: x * relu6(x + 3) / 6, gradient=hardswish_backward, engines=BUILT)
+row("hardtanh", hardtanh, gradient=hardtanh_backward, engines=BUILT)
 row("elu", elu, gradient=elu_backward, takes=(0, 5), work=14, engines="openvino")
 row("celu", celu, engines="openvino")
 row("selu", selu)
-row("leaky_relu", leaky_relu, gradient=leaky_relu_backward, laid_as="second", engines="openvino")
-row("_prelu_kernel", lambda x, weight: where(x > 0, x, weight * x), 2, shape="torch")
-row(
-    "mish",
-    lambda x: x * tanh(log1p(exp(x))),
-    gradient=mish_backward,
-    laid_as="first",
-    work=24,
-    engines="openvino",
-)
+row("leaky_relu", leaky_relu, gradient=leaky_relu_backward, engines="openvino")
+row("_prelu_kernel", lambda x, weight: where(x > 0, x, weight * x), 2)
+row("mish", lambda x: x * tanh(log1p(exp(x))), gradient=mish_backward, work=24, engines="openvino")
 row("softplus", softplus, gradient=softplus_backward, work=24)
-row("log_sigmoid", log_sigmoid, gradient=log_sigmoid_backward, shape="torch")
+row("log_sigmoid", log_sigmoid, gradient=log_sigmoid_backward)
 row("logit special_logit", logit, gradient=logit_backward)
 row(
     "softshrink",
@@ -626,5 +572,5 @@ row(
     ),
 )
 row("hardshrink", hardshrink, gradient=shrink_backward)
-row("threshold", threshold, gradient=threshold_backward, laid_as="second")
-row("native_dropout_backward", lambda grad, mask, scale: grad * (mask * scale), 2, shape="first")
+row("threshold", threshold, gradient=threshold_backward)
+row("native_dropout_backward", lambda grad, mask, scale: grad * (mask * scale), 2)

@@ -26,9 +26,8 @@ from torch.nn.parameter import is_lazy
 
 from fusee.capture.captured import Captured, Place, Relation
 from fusee.capture.dynamic import Varying
-from fusee.capture.effects import EFFECTS
+from fusee.capture.effects import EFFECTS, is_asked
 from fusee.capture.frame import is_scalar
-from fusee.capture.grads import is_asked
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
@@ -220,17 +219,21 @@ class _ForeignCall(NamedTuple):
     kwargs: dict[str, Any]
     gives: list[Any]
 
-    def is_as_it_was(self) -> bool:
-        """Whether it gives such results for such tensors in this process. raises anything"""
+    def make_sure(self) -> None:
+        """That it gives such results for such tensors in this process. raises NotKept"""
         mode = fake_mode()
-        args, kwargs = mapped((self.args, self.kwargs), lambda x: _given(x, mode))
-        with mode:
-            found = self.target(*args, **kwargs)
-        return _shapes(found, False) == self.gives
 
+        def given(x: Any) -> Any:
+            return _stand_in(x, None, mode) if type(x) is _Shape else x
 
-def _given(x: Any, mode: Any) -> Any:
-    return _stand_in(x, None, mode) if type(x) is _Shape else x
+        try:
+            args, kwargs = mapped((self.args, self.kwargs), given)
+            with mode:
+                gives = _shapes(self.target(*args, **kwargs), False)
+        except Exception as error:  # noqa: BLE001  # the program's
+            raise NotKept(f"{self.target} raises {type(error).__name__}: {error}") from None
+        if gives != self.gives:
+            raise NotKept(f"{self.target} gives other tensors")
 
 
 def _shapes(x: Any, has_symbols: bool) -> list[Any]:
@@ -391,7 +394,19 @@ def _written(captured: Captured) -> bytes:
     graph = captured.graph
 
     def reduced(x: Any) -> Any:
-        return (Resolved.waiting, ()) if x is graph and graph is not None else _reduced(x)
+        """How an object of ours is made again, for pickle; NotImplemented for others."""
+        if x is graph and graph is not None:
+            return Resolved.waiting, ()
+        if type(x) is Facts:
+            rows = [(type(row), row.origin, row.value, sys.intern(row.where)) for row in x.rows]
+            return _facts, (list(zip(*rows)), x.kinds)
+        if type(x) is Failing:
+            return Failing, (x.eagerly, x.state, x.changes, x.draws)
+        if type(x) is Relation:
+            return Relation, (x.a, x.op, x.b, dict(x.origins))
+        if type(x) in (State, Comparison, _ForeignCall, _Shape):
+            return type(x), tuple(x)
+        return x.__reduce__() if type(x) in _BY_VALUE else NotImplemented
 
     names = Names(captured.facts, captured.place.function, captured.taken, reduced)
     found = {name: getattr(captured, name) for name in _FIELDS}
@@ -405,24 +420,6 @@ def _written(captured: Captured) -> bytes:
 
 
 _FIELDS = tuple("facts inputs source names grad inference taken answers is_plain".split())
-
-
-def _reduced(x: Any) -> Any:
-    """How an object of ours is made again, for pickle; NotImplemented for others."""
-    if type(x) is Facts:
-        rows = [(type(row), row.origin, row.value, sys.intern(row.where)) for row in x.rows]
-        return _facts, (list(zip(*rows)), x.kinds)
-    if type(x) is State:
-        return State, tuple(x)
-    if type(x) is Failing:
-        return Failing, (x.eagerly, x.state, x.changes, x.draws)
-    if type(x) is Relation:
-        return Relation, (x.a, x.op, x.b, dict(x.origins))
-    if type(x) in (Comparison, _ForeignCall, _Shape):
-        return type(x), tuple(x)
-    return x.__reduce__() if type(x) in _BY_VALUE else NotImplemented
-
-
 _BY_VALUE = (Symbol, Call, Expr, operator.attrgetter)
 
 
@@ -500,16 +497,6 @@ def _keep_compiled(sidecar: Sidecar, compiled: Any) -> None:
         compiled.kept(sidecar)
 
 
-def _make_sure(call: _ForeignCall) -> None:
-    """raises   NotKept"""
-    try:
-        if call.is_as_it_was():
-            return
-    except Exception as error:  # noqa: BLE001  # the program's
-        raise NotKept(f"{call.target} raises {type(error).__name__}: {error}") from None
-    raise NotKept(f"{call.target} gives other tensors")
-
-
 def _read(data: bytes, place: Place, values: Values) -> _Kept:
     waiting = Waiting()
     found = Resolved(data, place.function, values, waiting)
@@ -535,6 +522,6 @@ def _read(data: bytes, place: Place, values: Values) -> _Kept:
         raise NotKept(f"not so: {fact}")
     with captured.modes():
         for call in foreign:
-            _make_sure(call)
+            call.make_sure()
     captured.examples = [found.look(origin) for origin in captured.inputs]
     return captured

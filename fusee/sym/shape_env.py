@@ -265,22 +265,17 @@ class Node:
     is_nested_int, is_symbolic = is_constant, has_hint
     maybe_as_int = maybe_as_float = maybe_as_bool = nested_int
 
-    def guard_int(self, file: str, line: int) -> int:
+    def int_(self, *line: Any) -> int:
         return int(self.guarded())
 
-    def guard_float(self, file: str, line: int) -> float:
+    def guard_float(self, *line: Any) -> float:
         return float(self.guarded())
 
-    def guard_bool(self, file: str, line: int) -> bool:
+    def bool_(self, *line: Any) -> bool:
         return bool(self.guarded())
 
-    guard_size_oblivious = guard_or_false = guard_or_true = expect_true = guard_bool
-
-    def int_(self) -> int:
-        return int(self.guarded())
-
-    def bool_(self) -> bool:
-        return bool(self.guarded())
+    guard_int, guard_bool, expect_true = int_, bool_, bool_
+    guard_size_oblivious = guard_or_false = guard_or_true = bool_
 
     def compared(self, op: str, other: Any) -> BoolNode:
         """`self op other`, where both are numbers."""
@@ -349,19 +344,19 @@ class BoolNode(Node):
         """Whether only data knows the answer."""
         return bool(self.op and self.env.data.of(self.a, self.b)) and self.maybe_as_bool() is None
 
-    def expect_true(self, file: str, line: int) -> bool:
+    def expect_true(self, *line: Any) -> bool:
         """What torch checks. Sizes that broadcast need not be equal, so that is no check."""
         is_marked = self.env.data.are_marked(self.a, self.b)
         if not self.is_pending() or (self.op == "==" and not is_marked):
             return self.guarded()
         return self.env.data.require(self.a, self.op, self.b)
 
-    def statically_known_true(self, file: str, line: int) -> bool:
+    def statically_known_true(self, *line: Any) -> bool:
         return bool(self.maybe_as_bool())
 
     def sym_not(self) -> BoolNode:
         if not self.op:
-            return BoolNode(self.env, not self.a, "", 0)
+            return self.wrap_bool(not self.a)
         return BoolNode(self.env, self.a, OPPOSITE[self.op], self.b)
 
     @property
@@ -378,10 +373,10 @@ class BoolNode(Node):
                 return self.wrap_bool(False)
         if pending:
             return AllNode(self.env, tuple(pending))
-        return BoolNode(self.env, self.guarded() and other.guarded(), "", 0)
+        return self.wrap_bool(self.guarded() and other.guarded())
 
     def or_(self, other: BoolNode) -> BoolNode:
-        return BoolNode(self.env, self.guarded() or other.guarded(), "", 0)
+        return self.wrap_bool(self.guarded() or other.guarded())
 
     sym_and, sym_or = and_, or_
 
@@ -392,10 +387,10 @@ class BoolNode(Node):
         return self.wrap_int(self.guarded())
 
     def eq(self, other: Any) -> BoolNode:
-        return BoolNode(self.env, self.guarded() is other.guarded(), "", 0)
+        return self.wrap_bool(self.guarded() is other.guarded())
 
     def ne(self, other: Any) -> BoolNode:
-        return BoolNode(self.env, self.guarded() is not other.guarded(), "", 0)
+        return self.wrap_bool(self.guarded() is not other.guarded())
 
     def __str__(self) -> str:
         return f"{self.a} {self.op} {self.b}" if self.op else str(self.a)
@@ -430,8 +425,8 @@ class AllNode(BoolNode):
     def is_pending(self) -> bool:
         return self.maybe_as_bool() is None
 
-    def expect_true(self, file: str, line: int) -> bool:
-        return all(part.expect_true(file, line) for part in self.parts)
+    def expect_true(self, *line: Any) -> bool:
+        return all(part.expect_true() for part in self.parts)
 
     def sym_not(self) -> BoolNode:
         return self.wrap_bool(not self.guarded())
@@ -528,7 +523,7 @@ class FloatNode(Node):
         """What one of `FUNCTIONS` gives. raises what that raises"""
         op, bound = FUNCTIONS[function]
         if op:
-            self.compared(op, self.wrap_float(bound)).expect_true("", 0)
+            self.compared(op, self.wrap_float(bound)).expect_true()
         return self._with(function)
 
     def compared(self, op: str, other: Any) -> BoolNode:
@@ -569,14 +564,9 @@ class FloatNode(Node):
             holds(mod(size, q), "!=", 0)
         return -floordiv(-size * p, q) if function is math.ceil else floordiv(size * p, q)
 
-    def floor(self) -> SizeNode:
-        return self._rounded(math.floor)
-
-    def ceil(self) -> SizeNode:
-        return self._rounded(math.ceil)
-
-    def trunc(self) -> SizeNode:
-        return self._rounded(math.trunc)
+    floor = partialmethod(_rounded, math.floor)
+    ceil = partialmethod(_rounded, math.ceil)
+    trunc = partialmethod(_rounded, math.trunc)
 
     def round(self, digits: int | None = None) -> Node:
         """The nearest integer, of two the even one."""

@@ -219,19 +219,28 @@ def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         return _called(m, function, args, kwargs) if element is None else element
 
 
+def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[Any]:
+    """Arguments as NumPy takes them, which knows no sizes that vary."""
+    if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
+        given = _as_elements(m, given)  # powers look at their exponents
+    for k, x in enumerate(given):
+        given[k] = value(x)
+        if type(x) is slice:
+            given[k] = slice(*map(value, (x.start, x.stop, x.step)))
+        if function in _OF_TENSORS and isinstance(x, FakeTensor):
+            given[k] = _numpy(m, m.call(Tensor.contiguous, x) if name.endswith("_like") else x)
+    if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
+        given[1] = _fixed(m, given[1])
+    return given
+
+
 def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
     if name in ("item", "tolist") and len(args) == 1 and not args[0].known:
         return m.call(getattr(Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
-    if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
-        given = _as_elements(m, given)  # powers look at their exponents
-    given = [_valued(x) for x in given]  # NumPy takes no sizes that vary
-    if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
-        given[1] = _fixed(m, given[1])
-    if function in _OF_TENSORS:
-        given = [_of_tensor(m, name, x) if isinstance(x, FakeTensor) else x for x in given]
+    given = _operands(m, function, name, given)
     operands = [x for x in given if isinstance(x, Array)]
     by_name = function if _is_operator(function) else counterparts().get(function)
     is_known = all(x.known for x in operands)
@@ -279,10 +288,6 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         for x in found if isinstance(found, tuple) else (found,):
             _expect_no_warning(m, tensor_of(x), [x for x in operands if x not in written])
     return _joined(m, name, operands, shadow, found)
-
-
-def _valued(x: Any) -> Any:
-    return slice(*map(value, (x.start, x.stop, x.step))) if type(x) is slice else value(x)
 
 
 def _at(m: Capturing, x: Array, key: Any) -> Array | None:
@@ -398,11 +403,6 @@ def _literal(x: Any) -> Tensor | None:
     if count and x.tobytes() == x.flat[0].tobytes() * count:
         return torch.full(x.shape, x.flat[0].item(), dtype=dtype)
     return torch.tensor(x.tolist(), dtype=dtype).reshape(x.shape) if count <= 256 else None
-
-
-def _of_tensor(m: Capturing, name: str, x: Any) -> Any:
-    """The array that NumPy takes a tensor for."""
-    return _numpy(m, m.call(Tensor.contiguous, x) if name.endswith("_like") else x)
 
 
 # Functions that look at a tensor as an array and give an array; others leave it to torch.

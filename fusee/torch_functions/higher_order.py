@@ -259,46 +259,43 @@ def _with_grad(is_on: bool) -> Iterator[None]:
         set_grad_enabled(before)
 
 
-def _closure_of(transform: Any) -> Any:
-    """What stands in for the functions that `transform` returns."""
-    name = transform.__name__
+def _of_closure(
+    name: str, function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: Any
+) -> Any:
+    """A call of the function that a transform of this name has returned."""
+    m.world.know_cells(function)
+    names = function.__code__.co_freevars
+    cells = dict(zip(names, function.__closure__ or ()))
+    values = {key: m.world.cell(cell, key) for key, cell in cells.items()}
+    func = values.pop("func")
+    values = {key: _arguments(m, name, x) for key, x in values.items()}
+    args, kwargs = _arguments(m, name, (args, kwargs))
+    axes = None
+    if name == "vmap":
+        if values["chunk_size"] is not None:
+            raise GraphBreak("vmap in chunks calls its function several times")
+        try:
+            axes = batch_axes(values["in_dims"], args, func)
+        except Exception as error:  # noqa: BLE001  # what torch says of wrong arguments
+            raise GraphBreak(f"vmap raises {error!r}") from None
+    with _with_grad(name in ("grad", "grad_and_value", "jacrev")):
+        body = run_body(m, name, func, args, kwargs, axes)
 
-    def stand(function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-        m.world.know_cells(function)
-        names = function.__code__.co_freevars
-        cells = dict(zip(names, function.__closure__ or ()))
-        values = {key: m.world.cell(cell, key) for key, cell in cells.items()}
-        func = values.pop("func")
-        values = {key: _arguments(m, name, x) for key, x in values.items()}
-        args, kwargs = _arguments(m, name, (args, kwargs))
-        axes = None
-        if transform is torch.vmap:
-            if values["chunk_size"] is not None:
-                raise GraphBreak("vmap in chunks calls its function several times")
-            try:
-                axes = batch_axes(values["in_dims"], args, func)
-            except Exception as error:  # noqa: BLE001  # what torch says of wrong arguments
-                raise GraphBreak(f"vmap raises {error!r}") from None
-        with _with_grad(name in ("grad", "grad_and_value", "jacrev")):
-            body = run_body(m, name, func, args, kwargs, axes)
+    def transformed(inner: Any, args: Args, kwargs: Kwargs) -> Any:
+        closure = tuple(types.CellType({"func": inner, **values}[key]) for key in names)
+        made = types.FunctionType(
+            function.__code__, function.__globals__, name, function.__defaults__, closure
+        )
+        return made(*args, **kwargs)
 
-        def transformed(inner: Any, args: Args, kwargs: Kwargs) -> Any:
-            closure = tuple(types.CellType({"func": inner, **values}[key]) for key in names)
-            made = types.FunctionType(
-                function.__code__, function.__globals__, name, function.__defaults__, closure
-            )
-            return made(*args, **kwargs)
-
-        return _transformed(m, name, body, transformed, args, kwargs)
-
-    return stand
+    return _transformed(m, name, body, transformed, args, kwargs)
 
 
 for _transform in _TRANSFORMS:
     for _code in _transform.__code__.co_consts:
         if isinstance(_code, types.CodeType) and _code.co_name in _CLOSURES:
             assert "func" in _code.co_freevars
-            BY_CODE[id(_code)] = _closure_of(_transform)
+            BY_CODE[id(_code)] = functools.partial(_of_closure, _transform.__name__)
 
 
 @stands_for(torch.func.jvp)

@@ -4,7 +4,7 @@ A pass that begins and ends in a graph is one call of it, `leaf_gradients`: it b
 that the graph computes and ends at leaves from outside. What it gives is written to their grads,
 and what follows, an optimizer's step, is a part of the same graph. Any other pass is autograd's
 own and runs between two graphs, which take and give gradients as a whole. Where the program wants
-the gradient of what its own graph computes, that is cut there (grads.py).
+the gradient of what its own graph computes, that is cut there (effects.py).
 
 Of torch.optim, `step` and the update formulas are captured like any Python. These are not:
 
@@ -37,15 +37,14 @@ from torch.optim import adadelta, adagrad, adam, adamax, lr_scheduler, nadam, ra
 from torch.optim import optimizer as base
 from torch.utils import _foreach_utils
 
-from fusee.capture import containers, grads
+from fusee.capture import containers
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, Breaking, stands_for, stands_for_each
 from fusee.capture.effects import BODY, HOOKS, effects
 from fusee.capture.frame import ABSENT
-from fusee.capture.grads import is_held, is_watched
-from fusee.capture.graph_break import GraphBreak, Lost
+from fusee.capture.graph_break import GraphBreak, Lost, is_held, is_watched
 from fusee.capture.guards import EqualsMatch, Keys
-from fusee.capture.mirrors import Mirror
+from fusee.capture.mirrors import Mirror, read_grad, write_grad
 from fusee.capture.policy import enabled, inlined
 from fusee.capture.sources import ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
@@ -84,7 +83,7 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         leaves = _leaves(m, losses[0], tangent) if is_usual else None
         if leaves is None:
             raise GraphBreak(f"{name} runs autograd, between two graphs", "")
-        recorder, before = m.recorder, [grads.read(m, leaf) for leaf in leaves]
+        recorder, before = m.recorder, [read_grad(m, leaf) for leaf in leaves]
         with no_torch_function(), recorder.mode, torch.no_grad():
             found = [as_autograd_keeps(leaf) for leaf in leaves]
         recorder.write(leaf_gradients, "", (losses[0], tangent, *leaves), {}, found)
@@ -92,7 +91,7 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         m.call(torch._C._set_grad_enabled, False)
         for leaf, old, new in zip(leaves, before, found):
             if old is None:
-                grads.write(m, leaf, new)
+                write_grad(m, leaf, new)
             else:
                 m.call(Tensor.add_, old, new)
         m.call(torch._C._set_grad_enabled, ambient)
@@ -359,7 +358,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
     world, found = m.world, dict[int, Any]()
     for fake in params:
         param, _ = world.inputs[id(fake)]
-        grad = grads.read(m, fake)
+        grad = read_grad(m, fake)
         found[id(param)] = fake
         if grad is None:
             continue

@@ -49,7 +49,6 @@ row(
     "mine::bent",
     lambda x, slope: where(x > 0, x, slope * exp(x) - slope),
     gradient=lambda grad, x, slope: where(x > 0, grad, grad * slope * exp(x)),
-    laid_as="first",
     work=16,
     engines="openvino",
 )
