@@ -470,8 +470,8 @@ register(
         has_backward=True,
         tells_writes=True,
         keeps=lambda options: _LARGE if options.cache and settings().keep_captures != "0" else None,
-        begin=later("fusee.backends.native", "begin"),
-        resume=later("fusee.backends.native", "resume"),
+        begin=later("fusee.backends.kept", "begin"),
+        resume=later("fusee.backends.kept", "resume"),
     )
 )
 _engine(
