@@ -20,8 +20,9 @@ from fusee.codegen.llvm.ops import from_memory, to_memory
 from fusee.codegen.simt.teams import barrier
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
 from fusee.loops import Kernel, Phase, Value, walk
+from fusee.loops.schedule import stride
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Level
-from fusee.sym import Size, Symbol, coefficient, count_points, divides, hint, symbols
+from fusee.sym import Size, Symbol, count_points, divides, hint, symbols
 
 # Threads of a block. Points along a side of a tile: as many loads are on their way at once as a
 # thread has points; fewer where a kernel has few tiles, or much to keep.
@@ -76,14 +77,14 @@ def choose_tile(kernel: Kernel, orders: Sequence[Sequence[Value]]) -> SharedTile
         return None
     crossed = [
         v for v in values
-        if v.attr[0] not in stored and _step(v.attr[1], lane) not in (None, 0, 1)
+        if v.attr[0] not in stored and stride(v.attr[1], lane) not in (None, 0, 1)
         # a smaller table is in the cache
         and 2 * hint(count_points(a for a in kernel.outer if a in symbols(v.attr[1]))) > points
     ]  # fmt: skip
     along = _commonest(kernel.outer, [v.attr[1] for v in crossed])
     if along is None:
         return None
-    crossed = [v for v in crossed if _step(v.attr[1], along) == 1]
+    crossed = [v for v in crossed if stride(v.attr[1], along) == 1]
     edge, most = (WIDE, WIDE_BYTES) if points >= MANY else (NARROW, NARROW_BYTES)
     if len(crossed) * 4 > most or sum(map(_bytes, crossed)) > most:
         edge, most = NARROW, NARROW_BYTES
@@ -103,14 +104,9 @@ def _side(axis: Symbol, most: int) -> int:
     return min(axis.hi, most) if isinstance(axis.hi, int) else most
 
 
-def _step(index: Size, axis: Symbol) -> Size | None:
-    parts = coefficient(index, axis)
-    return None if parts is None else parts[0]
-
-
 def _commonest(axes: Sequence[Symbol], indices: Sequence[Size]) -> Symbol | None:
     """The axis along which most of the indices go by one."""
-    counts = Counter(axis for index in indices for axis in axes if _step(index, axis) == 1)
+    counts = Counter(axis for index in indices for axis in axes if stride(index, axis) == 1)
     return max(counts, key=counts.__getitem__, default=None)
 
 
