@@ -12,7 +12,7 @@ sizes that the text leaves open. Threads are mapped to points in one of four way
              what those before it have, and all of them what came before the step
     columns  a team for `vec` neighbours along the last outer axis: each thread reduces some rows
     tiles    a block for a tile of two axes: what lies along the one and is stored along the other
-             (see tile.py)
+             (see teams.py)
 
 `vec` is what one access of 16 bytes holds, fewer where sizes or strides are no multiples of it.
 """
@@ -28,7 +28,19 @@ from fusee.codegen.llvm.body import Across, Carried, Parts, across, merge_all, r
 from fusee.codegen.llvm.index import groups, pointer
 from fusee.codegen.llvm.lanes import Stage, is_short
 from fusee.codegen.llvm.ops import STATIC_SIZE
-from fusee.codegen.simt.teams import COUNTER_BYTES, WARP, Exchange, Meeting, Sharing, Team, barrier
+from fusee.codegen.simt.teams import (
+    COUNTER_BYTES,
+    THREADS,
+    WARP,
+    Crossing,
+    Exchange,
+    Meeting,
+    SharedTile,
+    Sharing,
+    Team,
+    barrier,
+    choose_tile,
+)
 from fusee.codegen.simt.thread import (
     ACCESS_BYTES,
     MOST_LANES,
@@ -40,7 +52,6 @@ from fusee.codegen.simt.thread import (
     lanes_along,
     rough_values,
 )
-from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
 from fusee.loops import Acc, Kernel, Phase, Store, walk
 from fusee.loops.schedule import (
     in_one_pass,
@@ -662,14 +673,14 @@ class _Mapping:
         for acc, how in hows.items():
             whole = merge_all(t, how, parts[acc])
             if isinstance(how, OnlineCarried):
-                whole = how.finished(wide, whole)
+                whole = how.finished(whole)
             elif team.along:
                 whole = across(ctx, t, how, whole)
             found[acc] = exchange.merged(wide, how, whole)
         if self._is_split(phase):
             found = self._met(hows, found, wide, team, member, exchange, leads)
         for acc, how in hows.items():
-            names = {acc: result(how, found[acc])}
+            names = {acc: result(found[acc])}
             if isinstance(how, OnlineCarried):
                 names = {acc: found[acc][0], how.raw: found[acc][1]}
             for one, name in names.items():

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import fusee
 from fusee.codegen import simt
-from fusee.codegen.simt import tile
+from fusee.codegen.simt import teams as tile
 from fusee.loops import Buffer, Values
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import BITS, HELD
