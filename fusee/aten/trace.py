@@ -129,17 +129,12 @@ def run_nodes(
         if type(env[node]) is Scalar:
             env[node].known = node.meta.get("example_value", env[node].known)
         if type(env[node]) is torch.SymBool and not isinstance(env[node].node, Node):
-            env[node] = _decided(env[node])
+            try:  # what a comparison of torch's own symbols says now: TorchDynamo guards it
+                env[node] = bool(env[node])
+            except RuntimeError as error:
+                raise TraceError(f"{env[node]} is not known") from error
         t.b.stack_trace = outer
     raise TraceError("the captured graph has no output node")
-
-
-def _decided(x: torch.SymBool) -> bool:
-    """What a comparison of torch's own symbols says now: TorchDynamo guards it."""
-    try:
-        return bool(x)
-    except RuntimeError as error:
-        raise TraceError(f"{x} is not known") from error
 
 
 def _run(

@@ -87,7 +87,11 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
         phases = [accesses(phase.body) for phase in kernel.phases]
     if kernel.ordered:
         return kernel
-    back = {a: a.hi - 1 - a.expr for a in _backwards(kernel, phases) if a.hi is not None}
+    places = {index for found in phases for index, is_memory in found if is_memory}
+    steps = {axis: {stride(index, axis) for index in places} for axis in kernel.outer}
+    # what lies beside one another is gone through backwards alone
+    turned = (a for a, own in steps.items() if -1 in own and 1 not in own)
+    back = {a: a.hi - 1 - a.expr for a in turned if a.hi is not None}
     if back:
         for phase in kernel.phases:
             phase.body = rewrite_body(phase.body, back)
@@ -119,15 +123,6 @@ def _order_outer(kernel: Kernel, phases: list[Accesses]) -> list[Accesses]:
     for phase in kernel.phases:
         phase.body = rewrite_body(phase.body, one)
     return [accesses(phase.body) for phase in kernel.phases]
-
-
-def _backwards(kernel: Kernel, phases: Sequence[Accesses]) -> Iterator[Symbol]:
-    """Each outer axis along which all that lies beside one another is gone through backwards."""
-    indices = {index for found in phases for index, is_memory in found if is_memory}
-    for axis in kernel.outer:
-        steps = {stride(index, axis) for index in indices}
-        if -1 in steps and 1 not in steps:
-            yield axis
 
 
 # ------------------------------------------------------------------------------ access

@@ -89,12 +89,6 @@ def _is_loaded(ctx: Context, value: Value) -> bool:
     return given.op == "load" and ctx.facts[given][1] and BITS[HELD[value.dtype]] > 1
 
 
-def _is_near(value: Value) -> bool:
-    """Whether a place needs no limits to be told apart from another one in 32 bits."""
-    place = value.attr if value.op in ("const", "index") else _FAR
-    return known_lt(place, _FAR) and known_lt(-_FAR, place)
-
-
 def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | None:
     """`start + lane < bound` as a test of 32-bit lane numbers against `bound - start`; or None.
 
@@ -112,7 +106,9 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
     level, scalar = t.level, InsertPoint(t.level, ctx.machine, 1)
     kind, numbers = vector("i32", ctx.lanes), numbered("i32", range(ctx.lanes))
     op = {"eq": "eq", "ne": "ne"}.get(op, "s" + op)
-    is_near = all(_is_near(x) for x in (position, bound))
+    # places that are near need no limits to be told apart in 32 bits
+    places = [x.attr if x.op in ("const", "index") else _FAR for x in (position, bound)]
+    is_near = all(known_lt(x, _FAR) and known_lt(-_FAR, x) for x in places)
     found = []
     for copy in range(ctx.copies):
         left = level.op(f"sub i64 {limit}, {start}")

@@ -368,10 +368,7 @@ def _unary(user: fx.Node) -> PostOp | None:
         return "hardswish", [], ""
     if target is aten.leaky_relu.default:
         return "leaky_relu", [arguments(user)["negative_slope"]], ""
-    if target is aten.hardtanh.default:
-        _, low, high = arguments(user).values()
-        return "hardtanh", [low, high], ""
-    if target is aten.clamp.default:
+    if target in (aten.hardtanh.default, aten.clamp.default):
         _, low, high = arguments(user).values()
         if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high:
             return "hardtanh", [low, high], ""
