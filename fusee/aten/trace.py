@@ -4,14 +4,14 @@ The graph's nodes run on meta tensors under a dispatch mode that sits below auto
 operator arrives whole: linear as linear, not as transpose and matmul. The first line that applies
 decides what becomes of it:
 
-    canonicalize.py      operators whose result may or may not be a view: decided here and now
-    mutation.py      operators that write: their functional counterpart, then Builder.write
-    keep           what the caller wants to see is recorded; so is what may raise for values, since
-                   decompositions lose the error
+    canonicalize.py   operators whose result may or may not be a view: decided here and now
+    mutation.py       operators that write: their functional counterpart, then Builder.write
+    keep              what the caller wants to see is recorded; so is what may raise for values,
+                      since decompositions lose the error
     canonicalize.py   spellings of one thing: softmax.int -> _softmax, conv2d -> convolution
-    composite      operators that torch composes of others are taken apart by torch
+    composite         operators that torch composes of others are taken apart by torch
     canonicalize.py   the tables
-    record         anything else
+    record            anything else
 
 What has no functional ATen form raises TraceError with the reason and the user's line.
 """
