@@ -234,12 +234,12 @@ class _Session:
     ) -> None:
         self.session = options.session_of(model, weights)
         self.free: list[Any] = []
+        asked = {*_names(self.session.get_inputs())}.difference(weights)
         self.inputs = [
             (spec.index, spec.name, None if spec.dtype is None else element_type(spec.dtype))
             for spec in region.inputs
-            if spec.name not in weights
+            if spec.name in asked
         ]
-        self.inputs = [row for row in self.inputs if row[1] in _names(self.session.get_inputs())]
         dtypes = [node.meta["val"].dtype for node in region.results]
         self.outputs = [
             (name, dtype, element_type(dtype))
@@ -378,7 +378,7 @@ def model_of(
         registry=registry.found,
     )
     _name_parts(model, ir)
-    own, exporter = model.graph, _import("_core")
+    own = model.graph
     for value in list(own.inputs):
         if value.name in weights:
             weight = weights[value.name]
@@ -387,7 +387,7 @@ def model_of(
                 _FILE, 0, weight.nbytes, value.dtype, shape=shape, name=value.name
             )
         elif value.name in constants:
-            value.const_value = exporter.TorchTensor(constants[value.name], name=value.name)
+            value.const_value = core.TorchTensor(constants[value.name], name=value.name)
         else:
             continue
         own.inputs.remove(value)
