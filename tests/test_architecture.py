@@ -55,11 +55,11 @@ BY_NAME: dict[str, set[str]] = {
     # engines take whole graphs without it
     "fusee.autodiff.partition": {"autodiff.trace"},
     "fusee.backends": {"backends.aot_autograd"},
-    "fusee.backends.native": {"targets.cuda"},
     "fusee.backends.registry": {
         "aten.symbolic_shapes",
         "backends.aot_autograd",
         "backends.cudagraphs",
+        "backends.kept",
         "backends.native",
         "backends.onnx",
         "backends.openvino",
@@ -69,6 +69,7 @@ BY_NAME: dict[str, set[str]] = {
     },
     "fusee.backends.split_run": {"backends.native"},
     "fusee.capture.entries": {"capture.trace"},
+    "fusee.targets": {"targets.cpu", "targets.cuda"},
 }
 # Not imported: names of modules whose functions are told apart.
 NAMED_ALONE = {"fusee.capture.attributes", "fusee.capture.torch_api"}

@@ -159,7 +159,9 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
     is_in_place = full.endswith("_") and not full.endswith("__")
     if form is None:
         found = _OTHERS.get(full.strip("_"))
-        return _writing(found) if found and is_in_place else found
+        if found is None or not is_in_place:
+            return found
+        return lambda x, *args, **kwargs: _put(x, found(x, *args, **kwargs))
     writes = name not in _FORMS or is_in_place
     one = _widening(form, writes)
     return _for_each(one) if "foreach" in full else one
@@ -282,10 +284,6 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     "where": lambda c, x, y: torch.where(c, _number(x, y), _number(y, x)),
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, value.value.to(x.dtype)),
 }
-
-
-def _writing(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *args, **kwargs: _put(x, form(x, *args, **kwargs))
 
 
 def _put(x: Tensor, found: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ The graph's nodes run on meta tensors under a dispatch mode that sits below auto
 operator arrives whole: linear as linear, not as transpose and matmul. The first line that applies
 decides what becomes of it:
 
-    canonicalize.py      operators whose result may or may not be a view: decided here and now
-    mutation.py      operators that write: their functional counterpart, then Builder.write
-    keep           what the caller wants to see is recorded; so is what may raise for values, since
-                   decompositions lose the error
+    canonicalize.py   operators whose result may or may not be a view: decided here and now
+    mutation.py       operators that write: their functional counterpart, then Builder.write
+    keep              what the caller wants to see is recorded; so is what may raise for values,
+                      since decompositions lose the error
     canonicalize.py   spellings of one thing: softmax.int -> _softmax, conv2d -> convolution
-    composite      operators that torch composes of others are taken apart by torch
+    composite         operators that torch composes of others are taken apart by torch
     canonicalize.py   the tables
-    record         anything else
+    record            anything else
 
 What has no functional ATen form raises TraceError with the reason and the user's line.
 """
@@ -129,17 +129,12 @@ def run_nodes(
         if type(env[node]) is Scalar:
             env[node].known = node.meta.get("example_value", env[node].known)
         if type(env[node]) is torch.SymBool and not isinstance(env[node].node, Node):
-            env[node] = _decided(env[node])
+            try:  # what a comparison of torch's own symbols says now: TorchDynamo guards it
+                env[node] = bool(env[node])
+            except RuntimeError as error:
+                raise TraceError(f"{env[node]} is not known") from error
         t.b.stack_trace = outer
     raise TraceError("the captured graph has no output node")
-
-
-def _decided(x: torch.SymBool) -> bool:
-    """What a comparison of torch's own symbols says now: TorchDynamo guards it."""
-    try:
-        return bool(x)
-    except RuntimeError as error:
-        raise TraceError(f"{x} is not known") from error
 
 
 def _run(

@@ -638,10 +638,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if id(x) in self.b.values:
             return self.same(x)
         if x.dim() == 0 and not is_opaque(x):
-            fill = self.call(
-                torch.ops.aten.full.default, [], x.item(), dtype=x.dtype, device=x.device
-            )
-            return fill
+            return self.call(aten.full.default, [], x.item(), dtype=x.dtype, device=x.device)
         node = self.b.constant(x)
         twin = self.b.twins.empty(x.shape, x.stride(), x.dtype, x.device)
         self.b.fresh(twin, node, x.device)

@@ -91,7 +91,11 @@ def bill(
     others = (x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops)
     if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
         host += prices.guard
-    charges = _of_autograd(calls.values(), prices)
+    charges = list[Charge]()
+    # a pass within the graph is the engine's, and autograd notes each call that is ahead of it
+    if ahead := sum(bool(nodes[0].meta.get("ahead")) for nodes in calls.values()):
+        price = prices.train + 2 * prices.call * ahead
+        charges.append(Charge("a pass of autograd", "", 0, price, 0, price))
     priced: dict[str, tuple[float, float]] = {}
     layouts: dict[Any, str] = {}
     is_listed = len(prices.own) > 1  # else no price is of a layout
@@ -141,14 +145,6 @@ def _calls(aten: AtenGraph, loops: Container[Any]) -> dict[tuple[int, str], list
         unnamed = (-len(calls), "aten::copy_") if is_clone and node in written else (0, "")
         calls.setdefault(node.meta.get("call", unnamed), []).append(node)
     return calls
-
-
-def _of_autograd(calls: Iterable[Sequence[fx.Node]], prices: Prices) -> list[Charge]:
-    """What a pass within the graph costs as captured: it is the engine's, and autograd notes each
-    call that is ahead of it."""
-    ahead = sum(bool(nodes[0].meta.get("ahead")) for nodes in calls)
-    own = prices.train + 2 * prices.call * ahead
-    return [Charge("a pass of autograd", "", 0, own, 0, own)] if ahead else []
 
 
 def _cheaper_calls(
@@ -271,7 +267,9 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     axes = [k for k in (dim if isinstance(dim, (tuple, list)) else (dim,)) if type(k) is int]
     # lanes of an operand run along none of these axes; if there are none, by its shape
     is_down = any(
-        not _among(axes, x) if axes else same_ints(x.shape[-1:], result.shape[-1:])
+        not any({k, k - x.dim()} & {*axes} for k in _lanes(x))
+        if axes
+        else same_ints(x.shape[-1:], result.shape[-1:])
         for x in ((given[:1] if picks else given) if axes else sums)
         if x.dim()
     )
@@ -303,10 +301,6 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
 
 def _lanes(x: Tensor) -> list[int]:
     return [k for k, step in enumerate(x.stride()) if same_ints((step,), (1,))]
-
-
-def _among(axes: Sequence[int], x: Tensor) -> list[int]:
-    return [k for k in _lanes(x) if {k, k - x.dim()} & {*axes}]
 
 
 def _reduced(costs: Costs, x: Tensor, axes: Sequence[int], is_all: bool) -> int:

@@ -77,20 +77,17 @@ def instead_of(joint: Joint, facts: JointFacts, absent: frozenset[int]) -> Inste
     tangents = joint.aten.placeholders[joint.forward_inputs :]
     found: dict[fx.Node, fx.Node | None] = {tangents[k]: None for k in absent}
     behind = [node for node in facts.nodes if node in facts.behind and node not in tangents]
+    read = {node: [x for x in node.all_input_nodes if x in facts.behind] for node in behind}
     # a Function's backward may do anything with the gradients that go into its call
     incoming: dict[int, list[fx.Node]] = {}
-    for node in behind:
+    for node, given in read.items():
         number = node.meta.get("function")
-        given = [x for x in node.all_input_nodes if x in facts.behind]
         if number is not None:
             outer = (x for x in given if x.meta.get("function") != number)
             incoming.setdefault(number, []).extend(outer)
-    for node in behind:
+    for node, given in read.items():
         number = node.meta.get("function")
-        if number is None:
-            given = [x for x in node.all_input_nodes if x in facts.behind]
-        else:
-            given = incoming[number]
+        given = given if number is None else incoming[number]
         there = [x for x in given if found.get(x, x) is not None]
         if not there:
             found[node] = None

@@ -10,7 +10,6 @@ Operators that torch composes of others are taken apart above the tracer (trace.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 from bisect import bisect_right
@@ -164,12 +163,10 @@ def _group_norm(
     return torch.native_group_norm(x, weight, bias, *size, eps)[0]
 
 
-def _in_others(function: Any, t: Tracer, *args: Any, **kwargs: Any) -> Any:
-    return None if is_transforming() else IN_OTHERS[function](*args, **kwargs)
-
-
 for _function in (torch.prod, Tensor.prod, torch.nn.functional.one_hot):
-    _FUNCTIONS[_function] = functools.partial(_in_others, _function)
+    _FUNCTIONS[_function] = lambda t, *args, other=IN_OTHERS[_function], **kwargs: (
+        None if is_transforming() else other(*args, **kwargs)
+    )
 
 
 class _Mish(torch.autograd.Function):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -97,13 +97,12 @@ class _Replayed:
         return _Recording(graph, [mine[k] for k in self.given], results)
 
 
-class _Recording:
+class _Recording(NamedTuple):
     """A recorded graph and the memory that it works on."""
 
-    def __init__(
-        self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor], results: Sequence[Tensor]
-    ) -> None:
-        self.graph, self.inputs, self.results = graph, inputs, results
+    graph: torch.cuda.CUDAGraph
+    inputs: Sequence[Tensor]
+    results: Sequence[Tensor]
 
     def replay(self, given: Sequence[Tensor]) -> list[Tensor]:
         for mine, x in zip(self.inputs, given, strict=True):

@@ -91,7 +91,7 @@ def inductor(options: Mapping[str, object], mode: str | None = None) -> Callable
     try:
         bound: Callable[..., Any] = make(mode, dict(options) or None, None)
     except RuntimeError as error:
-        known = importlib.import_module("torch._inductor.config").get_config_copy()
+        known = inductor_names()
         wrong = next((name for name in options if name.replace("-", "_") not in known), None)
         close = nearest(wrong, known) if wrong is not None else None
         raise OptionError(

@@ -17,19 +17,10 @@ with the reason in the report and one warning.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import dataclasses
-import functools
-import importlib
-import io
-import itertools
-import operator
-import pickle
-import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -40,8 +31,6 @@ from fusee.aten import (
     AtenGraph,
     Fresh,
     InputSpec,
-    ViewOfOutput,
-    inverse,
     must_run,
     returning,
 )
@@ -63,6 +52,7 @@ from fusee.backends.aot_autograd import (
     is_differentiated,
     left_to_eager,
 )
+from fusee.backends.kept import CompiledAten, Keeping, name_of, tensors_kept
 from fusee.backends.report import (
     CompiledGraph,
     ExternRow,
@@ -72,10 +62,9 @@ from fusee.backends.report import (
     first_line,
     remember,
 )
-from fusee.backends.resume import name_on_disk
 from fusee.codegen import HostArguments
 from fusee.config import Options
-from fusee.errors import InputError, MissingFake, MissingPackage, TraceError
+from fusee.errors import InputError, MissingFake, TraceError
 from fusee.loops import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.checker import (
     check_graph,
@@ -88,20 +77,11 @@ from fusee.loops.checker import (
 from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
-from fusee.runtime import change_detection, gc_paused
-from fusee.runtime.cache import GRADIENTS, KEPT, Sidecar, Unread, content_key
-from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
-from fusee.runtime.jit import prepare
-from fusee.source import define
-from fusee.targets import Emitted, Kept, Loaded, Target
-from fusee.targets.cpu import CPU
-
-_CPU = CPU()
-# Device -> what graphs are compiled for there, or the module that has it as TARGET: it is imported
-# when a tensor is on such a device.
-TARGETS: dict[str, Target | str] = {"cpu": _CPU, "cuda": "fusee.targets.cuda"}
-
-_numbers = itertools.count()
+from fusee.runtime import gc_paused
+from fusee.runtime.cache import GRADIENTS, KEPT
+from fusee.runtime.change_detection import why_not_derivable
+from fusee.targets import TARGETS, Loaded, Target, target_at
+from fusee.targets.cpu import TARGET as CPU
 
 # ---------------------------------------------------------------------------- steps
 
@@ -174,14 +154,6 @@ def _refuse(name: str, inputs: Sequence[Any]) -> None:
             )
 
 
-def _kept(derived: Sequence[Derived], constants: Sequence[Tensor]) -> Kept:
-    if not any(one.sources for one in derived):
-        return Fixed((*(x for one in derived for x in one.compute(())), *constants))
-    order = inverse([place for one in derived for place in one.targets])
-    computed = [change_detection.Derivation(one.sources, one.compute) for one in derived]
-    return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
-
-
 def _arguments(
     aten: AtenGraph, given: Sequence[InputSpec], loops: LoopGraph, **how: Any
 ) -> HostArguments:
@@ -213,7 +185,7 @@ def compile_aten(
     options: Options,
     report: Report,
     *,
-    target: Target = _CPU,
+    target: Target = CPU,
     saved: Sequence[int] | None = None,
     saves: int | None = None,
     gradients: Sequence[int] = (),
@@ -284,17 +256,11 @@ def _emit(
     """
     build = target.build(options)
     emitted, functions = target.emit(plan, arguments, build, options, report.timed)
-    loaded = target.load(emitted, build, _kept(*tensors), options)
+    loaded = target.load(emitted, build, tensors_kept(*tensors), options)
     _fill_report(report, plan, functions, loaded)
     if keep is not None:
         keep(CompiledAten(build.salt(), emitted, *tensors))
     return loaded.run
-
-
-def begin(options: Options) -> None:
-    """Let threads compile what every program needs while a graph is captured."""
-    with contextlib.suppress(MissingPackage):  # the graph says so, if there is one
-        prepare()
 
 
 def compile_native(
@@ -305,8 +271,9 @@ def compile_native(
     raises   OptionError; MissingPackage without llvmlite; MissingFake for an operator without meta
     """
     parsed = Options.parse(options)
-    report = Report(parsed.name or f"graph_{next(_numbers)}")
-    kept = _Keeping(gm, example_inputs, parsed, report)
+    report = Report(name_of(parsed))
+    is_open = gm.meta.get(KEPT) if parsed.cache else None
+    kept = None if is_open is None else Keeping(is_open, example_inputs, parsed, report)
     with log.graph(report.name):
         log.publish("graph", "", partial(captured_source, gm))
         try:
@@ -320,9 +287,11 @@ def compile_native(
                 if _costs_less(split.joint.aten, halves, parsed, target, report):
                     return _as_captured(gm, report)
                 how: Any = {"saves": split.joint.forward_results, "large_bytes": _LARGE_BYTES}
-                how["gradients"] = _gradients(gm, split.joint.aten)
+                marked, outputs = gm.graph.output_node().meta, split.joint.aten.outputs
+                of_leaves = [outputs[k] for k in marked.get(GRADIENTS, ())]
+                how["gradients"] = [x.position for x in of_leaves if isinstance(x, Fresh)]
                 aten = split.forward
-                how["keep"] = kept.of(aten, target, report, split)
+                how["keep"] = kept and kept.of(aten, target, report, split)
                 forward = compile_aten(aten, example_inputs, parsed, report, target=target, **how)
                 call = bind_native(gm, split, forward, parsed, report, target, kept)
             else:
@@ -333,25 +302,19 @@ def compile_native(
                 if _costs_less(aten, (aten,), parsed, target, report):
                     return _as_captured(gm, report)
                 given: Any = {"target": target, "plain": True}
-                given["keep"] = kept.of(aten, target, report)
+                given["keep"] = kept and kept.of(aten, target, report)
                 run = compile_aten(aten, example_inputs, parsed, report, **given)
                 call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
             log.publish("kernels", "", lambda: str(report))
             remember(report)
             found = CompiledGraph(call, report)
-            found.kept = kept.begin if kept.is_asked else None
+            found.kept = None if kept is None else kept.begin
             return found
         except MissingFake:
             raise
         except TraceError as error:
             return left_to_eager(gm, example_inputs, report, error)
-
-
-def _gradients(gm: fx.GraphModule, aten: AtenGraph) -> list[int]:
-    """The results that become gradients of leaves."""
-    marked = gm.graph.output_node().meta.get(GRADIENTS, ())
-    return [x.position for k in marked if isinstance(x := aten.outputs[k], Fresh)]
 
 
 # Sizes that are open count as these times the first call's: a graph runs as it was captured where
@@ -412,7 +375,7 @@ def split_native(
     example_inputs: Sequence[Any],
     options: Options,
     report: Report,
-    target: Target = _CPU,
+    target: Target = CPU,
     keeps: Callable[[OpOverload], bool] = lambda op: False,
     decompositions: Table | None = None,
 ) -> Split:
@@ -448,8 +411,8 @@ def bind_native(
     forward: Run,
     options: Options,
     report: Report,
-    target: Target = _CPU,
-    kept: _Keeping | None = None,
+    target: Target = CPU,
+    kept: Keeping | None = None,
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, given what runs its forward: ours or another's.
 
@@ -494,14 +457,7 @@ def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
         what = f"a tensor is on {unknown[0]}, and code is generated for the {names} only"
         raise TraceError(what)
     cpu = torch.device("cpu")
-    return _target_at(next((x for x in found if x != cpu), cpu))
-
-
-def _target_at(device: torch.device) -> Target:
-    target = TARGETS[device.type]
-    if isinstance(target, str):
-        target = TARGETS[device.type] = importlib.import_module(target).TARGET
-    return target.at(device)
+    return target_at(next((x for x in found if x != cpu), cpu))
 
 
 def _fill_report(
@@ -517,283 +473,3 @@ def _fill_report(
             show = partial(show_kernel, firsts.setdefault(name, item))
             report.kernels.append(KernelRow(name, item.origin, show, loaded.uses))
     report.arena_bytes = plan.total_bytes if isinstance(plan.total_bytes, int) else None
-
-
-# ---------------------------------------------------------------------------- kept
-# What a later process runs without the graph: one that nobody differentiates, or a forward; and
-# each of its backwards, once it is compiled. Each is an entry of its own; a backward's belongs to
-# the very forward that it was compiled for, since of two processes each may save other values.
-
-
-class CompiledAten(NamedTuple):
-    """What a graph became.
-
-    salt       what its machine code depends on besides its text
-    constants  of the graph, as far as kernels or calls read them
-    """
-
-    salt: str
-    emitted: Emitted
-    derived: tuple[Derived, ...]
-    constants: tuple[Tensor, ...]
-
-
-class KeptNative(NamedTuple):
-    """A compiled graph without the graph.
-
-    device     where it runs
-    settings   Target.settings
-    aten       what is known of it besides; results: how many it gives
-    split      what it is the forward or a backward of, if that is so
-    report     without kernels; of them name and origin
-    """
-
-    device: torch.device
-    settings: Hashable
-    made: CompiledAten
-    aten: AtenGraph
-    results: int
-    split: Split | None
-    report: Report
-    kernels: tuple[tuple[str, str], ...]
-
-
-# Who listens to these wants to see what only compiling makes.
-_FORMS_SHOWN = ("graph", "aten", "passes", "loops", "fusion", "memory")
-# Tensors of the graph itself are kept with it up to so many bytes.
-_MOST_BYTES = 1 << 24
-
-
-class _Keeping:
-    """Takes down what becomes of a captured graph, as it comes."""
-
-    def __init__(
-        self, gm: fx.GraphModule, examples: Sequence[Any], options: Options, report: Report
-    ) -> None:
-        self.is_asked, self.label = options.cache and KEPT in gm.meta, report.name
-        told = [repr(options)] if self.is_asked else []
-        self.name = name_on_disk(told, examples, gm.meta.get(KEPT, False))
-        self.waiting: list[tuple[frozenset[int] | None, Callable[[], KeptNative]]] = []
-        self.sidecar: Sidecar | None = None
-        self.backwards: Sidecar | None = None
-
-    def of(
-        self, aten: AtenGraph, target: Target, report: Report, split: Split | None = None
-    ) -> Callable[[CompiledAten], None] | None:
-        """What takes down what becomes of a graph, which compiling changes."""
-        if not self.is_asked:
-            return None
-        absent = split.absent if split is not None and aten is split.backward else None
-        about = dataclasses.replace(aten), len(aten.results), split, target, report
-
-        def take(made: CompiledAten) -> None:
-            self.waiting.append((absent, partial(_content, made, *about)))
-            if self.sidecar is not None:
-                self.begin(self.sidecar)
-
-        return take
-
-    def begin(self, sidecar: Sidecar) -> None:
-        """See fusee.runtime.cache.KeptGraph."""
-        self.sidecar, rows, self.waiting = sidecar, self.waiting, []
-        for absent, content in rows:
-            out = io.BytesIO()
-            try:
-                if self.name is None:
-                    raise pickle.PicklingError("an input is no plain tensor")
-                _Pickler(out, protocol=5).dump(content())
-                data = out.getvalue()
-                if absent is None:
-                    sidecar.put(self.name, data)
-                    self.backwards = Sidecar(sidecar.cache, content_key(data))
-                elif self.backwards is not None:
-                    self.backwards.put(_without(self.name, absent), data)
-            except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
-                log.publish("cache", self.label, f"what was compiled is not kept: {error}")
-
-
-def _without(name: str, absent: frozenset[int]) -> str:
-    """The name of a backward's entry."""
-    return f"{name} {sorted(absent)} {torch.are_deterministic_algorithms_enabled()}"
-
-
-def _content(
-    made: CompiledAten,
-    aten: AtenGraph,
-    results: int,
-    split: Split | None,
-    target: Target,
-    report: Report,
-) -> KeptNative:
-    """raises   PicklingError where another process has no use for it"""
-    outer = aten if split is None else split.joint.aten
-    if outer.is_staged or outer.required:
-        raise pickle.PicklingError("only the data tells its sizes")
-    if any(spec.attribute is not None for spec in outer.inputs):
-        raise pickle.PicklingError("it reads tensors of a module")
-    constants = [*made.constants, *(x for one in made.derived for x in one.constants)]
-    if sum(x.nbytes for x in constants) > _MOST_BYTES:
-        raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
-    kernels = tuple((x.function, x.origin) for x in report.kernels)
-    nothing: dict[str, Any] = {"name": "", "replays": None, "backward": None}
-    prices = report.bill and report.bill._replace(singles={})
-    plain = dataclasses.replace(report, kernels=[], stages_ms={}, bill=prices, **nothing)
-    about = aten, results, split and _outline(split), plain, kernels
-    return KeptNative(target.device, target.settings(), made, *about)
-
-
-def _outline(split: Split) -> Split:
-    """What binds a forward to its backwards. raises PicklingError"""
-    joint, made = copy.copy(split.joint), copy.copy(split)
-    shown = {x.position for x in joint.aten.outputs if isinstance(x, Fresh)}
-    shown |= {x.index for x in joint.aten.outputs if isinstance(x, ViewOfOutput)}
-    if not {*joint.tangents} <= shown | {position for _, position in joint.rebinds}:
-        raise pickle.PicklingError("eager could not take the place of a backward that is not kept")
-    # what is known of the graphs goes where they do not
-    joint.tangents_of, joint.generators = split.joint.tangents_of, split.joint.generators
-    made.read, made.joint, made.without = split.read, joint, None
-    return made
-
-
-def _graph_outline(aten: AtenGraph) -> Any:
-    """How an AtenGraph is made again without its graph, for pickle."""
-    kind = aten.kind
-    if kind is None:
-        raise pickle.PicklingError("its results are in containers")
-    about = aten.inputs, aten.outputs, aten.mutations, kind, aten.symbols
-    more: Any = {"no_autocast": aten.no_autocast, "from_start": aten.from_start}
-    return partial(AtenGraph, **more), (fx.Graph(), {}, *about)
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, x: Any) -> Any:
-        if isinstance(x, torch.Generator):
-            raise pickle.PicklingError("it draws from a generator of the program's")
-        if type(x) is AtenGraph:
-            return _graph_outline(x)
-        if (defined := getattr(x, "defined", None)) and isinstance(x, types.FunctionType):
-            return define, defined
-        return (_overload, (str(x),)) if isinstance(x, OpOverload) else NotImplemented
-
-
-def _overload(name: str) -> OpOverload:
-    """Of a name such as aten.mm.default."""
-    found: OpOverload = operator.attrgetter(name)(torch.ops)
-    return found
-
-
-def resume(
-    options: Mapping[str, object] | Options,
-    sidecar: Sidecar,
-    examples: Sequence[Any],
-    graph: Unread,
-) -> CompiledGraph | None:
-    """What another process kept of a graph, as `Backend.resume`."""
-    parsed = Options.parse(options)
-    name = name_on_disk([repr(parsed)], examples, sidecar.is_open)
-    if name is None or any(map(log.wants, _FORMS_SHOWN)):
-        return None
-    if (data := sidecar.get(name)) is None:
-        return None
-    with gc_paused():
-        found = _taken_up(data, parsed.name or f"graph_{next(_numbers)}", parsed)
-        if found is None:
-            return None
-        kept, run, report = found
-        if kept.split is None:
-            call = bind(graph, kept.aten, run, report, count=kept.results)
-        else:
-            backwards = Sidecar(sidecar.cache, content_key(data))
-            resumed = _ResumedSplit(backwards, name, graph, kept.split, report, parsed)
-            if len(kept.split.joint.tangents) == 1 and resumed.part(frozenset()) is None:
-                return None
-            call = resumed.bound(run)
-    remember(report)
-    return CompiledGraph(call, report)
-
-
-def _taken_up(
-    data: bytes, name: str, options: Options
-) -> tuple[KeptNative, Callable[..., Sequence[Any]], Report] | None:
-    """An entry, what runs it and the report of that; None if it is of no use here."""
-    kept: KeptNative = pickle.loads(data)
-    target = _target_at(kept.device)
-    target.prepare()
-    build = target.build(options)
-    made, host = kept.made, kept.made.emitted.host
-    if (kept.settings, made.salt) != (target.settings(), build.salt()):
-        return None  # another kind of machine shares the folder
-    report = dataclasses.replace(kept.report, name=name)
-    report.notes.append("another process compiled it: it was not traced")
-    with report.timed("resume"):
-        for text in host.functions.values():
-            build.add(text)
-        loaded = target.load(made.emitted, build, _kept(made.derived, made.constants), options)
-        run = loaded.run
-        if kept.split is not None:
-            run = returning(kept.aten, run, spread=False, count=kept.results)
-    report.replays = loaded.replays
-    show = partial(str, "another process wrote it; FUSEE_KEEP_CAPTURES=0 compiles it anew")
-    report.kernels += [KernelRow(*row, show, loaded.uses) for row in kept.kernels]
-    with log.graph(name):
-        log.publish("host", "", host.source)
-        log.publish("time", "", str(report.stages_ms))
-        log.publish("kernels", "", lambda: str(report))
-    return kept, run, report
-
-
-class _ResumedSplit:
-    """A forward that another process compiled, and its backwards as they are asked for.
-
-    Where one is not there, eager differentiates the graph, and the next call has it compiled.
-    """
-
-    def __init__(
-        self,
-        backwards: Sidecar,
-        name: str,
-        graph: Unread,
-        split: Split,
-        report: Report,
-        options: Options,
-    ) -> None:
-        self.backwards, self.name, self.graph, self.options = backwards, name, graph, options
-        self.report, self.is_lacking = report, False
-        self.compiled: Callable[..., Any] | None = None
-        self.part = functools.cache(self._part)
-        self.split, split.without = split, self._without
-
-    def _part(self, absent: frozenset[int]) -> tuple[KeptNative, Run, Report] | None:
-        if (data := self.backwards.get(_without(self.name, absent))) is None:
-            return None
-        with gc_paused():
-            return _taken_up(data, f"{self.report.name}.backward", self.options)
-
-    def _without(self, absent: frozenset[int]) -> Split:
-        found = self.part(absent)
-        own = None if found is None else found[0].split
-        if own is None:
-            own = copy.copy(self.split)  # with what is known of the graphs
-            own.absent = absent
-        return own
-
-    def _backward(self, of: Split) -> Run | None:
-        found = self.part(of.absent)
-        if found is None:
-            self.is_lacking = True
-            return None
-        self.report.backward = found[2]
-        return found[1]
-
-    def bound(self, forward: Run) -> Callable[..., Any]:
-        """The callable that takes the graph's inputs."""
-        call = bind_split(self.graph, self.split, forward, self._backward, self.report)
-        if len(self.split.joint.tangents) < 2:
-            return call
-
-        def served(*inputs: Any) -> Any:
-            if self.is_lacking and self.compiled is None:
-                self.compiled = self.graph.recompile(inputs)
-            return (self.compiled or call)(*inputs)
-
-        return served

@@ -34,7 +34,6 @@ from fusee.backends.regions import (
     Region,
     bounds,
     by_operator,
-    has_no_elements,
     indexed,
     interval,
     relies,
@@ -42,7 +41,7 @@ from fusee.backends.regions import (
 from fusee.backends.registry import EngineOptions
 from fusee.config import Knob, knob, taken
 from fusee.errors import OptionError, choices
-from fusee.fake.layouts import known
+from fusee.fake.layouts import has_zero, known
 from fusee.source import HostSource, OpRules
 
 # ---------------------------------------------------------------------------- onnx claims
@@ -191,7 +190,7 @@ class OnnxRuntime(Engine):
         used = [user for user in node.users if user.target is operator.getitem] or [node]
         vals = [other.meta["val"] for other in (*node.all_input_nodes, *used)]
         for val in [val for val in vals if isinstance(val, Tensor)]:
-            if has_no_elements(val):
+            if has_zero(val.shape):  # where sizes are open, each call looks at them
                 return "a tensor without elements has no memory to bind"
             if val.is_complex():
                 return "a complex tensor cannot be bound"
@@ -235,12 +234,12 @@ class _Session:
     ) -> None:
         self.session = options.session_of(model, weights)
         self.free: list[Any] = []
+        asked = {*_names(self.session.get_inputs())}.difference(weights)
         self.inputs = [
             (spec.index, spec.name, None if spec.dtype is None else element_type(spec.dtype))
             for spec in region.inputs
-            if spec.name not in weights
+            if spec.name in asked
         ]
-        self.inputs = [row for row in self.inputs if row[1] in _names(self.session.get_inputs())]
         dtypes = [node.meta["val"].dtype for node in region.results]
         self.outputs = [
             (name, dtype, element_type(dtype))
@@ -379,7 +378,7 @@ def model_of(
         registry=registry.found,
     )
     _name_parts(model, ir)
-    own, exporter = model.graph, _import("_core")
+    own = model.graph
     for value in list(own.inputs):
         if value.name in weights:
             weight = weights[value.name]
@@ -388,7 +387,7 @@ def model_of(
                 _FILE, 0, weight.nbytes, value.dtype, shape=shape, name=value.name
             )
         elif value.name in constants:
-            value.const_value = exporter.TorchTensor(constants[value.name], name=value.name)
+            value.const_value = core.TorchTensor(constants[value.name], name=value.name)
         else:
             continue
         own.inputs.remove(value)

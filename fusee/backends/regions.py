@@ -29,7 +29,6 @@ from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
-from fusee.fake.layouts import has_zero
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import OpRules, overloads
 from fusee.sym import Expr, Size, hint, known_ge, maximum, minimum
@@ -329,11 +328,6 @@ def relies(node: fx.Node, a: Any, op: str, b: Any) -> bool:
     if holds and not type(a) is type(b) is int:
         node.meta["relies"] = [*node.meta.get("relies", ()), (a, op, b)]
     return holds
-
-
-def has_no_elements(val: Tensor) -> bool:
-    """Whether a tensor is empty in all calls; where sizes are open, each call looks at them."""
-    return has_zero(val.shape)
 
 
 def indexed(node: fx.Node) -> list[tuple[fx.Node, bool, Any]]:

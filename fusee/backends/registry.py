@@ -327,7 +327,15 @@ def lookup(
             return BoundBackend(_backends[backend], {**meant, **given})
         if backend == "inductor" and (given or mode is not None):
             return dynamo.inductor(given, mode)
-        return _bind_options(_foreign(backend), backend, given, mode)
+        for point in entry_points(group=ENTRY_POINTS, name=backend):
+            return _bind_options(point.load(), backend, given, mode)
+        if (found := dynamo.lookup_backend(backend)) is not None:
+            return _bind_options(found, backend, given, mode)
+        close = nearest(backend, {*list_backends(None), *dynamo.list_backends()})
+        raise UnknownBackend(
+            f"there is no backend named {backend!r}",
+            remedy=(f"{str(close)!r}; " if close else "") + f"known names: {_known_names()}",
+        )
     if isinstance(backend, Backend):
         return BoundBackend(backend, given)
     if callable(backend):
@@ -356,21 +364,6 @@ def for_capture(
         return made
 
     return compile_graph
-
-
-def _foreign(name: str) -> CompiledFn:
-    """A backend of stock torch or of another package."""
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        loaded: CompiledFn = point.load()
-        return loaded
-    found = dynamo.lookup_backend(name)
-    if found is None:
-        close = nearest(name, {*list_backends(None), *dynamo.list_backends()})
-        raise UnknownBackend(
-            f"there is no backend named {name!r}",
-            remedy=(f"{str(close)!r}; " if close else "") + f"known names: {_known_names()}",
-        )
-    return found
 
 
 def _known_names() -> str:
@@ -470,8 +463,8 @@ register(
         has_backward=True,
         tells_writes=True,
         keeps=lambda options: _LARGE if options.cache and settings().keep_captures != "0" else None,
-        begin=later("fusee.backends.native", "begin"),
-        resume=later("fusee.backends.native", "resume"),
+        begin=later("fusee.backends.kept", "begin"),
+        resume=later("fusee.backends.kept", "resume"),
     )
 )
 _engine(

@@ -45,8 +45,8 @@ from fusee.loops import (
     walk,
 )
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
-from fusee.loops.schedule import reads, views, writes
-from fusee.sym import Size, Symbol, coefficient, hint, known_ge, product, substitute, symbols
+from fusee.loops.schedule import reads, stride, views, writes
+from fusee.sym import Size, Symbol, hint, known_ge, product, substitute, symbols
 from fusee.sym.shape_env import computed_from
 
 Item = Kernel | Extern
@@ -295,11 +295,11 @@ def _is_nested(index: Size, axes: Sequence[Symbol]) -> bool:
     """Whether each axis steps over all that the smaller steps reach: then no two points meet."""
     steps = []
     for axis in axes:
-        parts = coefficient(index, axis)
-        if parts is None:
+        step = stride(index, axis)
+        if step is None:
             return False
         assert axis.hi is not None
-        steps.append((abs(hint(parts[0])), hint(axis.hi)))
+        steps.append((abs(hint(step)), hint(axis.hi)))
     reach = 0
     for step, count in sorted(steps):
         if step <= reach:
@@ -384,8 +384,8 @@ def _own_reads(kernel: Kernel, written: set[Buffer]) -> Iterator[str]:
 
 def _same_point(stored: Size, read: Size, outer: Sequence[Symbol]) -> bool:
     """Whether what is read at an outer point was stored at that point, as far as steps tell."""
-    steps = ((coefficient(stored, axis), coefficient(read, axis)) for axis in outer)
-    return all(one is None or other is None or one[0] == other[0] for one, other in steps)
+    steps = ((stride(stored, axis), stride(read, axis)) for axis in outer)
+    return all(one is None or other is None or one == other for one, other in steps)
 
 
 def written_whole(items: Sequence[Item]) -> Iterator[tuple[Item, str]]:

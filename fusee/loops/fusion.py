@@ -55,12 +55,23 @@ from fusee.loops.schedule import (
     rewritten,
     size,
     split_loop,
+    stride,
     takes_one_pass,
     unrepeated,
     views,
     writes,
 )
-from fusee.sym import Size, Symbol, coefficient, count_points, hint, product, substitute, symbols
+from fusee.sym import (
+    Expr,
+    Size,
+    Symbol,
+    coefficient,
+    count_points,
+    hint,
+    product,
+    substitute,
+    symbols,
+)
 
 # ---------------------------------------------------------------------------- group
 # A kernel in the making: its members, and how they become one Kernel.
@@ -479,8 +490,8 @@ def _links(
         axes = (*loop.axes, *group.outer, *(axis for inner in group.phases for axis in inner))
         ours, start = (substitute(at, dict.fromkeys(axes, 0)) for at in (loop.index, theirs))
         distance = ours - start
-        steps = [coefficient(loop.index, axis) or (0, 0) for axis in loop.axes]
-        known = [abs(step) for step, _ in steps if isinstance(step, int)]
+        steps = [stride(loop.index, axis) for axis in loop.axes]
+        known = [0 if step is None else abs(step) for step in steps if not isinstance(step, Expr)]
         if isinstance(distance, int) and abs(distance) < min(known, default=0):
             shared.append((theirs, loop.index - distance, loop.buffer, False))
     for load in loads:
@@ -586,14 +597,11 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     inner = tuple(names[a] for a in loop.all_axes if names[a] not in outer)
     if loop.scan and outer != tuple(names[a] for a in loop.axes):
         return "a scan keeps its own axes outside"
-
-    def stride(axis: Symbol) -> int:
-        parts = coefficient(member.loop.index, axis)
-        return 0 if parts is None else abs(hint(parts[0]))
-
-    widest = max(map(stride, inner), default=0)
+    found = {axis: stride(member.loop.index, axis) for axis in (*outer, *inner)}
+    steps = {axis: 0 if step is None else abs(hint(step)) for axis, step in found.items()}
+    widest = max((steps[axis] for axis in inner), default=0)
     if loop.acc is None and not (
-        all(stride(axis) >= widest for axis in outer)
+        all(steps[axis] >= widest for axis in outer)
         or _follows(group, member.loop, inner, points)
         or _goes_along(group, member.loop.index, inner)
     ):
@@ -673,9 +681,9 @@ def _follows(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -
     if not kept and (points < profile.parallel or not _walks(group, inner)):
         return False
     run = 1
-    steps = [(coefficient(loop.index, axis), axis) for axis in inner]
-    for parts, axis in sorted(steps, key=lambda step: abs(hint(step[0][0])) if step[0] else 0):
-        if parts is None or axis.hi is None or parts[0] != run:
+    steps = [(stride(loop.index, axis), axis) for axis in inner]
+    for step, axis in sorted(steps, key=lambda row: 0 if row[0] is None else abs(hint(row[0]))):
+        if axis.hi is None or step != run:
             break
         run *= hint(axis.hi)
     return run >= profile.run or (kept and run * loop.buffer.dtype.itemsize >= _PIECE)
@@ -707,8 +715,7 @@ def _goes_along(group: Group, index: Size, inner: tuple[Symbol, ...]) -> bool:
     """True if a fold of the kernel walks the same axes, and both store in one piece along one."""
 
     def narrowest(index: Size) -> list[Symbol]:
-        steps = [(coefficient(index, axis), axis) for axis in (*group.outer, *inner)]
-        return [axis for parts, axis in steps if parts is not None and parts[0] == 1]
+        return [axis for axis in (*group.outer, *inner) if stride(index, axis) == 1]
 
     along = [m for m in group.members if {*group.phases[m.phase]} == {*inner}]
     folds = [m.loop.index for m in along if m.loop.is_fold and m.loop.scan]

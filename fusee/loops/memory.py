@@ -29,7 +29,7 @@ from fusee.loops import (
     payloads,
     walk,
 )
-from fusee.loops.schedule import first_write, points_of, reads, split_loop, views, writes
+from fusee.loops.schedule import first_write, points_of, reads, split_loop, stride, views, writes
 from fusee.sym import Size, Symbol, coefficient, divides, hint
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -338,7 +338,8 @@ def _likeness(kernel: Kernel) -> list[int]:
     """Equal for copies that may have one text: they differ in sizes alone."""
     indices = [s.index for s in kernel.stores]
     indices += [index_of(value) for value in walk(kernel.operands) if value.op == "load"]
-    sizes = [(coefficient(index, axis) or (0, 0))[0] for index in indices for axis in kernel.outer]
+    steps = [stride(index, axis) for index in indices for axis in kernel.outer]
+    sizes = [0 if step is None else step for step in steps]
     sizes += [axis.hi for axis in kernel.outer[-1:] if axis.hi is not None]
     return [len(kernel.outer), *(math.gcd(n, 16) if isinstance(n, int) else 0 for n in sizes)]
 
@@ -372,15 +373,10 @@ def turns(loop: Loop) -> bool:
     loop = split_loop(loop)
     long = [axis for axis in loop.axes if points_of([axis]) >= _SQUARE]
     loads = [value.attr[1] for value in walk(loop.operands) if value.op == "load"]
-
-    def step(index: Size, axis: Symbol) -> Size:
-        parts = coefficient(index, axis)
-        return 0 if parts is None else parts[0]
-
     return any(
-        step(index, other) == 1 and step(index, axis) not in (0, 1)
+        stride(index, other) == 1 and stride(index, axis) not in (None, 0, 1)
         for axis in long
-        if step(loop.index, axis) == 1
+        if stride(loop.index, axis) == 1
         for index in loads
         for other in long
     )

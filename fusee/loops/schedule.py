@@ -87,7 +87,11 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
         phases = [accesses(phase.body) for phase in kernel.phases]
     if kernel.ordered:
         return kernel
-    back = {a: a.hi - 1 - a.expr for a in _backwards(kernel, phases) if a.hi is not None}
+    places = {index for found in phases for index, is_memory in found if is_memory}
+    steps = {axis: {stride(index, axis) for index in places} for axis in kernel.outer}
+    # what lies beside one another is gone through backwards alone
+    turned = (a for a, own in steps.items() if -1 in own and 1 not in own)
+    back = {a: a.hi - 1 - a.expr for a in turned if a.hi is not None}
     if back:
         for phase in kernel.phases:
             phase.body = rewrite_body(phase.body, back)
@@ -119,15 +123,6 @@ def _order_outer(kernel: Kernel, phases: list[Accesses]) -> list[Accesses]:
     for phase in kernel.phases:
         phase.body = rewrite_body(phase.body, one)
     return [accesses(phase.body) for phase in kernel.phases]
-
-
-def _backwards(kernel: Kernel, phases: Sequence[Accesses]) -> Iterator[Symbol]:
-    """Each outer axis along which all that lies beside one another is gone through backwards."""
-    indices = {index for found in phases for index, is_memory in found if is_memory}
-    for axis in kernel.outer:
-        steps = {parts[0] for index in indices if (parts := coefficient(index, axis)) is not None}
-        if -1 in steps and 1 not in steps:
-            yield axis
 
 
 # ------------------------------------------------------------------------------ access
@@ -171,6 +166,12 @@ def rewritten(
         folds=tuple((acc, new[value]) for acc, value in loop.folds),
         reads_memo=loop.reads_memo if change is None else None,
     )
+
+
+def stride(index: Size, axis: Symbol) -> Size | None:
+    """How far an index moves from one point of an axis to the next; None if not always as far."""
+    parts = coefficient(index, axis)
+    return None if parts is None else parts[0]
 
 
 def points_of(axes: Iterable[Symbol]) -> int:
@@ -303,12 +304,12 @@ def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
 
 def _reversed(loop: Loop, beside: Sequence[Loop]) -> Iterator[Symbol]:
     """Each axis along which a loop reads backwards what a scan beside it stores."""
-    steps = {x.buffer: coefficient(x.index, *x.reduce_axes) for x in beside if x.scan}
+    steps = {x.buffer: stride(x.index, *x.reduce_axes) for x in beside if x.scan}
     for value in walk(loop.operands):
         if value.op == "load" and (step := steps.get(value.attr[0])) is not None:
             for axis in loop.axes:
-                own = coefficient(value.attr[1], axis)
-                if own is not None and own[0] == -1 * step[0] and own[0] != 0:
+                own = stride(value.attr[1], axis)
+                if own == -1 * step and own != 0:
                     yield axis
 
 
@@ -317,10 +318,10 @@ def _in_pieces(loop: Loop, beside: Sequence[Loop]) -> Iterator[tuple[Symbol, Siz
     for other in (x for x in beside if x.scan):
         (piece,) = other.reduce_axes
         for number in other.axes:
-            step, steps = coefficient(other.index, piece), coefficient(other.index, number)
-            if step is None or steps is None or piece.hi is None or number.hi is None:
+            step, steps = stride(other.index, piece), stride(other.index, number)
+            if step is None or piece.hi is None or number.hi is None:
                 continue
-            if steps[0] == step[0] * piece.hi:
+            if steps == step * piece.hi:
                 whole = piece.hi * number.hi
                 yield from ((axis, piece.hi) for axis in loop.axes if axis.hi == whole)
 
@@ -357,9 +358,9 @@ def ends_of(
     index: Size, axes: Iterable[Symbol], other: Size, others: Iterable[Symbol]
 ) -> Iterator[tuple[Symbol, int]]:
     """Each axis of an index within which one of another index ends, and after how many points."""
-    steps = [(coefficient(other, axis) or (0, 0))[0] for axis in others]
+    steps = [stride(other, axis) for axis in others]
     for axis in axes:
-        own, size = (coefficient(index, axis) or (0, 0))[0], axis.hi
+        own, size = stride(index, axis), axis.hi
         if not isinstance(own, int) or own <= 0 or not isinstance(size, int):
             continue
         for step in steps:
@@ -408,9 +409,8 @@ def _repeated(loop: Loop, profile: Profile) -> Iterator[tuple[Value, list[Symbol
         if not cut or value.args or any(symbol not in every for symbol in own):
             continue
         axes = [axis for axis in every if axis in own]
-        steps = (coefficient(index, axis) for index in indices for axis in cut)
         often = points_of(every) >= AGAIN * points_of(axes)
-        if often and any(step is not None and step[0] == 1 for step in steps):
+        if often and any(stride(index, axis) == 1 for index in indices for axis in cut):
             yield value, axes
 
 
@@ -427,13 +427,13 @@ def _suits(found: Accesses, axis: Symbol, wide: int) -> float:
     for (index, is_memory), weight in found.items():
         if not is_memory:
             continue
-        parts = coefficient(index, axis)
+        step = stride(index, axis)
         read = (v for v in walk(payloads(index)) if v.op in ("load", "index"))
-        if parts is None or any(axis in symbols(index_of(v)) for v in read):
+        if step is None or any(axis in symbols(index_of(v)) for v in read):
             bad += 2 * weight
-        elif parts[0] == 1:
+        elif step == 1:
             good += weight
-        elif parts[0] != 0:
+        elif step != 0:
             bad += weight
     return (good - 2 * bad) / max(good + bad, 1.0) + min(hint(axis.hi) / wide, 1.0)
 
@@ -460,7 +460,7 @@ def _is_brief(phase: Phase, found: Accesses, axis: Symbol) -> bool:
     points = count_points(phase.inner)
     if not isinstance(points, int) or points > _BRIEF:
         return False
-    steps = [(coefficient(index, axis) or (-1, 0))[0] for index, _ in found]
+    steps = (stride(index, axis) for index, _ in found)
     return all(isinstance(step, int) and 0 <= step <= _BRIEF for step in steps)
 
 
@@ -475,11 +475,11 @@ def _by_stride(
         return axes
     indices = [(index, weight) for (index, is_memory), weight in found.items() if is_memory]
 
-    def stride(axis: Symbol) -> int:
-        steps = ((coefficient(index, axis), weight) for index, weight in indices)
-        return sum(n * (abs(hint(parts[0])) if parts is not None else 1) for parts, n in steps)
+    def total(axis: Symbol) -> int:
+        steps = ((stride(index, axis), weight) for index, weight in indices)
+        return sum(n * (1 if step is None else abs(hint(step))) for step, n in steps)
 
-    return tuple(sorted(axes, key=lambda axis: (axis == last, -stride(axis))))
+    return tuple(sorted(axes, key=lambda axis: (axis == last, -total(axis))))
 
 
 # ------------------------------------------------------------------------------ merge
@@ -496,8 +496,8 @@ def _merge_axes(
     while position >= 0:
         left, right = merged[position], merged[position + 1]
         assert left.hi is not None and right.hi is not None
-        steps = ((coefficient(i, left), coefficient(i, last[right])) for i, _ in found)
-        if all(a is not None and b is not None and a[0] == b[0] * right.hi for a, b in steps):
+        steps = ((stride(i, left), stride(i, last[right])) for i, _ in found)
+        if all(a is not None and b is not None and a == b * right.hi for a, b in steps):
             one = Symbol(f"{left.name}{right.name}", 0, left.hi * right.hi)
             # no access needs left alone, so all of `one` may be put on right
             last[one] = last[right]

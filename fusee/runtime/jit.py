@@ -728,12 +728,14 @@ def number(level: Level, k: object) -> str:
     return value
 
 
-def raised(level: Level, error: str, message: str) -> str:
-    """What a builtin returns that raises one of Python's errors; `message` is a constant's name."""
-    symbol = f"PyExc_{error}"
-    level.writer.declares[symbol] = f"@{symbol} = external global ptr"
+def raised(level: Level, error: str, words: str) -> str:
+    """What a builtin returns that raises one of Python's errors, with these words."""
+    symbol, text = f"PyExc_{error}", f'"{words}"'
+    declares = level.writer.declares
+    declares[symbol] = f"@{symbol} = external global ptr"
+    declares[text] = f'@{text} = internal constant [{len(words) + 1} x i8] c"{words}\\00"'
     kind = level.load("ptr", f"@{symbol}")
-    level.call("void", "PyErr_SetString", ("ptr", kind), ("ptr", f"@{message}"))
+    level.call("void", "PyErr_SetString", ("ptr", kind), ("ptr", f"@{text}"))
     return "ptr null"
 
 

@@ -97,13 +97,6 @@ def _team() -> str:
     return top.writer.module("define internal void @team(ptr %launch) nounwind", "void")
 
 
-_MESSAGES = {
-    "ArgumentError": "run takes (state, first, last, threads) and pairs (slot, pointer)",
-    "SlotError": "run: the frame has no such slot",
-    "LaunchError": "run: the frame has no such launches",
-}
-
-
 def gather(writer: Writer, one: str, table: str, status: str) -> str:
     """Where a launch's pointers lie one after the other, that of the status last."""
     level = writer.top
@@ -155,29 +148,31 @@ def run_unit(launching: Launching) -> str:
     writer = Writer()
     top = writer.top
     op, load = top.op, top.load
-    for symbol, words in _MESSAGES.items():
-        text = f'internal constant [{len(words) + 1} x i8] c"{words}\\00"'
-        writer.declares[symbol] = f"@{symbol} = {text}"
 
-    def wrong(condition: str, error: str, message: str) -> None:
-        writer.top.leave(condition, lambda: raised(writer.top, error, message))
+    def wrong(condition: str, error: str, words: str) -> None:
+        writer.top.leave(condition, lambda: raised(writer.top, error, words))
 
+    takes = "run takes (state, first, last, threads) and pairs (slot, pointer)"
     odd = op(f"icmp ne i64 {op('and i64 %count, 1')}, 0")
     few = op("icmp slt i64 %count, 4")
-    wrong(op(f"or i1 {odd}, {few}"), "TypeError", "ArgumentError")
+    wrong(op(f"or i1 {odd}, {few}"), "TypeError", takes)
     word, first, last, threads = (number(top, k) for k in range(4))
-    wrong(op(f"icmp eq i64 {word}, 0"), "TypeError", "ArgumentError")
+    wrong(op(f"icmp eq i64 {word}, 0"), "TypeError", takes)
     state = op(f"inttoptr i64 {word} to ptr")
     table, launches = load("ptr", state, 2), load("ptr", state, 3)
     count, slots = load("i64", state, 4), load("i64", state, 5)
     sides = ((first, "0"), (last, first), (count, last))
     outside = [op(f"icmp slt i64 {x}, {least}") for x, least in sides]
-    wrong(top.either("i1", "or", *outside), "IndexError", "LaunchError")
+    wrong(top.either("i1", "or", *outside), "IndexError", "run: the frame has no such launches")
 
     with writer.each("4", "%count", 2) as k:
         level = writer.top
         slot = number(level, k)
-        wrong(level.op(f"icmp uge i64 {slot}, {slots}"), "IndexError", "SlotError")
+        wrong(
+            level.op(f"icmp uge i64 {slot}, {slots}"),
+            "IndexError",
+            "run: the frame has no such slot",
+        )
         level.store("i64", number(level, level.op(f"add i64 {k}, 1")), table, slot)
     with writer.loop(first, last, 1, [("i64", "0")]) as (k, (so_far,), work):
         level = writer.top
@@ -479,14 +474,13 @@ def fitter() -> Callable[..., int]:
     writer = Writer()
     top = writer.top
     op, load = top.op, top.load
-    text = 'internal constant [23 x i8] c"fit: other sizes asked\\00"'
-    writer.declares["SizesError"] = f"@SizesError = {text}"
-    top.leave(op("icmp slt i64 %count, 3"), lambda: raised(top, "TypeError", "SizesError"))
+    sizes = "fit: other sizes asked"
+    top.leave(op("icmp slt i64 %count, 3"), lambda: raised(top, "TypeError", sizes))
     layout, state = (op(f"inttoptr i64 {number(top, k)} to ptr") for k in (0, 1))
     base, arena = number(top, 1), number(top, 2)
     inputs, steps, needed, *counts = (load("i64", layout, k) for k in range(_LAYOUT_WORDS))
     other = op(f"icmp ne i64 {inputs}, {op('sub i64 %count, 3')}")
-    top.leave(other, lambda: raised(top, "TypeError", "SizesError"))
+    top.leave(other, lambda: raised(top, "TypeError", sizes))
     total = op(f"add i64 {inputs}, {steps}")
     numbers = op(f"alloca i64, i64 {total}")
     with writer.each("0", inputs) as k:

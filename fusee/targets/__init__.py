@@ -1,4 +1,4 @@
-"""What graphs are compiled for. A target is one folder here and one row of TARGETS in native.py.
+"""What graphs are compiled for. A target is one folder here and one row of TARGETS.
 
 Everything that is true of one machine alone stands behind its `Target`: what loops and saved values
 cost (numbers), which operators stay calls and how they are called, which passes prepare a graph for
@@ -9,6 +9,7 @@ all do alike, kernels, calls and memory of a schedule as one function, is here.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -141,6 +142,19 @@ class Target(Protocol):
         raises (when run) as eager does for an index outside of its dimension, a divisor of zero
         """
         ...
+
+
+# Device -> what graphs are compiled for there, or the module that has it as TARGET: it is imported
+# when a tensor is on such a device.
+TARGETS: dict[str, Target | str] = {"cpu": "fusee.targets.cpu", "cuda": "fusee.targets.cuda"}
+
+
+def target_at(device: torch.device) -> Target:
+    """The machine where tensors of a device are, of a kind in TARGETS."""
+    target = TARGETS[device.type]
+    if isinstance(target, str):
+        target = TARGETS[device.type] = importlib.import_module(target).TARGET
+    return target.at(device)
 
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fusee
 from fusee import log
-from fusee.backends import native
+from fusee.backends import kept, native
 from fusee.backends.report import Report, live_reports
 from fusee.config import settings
 from fusee.errors import FuseeWarning
@@ -143,7 +143,7 @@ def test_what_is_kept(name: str, processes: Processes) -> None:
 
 
 def test_why_something_is_not_kept(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_MOST_BYTES", 23)
+    monkeypatch.setattr(kept, "_MOST_BYTES", 23)
     said: list[str] = []
     stop = log.subscribe(lambda record: said.append(record.text), "cache")
     processes.run(KEPT["a constant"], X)

@@ -15,7 +15,6 @@ from torch._ops import OpOverload
 import fusee
 from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
-from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.codegen import HostArguments, HostCode
 from fusee.config import Options
@@ -26,7 +25,7 @@ from fusee.loops.memory import Plan
 from fusee.runtime.jit import Build
 from fusee.runtime.launch import FrameSpec
 from fusee.sym import Symbol, symbols
-from fusee.targets import Emitted, Kept, Loaded, Target
+from fusee.targets import TARGETS, Emitted, Kept, Loaded, Target
 from fusee.targets.cuda import CUDA
 from tests.loops.interpret import interpret
 
@@ -101,7 +100,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(native.TARGETS, "cpu", REFERENCE)
+    monkeypatch.setitem(TARGETS, "cpu", REFERENCE)
 
 
 def test_inference_on_another_target(reference: None) -> None:
@@ -140,13 +139,15 @@ def test_writes_and_sizes_that_calls_bring(reference: None) -> None:
 
 
 def test_an_amd_gpu_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(native.TARGETS, "cpu", CUDA())  # so that its tensors are on one
+    monkeypatch.setitem(TARGETS, "cpu", CUDA())  # so that its tensors are on one
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.warns(FuseeWarning, match="an AMD GPU, and code is generated for NVIDIA's"):
         assert torch.equal(fusee.compile(torch.sin)(torch.ones(3)), torch.ones(3).sin())
 
 
 def test_a_machine_without_a_target_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "TARGETS", {"xpu": REFERENCE})
+    for device in ("cpu", "cuda"):
+        monkeypatch.delitem(TARGETS, device)
+    monkeypatch.setitem(TARGETS, "xpu", REFERENCE)
     with pytest.warns(FuseeWarning, match="is on cpu, and code is generated for the XPU"):
         assert torch.equal(fusee.compile(torch.sin)(torch.ones(3)), torch.ones(3).sin())

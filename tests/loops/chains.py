@@ -192,11 +192,11 @@ def main() -> int:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     if args.gpu:
-        from fusee.backends import native
+        from fusee.targets import TARGETS
         from fusee.targets.cuda import PROFILE
         from tests.targets.cuda.simulated import Simulated
 
-        native.TARGETS["cpu"] = Simulated(PROFILE)
+        TARGETS["cpu"] = Simulated(PROFILE)
     how: Any = {"options": {"prices": False, "cache": not args.gpu}}
     how["dynamic"] = args.dynamic or None
     ends, seed, failed = time.monotonic() + args.seconds, args.first, 0

@@ -89,12 +89,6 @@ def _is_loaded(ctx: Context, value: Value) -> bool:
     return given.op == "load" and ctx.facts[given][1] and BITS[HELD[value.dtype]] > 1
 
 
-def _is_near(value: Value) -> bool:
-    """Whether a place needs no limits to be told apart from another one in 32 bits."""
-    place = value.attr if value.op in ("const", "index") else _FAR
-    return known_lt(place, _FAR) and known_lt(-_FAR, place)
-
-
 def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | None:
     """`start + lane < bound` as a test of 32-bit lane numbers against `bound - start`; or None.
 
@@ -112,7 +106,9 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
     level, scalar = t.level, InsertPoint(t.level, ctx.machine, 1)
     kind, numbers = vector("i32", ctx.lanes), numbered("i32", range(ctx.lanes))
     op = {"eq": "eq", "ne": "ne"}.get(op, "s" + op)
-    is_near = all(_is_near(x) for x in (position, bound))
+    # places that are near need no limits to be told apart in 32 bits
+    places = [x.attr if x.op in ("const", "index") else _FAR for x in (position, bound)]
+    is_near = all(known_lt(x, _FAR) and known_lt(-_FAR, x) for x in places)
     found = []
     for copy in range(ctx.copies):
         left = level.op(f"sub i64 {limit}, {start}")
@@ -231,7 +227,7 @@ class Body:
         if scans:
             for acc in hows:
                 ctx.acc_facts[acc] = (rank, ctx.lanes > 1)
-                before = [result(hows[acc], part) for part in parts[acc]]
+                before = [result(part) for part in parts[acc]]
                 ctx.carried[acc] = before if ctx.lanes > 1 else before[0]
         ctx.learn(self.order(phase))
         parts = dict(parts)
@@ -292,8 +288,7 @@ class Body:
         source   Hillis and Steele, Data parallel algorithms, 1986
         """
         ctx, lanes, starts = self.ctx, self.ctx.lanes, how.start(self.ctx.lanes)
-        given = [v for v in (statement.value, statement.which) if v is not None]
-        found = [ctx.vectors(v)[0] if lanes > 1 else ctx.scalar(v) for v in given]
+        found = [ctx.vectors(v)[0] if lanes > 1 else ctx.scalar(v) for v in statement.operands]
         if (mask := self.sum_mask()) is not None:
             places = zip(how.dtypes, found, starts, strict=True)
             found = [t.select(mask, HELD[dtype], x, first) for dtype, x, first in places]
@@ -312,8 +307,7 @@ class Body:
         """What has been accumulated with each copy of a tile, which are one after the other."""
         ctx, found = self.ctx, old
         t = ctx.target(rank, ctx.lanes)
-        given = [v for v in (statement.value, statement.which) if v is not None]
-        for new in zip(*map(ctx.vectors, given), strict=True):
+        for new in zip(*map(ctx.vectors, statement.operands), strict=True):
             found = [*found, accumulate(ctx, t, how, found[-1], list(new), None)]
         self.publish(how, found[1:])
         return found[-1:]
@@ -325,8 +319,7 @@ class Body:
         t = ctx.target(rank, ctx.lanes)
         mask = self.sum_mask()
         is_fused = fuses(how, statement.value, ctx.machine)
-        values = [statement.value] + ([] if statement.which is None else [statement.which])
-        values = list(statement.value.args) if is_fused else values
+        values = list(statement.value.args) if is_fused else statement.operands
         if ctx.lanes > 1:
             columns = [ctx.vectors(value) for value in values]
         else:
@@ -368,7 +361,7 @@ class Body:
 
     def publish(self, how: Carried, parts: list[list[str]]) -> None:
         """What reading the accumulator yields from here on."""
-        names = [result(how, part) for part in parts]
+        names = [*map(result, parts)]
         self.ctx.acc_names[how.acc] = names if self.ctx.lanes > 1 else names[0]
 
 
@@ -551,8 +544,8 @@ def into_first_lane(t: InsertPoint, how: Carried, parts: list[str]) -> list[str]
     return found
 
 
-def result(how: Carried, parts: list[str]) -> str:
-    """The part that reading the accumulator yields."""
+def result(parts: list[str]) -> str:
+    """The part that reading an accumulator yields."""
     return parts[-1]
 
 
@@ -683,7 +676,7 @@ class Along(_Nest):
         for acc, how in self.hows.items():
             whole = merge_all(t, how, final[acc])
             ctx.acc_facts[acc] = (ctx.base_rank, False)
-            ctx.acc_names[acc] = result(how, across(ctx, t, how, settle(t, how, whole)))
+            ctx.acc_names[acc] = result(across(ctx, t, how, settle(t, how, whole)))
 
     def _inside(self, parts: Parts) -> Parts:
         size, start = self.ctx.size_of(self.lane), "0"

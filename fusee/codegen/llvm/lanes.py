@@ -14,8 +14,9 @@ import torch
 from fusee.codegen.llvm.memory import BRIEF, NEAR
 from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.loops import SCALAR_OPS, Accumulate, Kernel, Phase, Value, index_of
+from fusee.loops.schedule import stride
 from fusee.runtime.llvm_text import BITS, HELD, Machine, memory_type
-from fusee.sym import Size, Symbol, coefficient, count_points, symbols
+from fusee.sym import Size, Symbol, count_points, symbols
 
 # ---------------------------------------------------------------------------- shape
 # Lanes, copies and the end of an axis; what a point costs.
@@ -276,11 +277,11 @@ def _fills(axis: Symbol, lanes: int) -> bool:
 
 def _is_near(index: Size, axis: Symbol, lane: Symbol) -> bool:
     """Whether an access of a tile of all of `axis` is made of vectors, or of parts of them."""
-    along, across = coefficient(index, lane), coefficient(index, axis)
+    along, across = stride(index, lane), stride(index, axis)
     if along is None or across is None:
         return False
-    is_near = isinstance(along[0], int) and 0 <= along[0] <= NEAR
-    return is_near or (across[0] == 1 and (along[0] == axis.hi or axis.hi in PIECES))
+    is_near = isinstance(along, int) and 0 <= along <= NEAR
+    return is_near or (across == 1 and (along == axis.hi or axis.hi in PIECES))
 
 
 def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) -> bool:
@@ -288,8 +289,8 @@ def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) 
     found = False
     own = set(kernel.outer)
     for index in indices:
-        along, across = coefficient(index, lane), coefficient(index, axis)
-        if along is None or across is None or own & {*symbols(along[0]), *symbols(across[0])}:
+        along, across = stride(index, lane), stride(index, axis)
+        if along is None or across is None or own & {*symbols(along), *symbols(across)}:
             return False
-        found |= across[0] == 1 and along[0] not in (0, 1)
+        found |= across == 1 and along not in (0, 1)
     return found

@@ -201,9 +201,9 @@ def _exp_reduced(c: Code, x: str) -> tuple[str, str]:
     return n, c.fma(real, c.real(-_LN2_LOW), r)
 
 
-def _exp_core(c: Code, r: str, coefficients: Sequence[float]) -> str:
+def _exp_core(c: Code, r: str) -> str:
     """e^r - 1"""
-    return c.fma(c.mul(r, r), c.polynomial(r, coefficients), r)
+    return c.fma(c.mul(r, r), c.polynomial(r, _EXP), r)
 
 
 FORMULAS: Rules[str, Callable[..., str]] = Rules()
@@ -215,7 +215,7 @@ def _exp(c: Code, x: str) -> str:
         return each_lane(c.t, torch.float32, [x], lambda one, args: _exp_simt(Code(one), *args))
     n, r = _exp_reduced(c, c.at_least(c.at_most(x, 89.0), -104.0))
     vanishes = c.compare("olt", x, c.real(-104.0))
-    return c.times_power(c.add(_exp_core(c, r, _EXP), c.real(1.0)), n, vanishes)
+    return c.times_power(c.add(_exp_core(c, r), c.real(1.0)), n, vanishes)
 
 
 def _exp_simt(c: Code, x: str) -> str:
@@ -373,7 +373,7 @@ def _tanh(c: Code, x: str) -> str:
     else:
         n, r = _exp_reduced(c, c.at_most(c.add(size, size), 20.0))
         power = c.power(n)
-        sum_ = c.fma(_exp_core(c, r, _EXP), power, c.add(power, c.real(1.0)))  # e^2x + 1
+        sum_ = c.fma(_exp_core(c, r), power, c.add(power, c.real(1.0)))  # e^2x + 1
         far = c.sub(c.real(1.0), c.div(c.real(2.0), sum_))
     square = c.mul(x, x)
     near = c.fma(c.mul(square, size), c.polynomial(square, _TANH), size)

@@ -31,6 +31,7 @@ from fusee.codegen.llvm.ops import (
     turned,
 )
 from fusee.loops import Buffer, Mode, Store, Value
+from fusee.loops.schedule import stride
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,
@@ -40,7 +41,7 @@ from fusee.runtime.llvm_text import (
     numbered,
     vector,
 )
-from fusee.sym import Size, Symbol, coefficient, hint, maximum
+from fusee.sym import Size, Symbol, hint, maximum
 
 # ---------------------------------------------------------------------------- access
 
@@ -172,7 +173,10 @@ class TilePlace(AccessPlace):
         self.ctx, self.rank, self.buffer, self.dtype = ctx, rank, buffer, buffer.dtype
         self.kind = memory_type(buffer.dtype, ctx.machine)
         self.address = pointer(ctx, buffer, self.kind, groups(ctx, index))
-        self.along, self.across = (_step(index, axis) for axis in (ctx.lane, ctx.copy_axis))
+        assert ctx.lane is not None and ctx.copy_axis is not None
+        along, across = stride(index, ctx.lane), stride(index, ctx.copy_axis)
+        assert along is not None and across is not None
+        self.along, self.across = along, across
         self.step, self.can_gather = int(self.along == 1), False
         self.blocks: dict[int, str] = {}
         # one row after the other is one vector after the other
@@ -242,13 +246,6 @@ class TilePlace(AccessPlace):
             name = self.ctx.param("lanes" if step is self.along else "copies", step)
             by = entry.once(("steps", name, count), lambda: entry.op(f"mul i64 {name}, {count}"))
         return self.t(1).level.op(f"getelementptr {self.kind}, ptr {address}, i64 {by}")
-
-
-def _step(index: Size, axis: Symbol | None) -> Size:
-    assert axis is not None
-    parts = coefficient(index, axis)
-    assert parts is not None
-    return parts[0]
 
 
 def _place(ctx: Context, buffer: Buffer, index: Size, rank: int) -> AccessPlace:
@@ -334,8 +331,9 @@ def _fetch_ahead(place: AccessPlace) -> None:
             (value,) = value.args
         if not isinstance(value, Value) or value.op != "load" or value.args:
             continue
-        steps = {x: parts[0] for x in ctx.axis_rank if (parts := coefficient(value.attr[1], x))}
-        axis = min((x for x in steps if steps[x] != 0), key=lambda x: hint(steps[x]), default=None)
+        own = {x: stride(value.attr[1], x) for x in ctx.axis_rank}
+        steps = {x: step for x, step in own.items() if step is not None and step != 0}
+        axis = min(steps, key=lambda x: hint(steps[x]), default=None)
         if axis is not None and isinstance(length, int) and HELD[value.dtype] in ("i32", "i64"):
             lines = min(LINES, -(-length * BITS[place.kind] // (8 * LINE)))
             make = functools.partial(_fetched, place, (mono, coef), value, axis, steps[axis], lines)

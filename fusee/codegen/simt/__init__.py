@@ -12,7 +12,7 @@ sizes that the text leaves open. Threads are mapped to points in one of four way
              what those before it have, and all of them what came before the step
     columns  a team for `vec` neighbours along the last outer axis: each thread reduces some rows
     tiles    a block for a tile of two axes: what lies along the one and is stored along the other
-             (see tile.py)
+             (see teams.py)
 
 `vec` is what one access of 16 bytes holds, fewer where sizes or strides are no multiples of it.
 """
@@ -28,7 +28,19 @@ from fusee.codegen.llvm.body import Across, Carried, Parts, across, merge_all, r
 from fusee.codegen.llvm.index import groups, pointer
 from fusee.codegen.llvm.lanes import Stage, is_short
 from fusee.codegen.llvm.ops import STATIC_SIZE
-from fusee.codegen.simt.teams import COUNTER_BYTES, WARP, Exchange, Meeting, Sharing, Team, barrier
+from fusee.codegen.simt.teams import (
+    COUNTER_BYTES,
+    THREADS,
+    WARP,
+    Crossing,
+    Exchange,
+    Meeting,
+    SharedTile,
+    Sharing,
+    Team,
+    barrier,
+    choose_tile,
+)
 from fusee.codegen.simt.thread import (
     ACCESS_BYTES,
     MOST_LANES,
@@ -40,9 +52,15 @@ from fusee.codegen.simt.thread import (
     lanes_along,
     rough_values,
 )
-from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
 from fusee.loops import Acc, Kernel, Phase, Store, walk
-from fusee.loops.schedule import in_one_pass, is_scan, reads_back, scans_along, takes_one_pass
+from fusee.loops.schedule import (
+    in_one_pass,
+    is_scan,
+    reads_back,
+    scans_along,
+    stride,
+    takes_one_pass,
+)
 from fusee.runtime.llvm_text import BITS, InsertPoint, Machine, memory_type
 from fusee.sym import (
     Size,
@@ -171,10 +189,10 @@ class _Mapping:
                 if value.op != "load" or axis not in symbols(value.attr[1]):
                     continue
                 lanes = ACCESS_BYTES // value.attr[0].dtype.itemsize
-                (step, _), (row, _) = (
-                    coefficient(value.attr[1], x) or (0, 0) for x in (axis, outer[-1])
-                )
-                if step != 1 or row != axis.hi or lanes > MOST_LANES or not divides(lanes, row):
+                step, row = (stride(value.attr[1], x) for x in (axis, outer[-1]))
+                if step != 1 or row is None or row != axis.hi:
+                    return False
+                if lanes > MOST_LANES or not divides(lanes, row):
                     return False
                 rows += 1
         return rows > 0
@@ -188,7 +206,7 @@ class _Mapping:
         for phase in self.scans:
             stored = {store.buffer for store in phase.stores}
             loads = [v.attr for v in self.orders[phase] if v.op == "load"]
-            steps = [(coefficient(index, phase.inner[-1]) or (0,))[0] for _, index in loads]
+            steps = [stride(index, phase.inner[-1]) for _, index in loads]
             if not {1, -1} & {*steps} or any(buffer in stored for buffer, _ in loads):
                 return False
         return True
@@ -197,7 +215,7 @@ class _Mapping:
         """Whether a phase stores rows in pieces of a sector and more: threads with a row each would
         write into many sectors at once, which leave the cache before they are full."""
         axis, stores = phase.inner[-1], phase.stores
-        along = [s for s in stores if (coefficient(s.index, axis) or (0,))[0] == 1]
+        along = [s for s in stores if stride(s.index, axis) == 1]
         sizes = [s.buffer.dtype.itemsize * hint(count_points((axis,))) for s in along]
         return self.kernel.lanes is None and max(sizes, default=0) >= SECTOR_BYTES
 
@@ -275,10 +293,10 @@ class _Mapping:
         for value in self.orders[phase]:
             if value.op != "load" or axis is None:
                 continue
-            (along, _), (beside, _) = (
-                coefficient(value.attr[1], x) or (0, 0) for x in (phase.inner[-1], axis)
-            )
-            if along == 1 and beside == phase.inner[-1].hi and len(phase.inner) > 1:
+            along, beside = (stride(value.attr[1], x) for x in (phase.inner[-1], axis))
+            if beside is None or len(phase.inner) == 1:
+                continue
+            if along == 1 and beside == phase.inner[-1].hi:
                 piece = value.attr[0].dtype.itemsize * hint(beside)
                 most = max(most, min(_power(LINE // piece), MOST_LANES))
         return most
@@ -485,7 +503,7 @@ class _Mapping:
             return None
         places = [v.attr for v in loads if lane in symbols(v.attr[1])]
         fits = all(
-            b.dtype.itemsize * PIECES == ACCESS_BYTES and (coefficient(at, lane) or (0,))[0] == 1
+            b.dtype.itemsize * PIECES == ACCESS_BYTES and stride(at, lane) == 1
             for b, at in [(store.buffer, store.index), *places]
         )
         return store if places and fits else None
@@ -655,14 +673,14 @@ class _Mapping:
         for acc, how in hows.items():
             whole = merge_all(t, how, parts[acc])
             if isinstance(how, OnlineCarried):
-                whole = how.finished(wide, whole)
+                whole = how.finished(whole)
             elif team.along:
                 whole = across(ctx, t, how, whole)
             found[acc] = exchange.merged(wide, how, whole)
         if self._is_split(phase):
             found = self._met(hows, found, wide, team, member, exchange, leads)
         for acc, how in hows.items():
-            names = {acc: result(how, found[acc])}
+            names = {acc: result(found[acc])}
             if isinstance(how, OnlineCarried):
                 names = {acc: found[acc][0], how.raw: found[acc][1]}
             for one, name in names.items():

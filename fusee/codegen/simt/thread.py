@@ -73,7 +73,7 @@ class OnlineCarried(Carried):
         """Some more elements per lane: of each the value, and the factor if there is one."""
         raise NotImplementedError
 
-    def finished(self, t: InsertPoint, parts: list[str]) -> list[str]:
+    def finished(self, parts: list[str]) -> list[str]:
         """What went round a loop as parts."""
         return parts
 
@@ -178,7 +178,7 @@ class Squares(OnlineCarried):
     def _wide(self, t: InsertPoint, x: str) -> str:
         return x if t.lanes == 1 else t.level.splat(HELD[self.dtype], x, t.lanes)
 
-    def finished(self, t: InsertPoint, parts: list[str]) -> list[str]:
+    def finished(self, parts: list[str]) -> list[str]:
         return parts[:3]
 
     def merge(self, t: InsertPoint, a: list[str], b: list[str]) -> list[str]:
@@ -398,7 +398,7 @@ class ThreadBody(Body):
         if not isinstance(how, OnlineCarried):
             return super()._accumulate(statement, old, how, rank)
         ctx = self.ctx
-        values = [v for v in (statement.value, statement.which) if v is not None]
+        values = statement.operands
         given = [ctx.vectors(v)[0] if ctx.lanes > 1 else ctx.scalar(v) for v in values]
         self.waiting.setdefault(how.acc, []).append(given)
         return old

@@ -401,9 +401,6 @@ def _footprint(index: Size, axes: tuple[Symbol, ...]) -> Hashable | None:
 # The others are rows of fusee/loops/operators.py.
 
 
-# ---------------------------------------------------------------------------- division
-
-
 def _divides(name: str, of_floats: Formula, rounds: int = 2) -> Callable[..., Tensor]:
     """A division by its op of the vocabulary for integers, whose divisor of zero is reported.
 

@@ -335,8 +335,6 @@ def position(x: Tensor, dims: Sequence[int], kind: str) -> Tensor:
 # ---------------------------------------------------------------------------- aggregate
 # ATen's reductions: sums, moments, extremes, truth, vector norms.
 
-# ------------------------------------------------------------------------------ sums
-
 
 def _sums(kind: str, is_mean: bool = False) -> Callable[..., Tensor]:
     def handler(call: OpCall, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:

@@ -42,10 +42,6 @@ from fusee.loops.operators import named
 from fusee.source import Args, Kwargs
 from fusee.sym import Expr, Size, Symbol, coefficient, hint, product
 
-# ---------------------------------------------------------------------------- numbers
-# Numbers as a dtype holds them, and the dtype in which ATen computes.
-
-
 # ---------------------------------------------------------------------------- strides
 # Strides of tensors, in elements: which order of dimensions they mean.
 

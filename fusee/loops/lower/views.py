@@ -41,8 +41,6 @@ from fusee.sym import (
 # ---------------------------------------------------------------------------- shape
 # Views as index maps: strides where they can say it, closures over the index where not.
 
-# ------------------------------------------------------------------------------ rearranging
-
 
 def _apart(x: Tensor, shape: Shape, dim: int, view: Callable[[Tensor], Tensor]) -> Tensor:
     """The same view of each piece of `x`, side by side along `dim`."""

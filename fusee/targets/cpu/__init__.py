@@ -150,6 +150,9 @@ class CPU(Target):
         return Loaded(run, uses=uses)
 
 
+TARGET = CPU()
+
+
 # ---------------------------------------------------------------------------- random numbers
 # Bernoulli numbers of torch's CPU generator, several times faster than its own kernel draws them.
 #

@@ -213,7 +213,7 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     is_known = known((*stride, *padding, *dilation, groups))  # type: ignore[misc]
     if out.dim() != 4 or transposed or not (is_static and is_known):
         return ""
-    if _is_one_pixel(edit, node):
+    if _is_one_pixel(node):
         with edit.before(node):
             flat = edit.call(aten.squeeze.dims, x, [2, 3])
             factor = edit.call(aten.squeeze.dims, weight, [2, 3])
@@ -281,7 +281,7 @@ def order(weight: Tensor) -> list[int]:
     return words[: _GAP.start] + words[_GAP.stop :]
 
 
-def _is_one_pixel(edit: Editor, node: fx.Node) -> bool:
+def _is_one_pixel(node: fx.Node) -> bool:
     """A 1x1 kernel on 1x1 images, as squeeze-and-excitation has."""
     x, weight, _, _, padding, _, _, _, groups = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
@@ -368,10 +368,7 @@ def _unary(user: fx.Node) -> PostOp | None:
         return "hardswish", [], ""
     if target is aten.leaky_relu.default:
         return "leaky_relu", [arguments(user)["negative_slope"]], ""
-    if target is aten.hardtanh.default:
-        _, low, high = arguments(user).values()
-        return "hardtanh", [low, high], ""
-    if target is aten.clamp.default:
+    if target in (aten.hardtanh.default, aten.clamp.default):
         _, low, high = arguments(user).values()
         if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high:
             return "hardtanh", [low, high], ""

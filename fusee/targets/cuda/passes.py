@@ -137,15 +137,11 @@ def channels_last(edit: Editor) -> None:
     source: torch/_inductor/graph.py, decide_layout_opt
     """
     marked = _on_tensor_cores(edit)
-    work = {node: _multiplications(edit, node) for node in marked}
+    shapes = {node: val(x).shape for node in marked if isinstance(x := node.args[1], fx.Node)}
+    work = {node: math.prod(edit.hints(node)) * math.prod(x[1:]) for node, x in shapes.items()}
     slower = sum(n for node, n in work.items() if _has_groups(node))
     if slower * (_GROUPED - _PLAIN) <= sum(work.values()) * (1 - _PLAIN):
         edit.mark_channels_last(marked)
-
-
-def _multiplications(edit: Editor, node: fx.Node) -> int:
-    weight: Any = node.args[1]
-    return math.prod(edit.hints(node)) * math.prod(val(weight).shape[1:])
 
 
 def _has_groups(node: fx.Node) -> bool:

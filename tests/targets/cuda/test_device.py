@@ -23,7 +23,7 @@ from torch._higher_order_ops import associative_scan
 
 import fusee
 from fusee.backends.report import live_reports
-from fusee.codegen.simt import tile
+from fusee.codegen.simt import teams as tile
 from fusee.errors import MissingPackage
 from fusee.targets.cuda import launch
 from tests.capturing import test_distributed

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 
 import fusee
-from fusee.backends import native
 from fusee.codegen import simt
-from fusee.codegen.simt import tile
+from fusee.codegen.simt import teams as tile
 from fusee.loops import Buffer, Values
 from fusee.runtime import jit
 from fusee.runtime.llvm_text import BITS, HELD
 from fusee.sym import Symbol
+from fusee.targets import TARGETS
 from fusee.targets.cuda import PROFILE, launch
 from fusee.targets.cuda.launch import target
 from tests.targets.cuda import simulated
@@ -37,7 +37,7 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, tor
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     """Everything that is compiled runs as it would on a GPU."""
     target = Simulated(PROFILE)
-    monkeypatch.setitem(native.TARGETS, "cpu", target)
+    monkeypatch.setitem(TARGETS, "cpu", target)
     return target
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops import associative_scan
 
 import fusee
-from fusee.backends import native
+from fusee.targets import TARGETS
 from fusee.targets.cuda import PROFILE
 from tests.targets.cuda.simulated import Simulated
 from tests.targets.cuda.test_kernels import agree, close, numbers
@@ -20,7 +20,7 @@ from tests.targets.cuda.test_kernels import agree, close, numbers
 
 @pytest.fixture(autouse=True)
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(native.TARGETS, "cpu", Simulated(PROFILE))
+    monkeypatch.setitem(TARGETS, "cpu", Simulated(PROFILE))
 
 
 def _encoder() -> nn.Module:

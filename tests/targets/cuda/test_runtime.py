@@ -20,11 +20,10 @@ import fusee
 from fusee.aten import WHOLE
 from fusee.aten.trace import trace
 from fusee.autodiff.bill import bill
-from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
 from fusee.loops.lower import supported
-from fusee.targets import cuda
+from fusee.targets import TARGETS, cuda
 from fusee.targets.cuda import CUDA, launch, recording
 from fusee.targets.cuda.launch import Beside
 from fusee.targets.cuda.recording import Replayer
@@ -36,7 +35,7 @@ from tests.targets.cuda.driver import FakeGpu, fake_gpu
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """Everything that is compiled is launched on this one."""
     found = fake_gpu(monkeypatch)
-    monkeypatch.setitem(native.TARGETS, "cpu", CUDA(found))
+    monkeypatch.setitem(TARGETS, "cpu", CUDA(found))
     KEPT.clear()
     return found
 
