@@ -160,6 +160,8 @@ def _in_pieces(
     for x in operands:
         if isinstance(x, Tensor) and x.pieces is not None and x.storage is None:
             place = len(shape) - len(x.shape) + x.pieces.dim
+            if is_repeated(x.shape[x.pieces.dim], shape[place]):
+                continue
             if model is None:
                 model, dim = x.pieces, place
             elif place != dim or x.pieces.starts != model.starts:
@@ -173,12 +175,10 @@ def _in_pieces(
         length = piece.shape[dim - lead]
         cut: list[Operand] = []
         for x in operands:
-            place = dim if not isinstance(x, Tensor) else dim - len(shape) + len(x.shape)
-            is_own = isinstance(x, Tensor) and place >= 0 and x.shape[place] != 1
-            if isinstance(x, Tensor) and is_own and not is_repeated(x.shape[place], shape[dim]):
-                cut.append(narrow(x, place, start, length))
-            else:
-                cut.append(x)
+            place = dim - len(shape) + len(x.shape) if isinstance(x, Tensor) else -1
+            if isinstance(x, Tensor) and place >= 0 and not is_repeated(x.shape[place], shape[dim]):
+                x = narrow(x, place, start, length)
+            cut.append(x)
         parts.append((cut, resized(shape, dim, length)))
     return dim, model.starts, parts
 
