@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -146,11 +147,12 @@ class Indexing:
             raise NotLowered("boolean masks select a number of elements that only the data knows")
         self.common: Shape = ()
         for tensor in self.tensors.values():
-            rank = max(len(self.common), len(tensor.shape))
-            sides = ((1,) * (rank - len(s)) + s for s in (self.common, tensor.shape))
-            self.common = tuple(m if is_repeated(n, m) else n for n, m in zip(*sides, strict=True))
-        refused = {k: along(k, IndexError, wraps=True) for k in self.tensors}
-        self.places = {k: Places(t, x.shape[k], refused[k]) for k, t in self.tensors.items()}
+            sides = itertools.zip_longest(self.common[::-1], tensor.shape[::-1], fillvalue=1)
+            self.common = tuple(m if is_repeated(n, m) else n for n, m in sides)[::-1]
+        self.places = {
+            k: Places(t, x.shape[k], along(k, IndexError, wraps=True))
+            for k, t in self.tensors.items()
+        }
         dims = list(self.tensors)
         adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
         self.front = dims[0] if adjacent else 0  # where the indexed dimensions appear
@@ -161,10 +163,10 @@ class Indexing:
         """The source's index for an index of the result."""
         at = ix[self.front : self.front + len(self.common)]
         rest = iter((*ix[: self.front], *ix[self.front + len(self.common) :]))
-        places: list[Size] = []
-        for k in range(len(self.shape)):
-            places.append(self.places[k].wide(at, self.common) if k in self.places else next(rest))
-        return tuple(places)
+        return tuple(
+            self.places[k].wide(at, self.common) if k in self.places else next(rest)
+            for k in range(len(self.shape))
+        )
 
 
 @lowers("index.Tensor")
@@ -206,7 +208,7 @@ class Scatter:
         `colliding` are the dimensions along which two indices may have one target.
         """
         index = self.lowering.axes(shape)
-        if any(size == 0 for size in shape):
+        if 0 in shape:
             return
         ordered = tuple(self.lowering.axis(f"i{k}", shape[k]) for k in colliding if shape[k] != 1)
         self.lowering.emit(

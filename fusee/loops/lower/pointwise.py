@@ -175,9 +175,10 @@ def _in_pieces(
         length = piece.shape[dim - lead]
         cut: list[Operand] = []
         for x in operands:
-            place = dim - len(shape) + len(x.shape) if isinstance(x, Tensor) else -1
-            if isinstance(x, Tensor) and place >= 0 and not is_repeated(x.shape[place], shape[dim]):
-                x = narrow(x, place, start, length)
+            if isinstance(x, Tensor):
+                place = dim - len(shape) + len(x.shape)
+                if place >= 0 and not is_repeated(x.shape[place], shape[dim]):
+                    x = narrow(x, place, start, length)
             cut.append(x)
         parts.append((cut, resized(shape, dim, length)))
     return dim, model.starts, parts
