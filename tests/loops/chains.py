@@ -40,10 +40,10 @@ x.sin() | x.relu() | x.tanh() | x*0.5 | x+y | x*y | x-y | torch.maximum(x,y) | x
 x.abs().sqrt() | F.gelu(x) | x/(y.abs()+1) | torch.where(x>0,x,y) | x.lerp(y,0.3) | x*s | x+k | j+k
 x.masked_fill(x>1,0.0) | x>0 | x>y | x.clone() | x.contiguous() | i+a | i*2 | i//2 | j%3 | x**2
 i%3 | ~m | torch.where(m,x,y) | m&(x>0) | i.clamp(0,b) | x.clamp(-s,s) | x>s | x*j | x+m | i<<1
-torch.where(m,x,s) | torch.where(m,j,k) | x.addcmul(x,y,value=0.5) | -j
-x.remainder(1.5) | F.silu(x) | F.softplus(x) | torch.atan2(x,y) | x.exp().log1p() | j//2 | j*j | i-j
-z.real | z.imag | z*z | z.abs() | z+x | z.conj() | torch.complex(x,x*0.5) | z*s | j.bitwise_and(5)
-x.nan_to_num() | x.log() | torch.copysign(x,y) | x.reciprocal() | torch.fmin(x,y) | x/k
+torch.where(m,x,s) | torch.where(m,j,k) | x.addcmul(x,y,value=0.5) | -j | x.remainder(1.5)
+F.silu(x) | F.softplus(x) | torch.atan2(x,y) | x.exp().log1p() | j//2 | j*j | i-j | z.real | z.imag
+z*z | z.abs() | z+x | z.conj() | torch.complex(x,x*0.5) | z*s | j.bitwise_and(5) | x.nan_to_num()
+x.round() | x.sign() | x.log() | torch.copysign(x,y) | x.reciprocal() | torch.fmin(x,y) | x/k
 """
 CASTS = """
 x.long() | x.half() | x.bfloat16() | x.float() | x.double() | j.float() | m.float() | m.long()
@@ -84,10 +84,10 @@ i.bincount(minlength=3)
 x.scatter_reduce(d,x.argsort(d,stable=True)//2,x,'amax',include_self=False)
 x.scatter_reduce(d,x.argsort(d,stable=True)//2,x,'mean') | x.index_copy(d,torch.arange(n).flip(0),x)
 x.index_put((torch.arange(x.shape[0])//2,),x,accumulate=True) | x[...,i.clamp(0,x.shape[-1]-1)]
-x.masked_scatter(m,y) | x[:,None,i%x.shape[-1]]
-x.scatter(d,torch.zeros_like(x,dtype=torch.long),s) | x.take_along_dim(x.argsort(d,stable=True),d)
-torch.searchsorted(x.sort(-1)[0],x) | x[i%x.shape[0],0] | torch.bucketize(x,torch.arange(3.))
-torch.where(x>0)[0] | x.index_reduce(d,torch.arange(n)//2,x,'amax')
+x.masked_scatter(m,y) | x[:,None,i%x.shape[-1]] | x.scatter(d,x.argsort(d,stable=True),s)
+x.take_along_dim(x.argsort(d,stable=True),d) | torch.searchsorted(x.sort(-1)[0],x)
+x[i%x.shape[0],0] | torch.bucketize(x,torch.arange(3.)) | torch.where(x>0)[0]
+x.index_reduce(d,torch.arange(n)//2,x,'amax')
 """
 LAYERS = """
 F.layer_norm(x,x.shape[-1:]) | F.layer_norm(x,x.shape[-1:],y.flatten()[:x.shape[-1]],None,1e-3)
@@ -127,7 +127,7 @@ x.index_copy_(d,torch.arange(n).flip(0),y) | x.diagonal().add_(1) | x.view(-1)[a
 j *= 2 | x.masked_scatter_(m,y) | x.cumsum_(d) | x.flatten().mul_(2)
 x.expand(2,*x.shape)[0].add_(1) | m.logical_not_() | x[m] = y | x[m] += 1 | x.where(x>0,y).mul_(2)
 x.squeeze_() | x.transpose_(0,-1) | x.addcmul_(x,y) | z.mul_(2) | z.real.mul_(2)
-torch.cat((x,y),out=torch.empty_like(x)) | x.swapaxes(0,-1)[0].fill_(1) | x.set_(y)
+x.swapaxes(0,-1)[0].fill_(1) | x.set_(y)
 """
 ROWS = [
     [row.strip() for line in kind.strip().splitlines() for row in line.split(" | ")]
@@ -147,6 +147,8 @@ DTYPES = {
     "m": [torch.bool],
     "z": [torch.complex64],
 }
+# What autograd refuses after a write, which graphs do not refuse alike (docs/open.md).
+MODIFIED = re.compile("modified inplace|modified by an inplace")
 KNOWN = {dtype for kinds in DTYPES.values() for dtype in kinds}
 
 
@@ -295,7 +297,8 @@ def difference(
             want = _run(given, eager, call, gradients)
             got = _run(given, compiled, call, gradients)
         if isinstance(want, Exception) or isinstance(got, Exception):
-            if type(want) in (type(got), NameError):
+            told = [repr(x) if isinstance(x, Exception) else "nothing" for x in (got, want)]
+            if type(want) in (type(got), NameError) or any(map(MODIFIED.search, told)):
                 continue
             told = [
                 f"{type(x).__name__}: {x}" if isinstance(x, Exception) else "none"
