@@ -188,8 +188,9 @@ class Outputs:
             self.owners[buffer] = owner
         if buffer.role == "scratch":
             buffer.role = "result"
-            if buffer.shape == tensor.shape:  # along axes of one element they may differ
-                buffer.strides = strides
+            shape = buffer.shape
+            if shape == tensor.shape and same_strides(shape, buffer.strides, strides):
+                buffer.strides = strides  # along axes of one element they may differ
         self.plain(View(buffer, tensor.shape, strides, storage.offset))
 
     def _copied(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:

@@ -168,11 +168,9 @@ def _in_pieces(
                 return None
     if model is None:
         return None
-    own = model.tensors[0]
-    lead = len(shape) - len(own.shape)
     parts: list[tuple[list[Operand], Shape]] = []
     for start, piece in zip(model.starts, model.tensors, strict=True):
-        length = piece.shape[dim - lead]
+        length = piece.shape[model.dim]
         cut: list[Operand] = []
         for x in operands:
             if isinstance(x, Tensor):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import fusee
 from fusee.loops import Buffer, Loop, Profile
 from fusee.loops.checker import show_step
 from fusee.loops.lower.tensor import Lowering, Strided
@@ -94,6 +95,13 @@ def test_reshape_of_unknown_sizes_keeps_storage() -> None:
     assert storage is not None and storage.strides == (6, 3, 1)
     flat = reshape(x, (n * 6,)).storage
     assert flat is not None and flat.strides == (1,)
+
+
+def test_a_square_that_is_returned_turned() -> None:
+    """Its strides are not those of the buffer that it is a view of, whose shape it has."""
+    square = torch.randn(3, 3), torch.randn(3, 3)
+    compiled = fusee.compile(lambda x, y: (x @ y).t(), options={"prices": False})
+    torch.testing.assert_close(compiled(*square), (square[0] @ square[1]).t())
 
 
 def test_views_of_a_result_are_views_of_its_buffer() -> None:
