@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from fusee.aten import arguments, memory_root
 from fusee.aten.rewriter import Editor, only_user, val
 from fusee.aten.torch_api import OpOverload
-from fusee.fake.layouts import like, same_ints
+from fusee.fake.layouts import is_written, like, same_ints
 from fusee.source import HALVES, OpRules, overloads
 from fusee.sym import Expr, Size, Symbol, known_ge, known_lt, substitute
 
@@ -76,7 +76,7 @@ def known_masks(edit: Editor) -> None:
         q, own = val(named["query"]), node.meta["val"]
         if is_strided or edit.aten.symbols or isinstance(own, tuple) or own.shape != q.shape:
             continue
-        node.meta["val"] = own.new_empty_strided(own.shape, like(q, q.dtype).stride)
+        node.meta["val"] = own.new_empty_strided(own.shape, like(q).stride)
     if found:
         # nobody's `x[index]` goes, where all places are known to be in `x`: it cannot raise
         for node in reversed(list(edit.calls(aten.index.Tensor))):
@@ -440,7 +440,7 @@ def every_head(
     lead = shapes[0][:-2]
     others = [k for k in (1, 2) if not same_ints(shapes[k][:-2], lead)]
     pairs = [(m, n) for k in others for m, n in zip(shapes[k], lead)]
-    if not all(same_ints((m,), (n,)) or (type(m) is int and m == 1) for m, n in pairs):
+    if not all(is_written(m, n) or (type(m) is int and m == 1) for m, n in pairs):
         return None
     if len(lead) == 2 and not others:
         return None
@@ -542,7 +542,7 @@ class _Scores:
     def _before(self, x: fx.Node) -> fx.Node | None:
         args: Any = x.args
         if x.target in _RESHAPES or _is_cast(x):
-            return args[0] if same_ints((val(x).numel(),), (val(args[0]).numel(),)) else None
+            return args[0] if is_written(val(x).numel(), val(args[0]).numel()) else None
         if x.target in _SCALES:
             factor = _factor(x)
             self.scale *= factor or 0.0
@@ -638,7 +638,7 @@ def _softmax_of(node: fx.Node) -> fx.Node | None:
         if node.target not in _RESHAPES and not _is_cast(node):
             return None
         source = node.all_input_nodes[0]
-        if not same_ints((val(node).numel(),), (val(source).numel(),)):
+        if not is_written(val(node).numel(), val(source).numel()):
             return None
         node = source
     return None

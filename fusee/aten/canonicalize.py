@@ -29,7 +29,9 @@ from fusee.fake import on_metas
 from fusee.fake.layouts import (
     extent,
     has_zero,
+    is_dense,
     is_row_major,
+    is_written,
     known,
     let_be_filled,
     same_ints,
@@ -164,7 +166,7 @@ def _whole(x: Tensor, shape: Sequence[Any]) -> list[Any]:
     rest: list[Any] = []
     let_be_filled(shape)
     for n in shape:
-        twin = next((k for k, size in enumerate(left) if same_ints((size,), (n,))), None)
+        twin = next((k for k, size in enumerate(left) if is_written(size, n)), None)
         if twin is not None:
             del left[twin]
         elif not _is_open(n):
@@ -296,17 +298,20 @@ def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     elif x.store.origin is not None:
         t.b.from_start.add(x.store.origin)
     _within(t, base.tensor, x.tensor.dtype, size, stride, offset)
+    if not is_dense(base.tensor):
+        x.store.frozen = "a write beside as_strided between the elements of a tensor"
+        if x.store.version:
+            raise t.b.unsupported(x.store.frozen)
     return t.view(op, base.tensor, list(size), list(stride), offset)
 
 
 @ALWAYS.rule("as_strided_scatter")
 def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    value = t.value(args[0])
-    x = value.tensor
+    x = t.value(args[0])
     _, _, size, stride, offset = bound(op, args, kwargs)
-    if offset is not None and value.store.origin is not None:
-        t.b.from_start.add(value.store.origin)
-    _within(t, x, x.dtype, size, stride, 0 if offset is None else offset)
+    if offset is not None and x.store.origin is not None:
+        t.b.from_start.add(x.store.origin)
+    _within(t, x.tensor, x.tensor.dtype, size, stride, 0 if offset is None else offset)
     return t.record(op, args, kwargs)
 
 

@@ -32,7 +32,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake import Twins
-from fusee.fake.layouts import is_dense, same_ints
+from fusee.fake.layouts import is_written, same_ints
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import is_pointwise, refuse_dtypes
@@ -298,13 +298,8 @@ def _with_size(x: Any, to_size: Callable[[Any], Size]) -> Any:
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape have the same strides wherever strides matter."""
-    left, right = a.stride(), b.stride()
-    if same_ints(left, right):
-        return True
-    return all(
-        same_ints((p,), (q,)) or (type(n) is int and n <= 1)
-        for n, p, q in zip(a.shape, left, right)
-    )
+    axes = zip(a.shape, a.stride(), b.stride())
+    return all((type(n) is int and n <= 1) or is_written(p, q) for n, p, q in axes)
 
 
 # ------------------------------------------------------------------------------ inverses
@@ -365,10 +360,7 @@ _SCATTERS = {
 @_INVERSES.rule(*_SCATTERS)
 def _scatter(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None and view.view is not None
-    parent = view.parent
-    op, args, kwargs = view.view
-    if op is aten.as_strided.default and not is_dense(parent.tensor):
-        raise b.unsupported("a write by as_strided between the elements of a tensor")
+    parent, (op, args, kwargs) = view.parent, view.view
     operands = (b.node(parent), contents, *args)
     return b.emit(_SCATTERS[op], operands, kwargs, parent.tensor, parent.store.device)
 

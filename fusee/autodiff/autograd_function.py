@@ -177,7 +177,7 @@ def _in_parts(
             return whole(*inputs)
         given = {
             part: [
-                x if k in own or not isinstance(x, Tensor) else x.detach()
+                x if not own or k in own or not isinstance(x, Tensor) else x.detach()
                 for k, x in enumerate(inputs)
             ]
             for part, own in leading.items()
@@ -193,7 +193,7 @@ def _in_parts(
 
 
 def _leading(joint: Joint) -> dict[int, frozenset[int]]:
-    """By part: the inputs that its gradients lead to."""
+    """By part: the inputs that its gradients lead to; none if these are zero whatever comes in."""
     reached, found = joint.tangents_of[0], dict[int, frozenset[int]]()
     for part in dict.fromkeys(joint.parts):
         bits = sum(1 << k for k, one in enumerate(joint.parts) if one == part)

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from fusee.aten import AtenGraph, is_view, key_of, memory_root
 from fusee.autodiff.min_cut import REDUCTIONS, Costs, Kind, Prices, kind, kind_of, name_of, op_of
-from fusee.fake.layouts import same_ints
+from fusee.fake.layouts import is_written, same_ints
 from fusee.source import tensors_in
 
 # Operators that read the elements of their first operand that others say, or write there.
@@ -300,7 +300,7 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
 
 
 def _lanes(x: Tensor) -> list[int]:
-    return [k for k, step in enumerate(x.stride()) if same_ints((step,), (1,))]
+    return [k for k, step in enumerate(x.stride()) if is_written(step, 1)]
 
 
 def _reduced(costs: Costs, x: Tensor, axes: Sequence[int], is_all: bool) -> int:
@@ -315,7 +315,7 @@ def _reduced(costs: Costs, x: Tensor, axes: Sequence[int], is_all: bool) -> int:
 
 def _is_repeated(x: Tensor) -> bool:
     steps = zip(x.shape, x.stride(), strict=True)
-    return any(same_ints((step,), (0,)) and not same_ints((n,), (1,)) for n, step in steps)
+    return any(is_written(step, 0) and not is_written(n, 1) for n, step in steps)
 
 
 def _texts(node: fx.Node) -> Iterator[str]:
@@ -337,7 +337,7 @@ def _is_spread(costs: Costs, x: Tensor, result: Tensor) -> bool:
     return (
         0 < x.dim() <= result.dim()
         and costs.count(x) < costs.count(result)
-        and all(same_ints((n,), (1,)) or same_ints((n,), (m,)) for n, m in pairs)
+        and all(is_written(n, 1) or is_written(n, m) for n, m in pairs)
     )
 
 
@@ -355,8 +355,8 @@ def _apart(
         return 0, 0
 
     def widest(t: Tensor, axes: Iterable[int]) -> int:
-        inside = [k for k in axes if 0 <= k < t.dim() and not same_ints((t.shape[k],), (1,))]
-        found = [n for n in map(t.stride, inside) if not any(same_ints((n,), (m,)) for m in (0, 1))]
+        inside = [k for k in axes if 0 <= k < t.dim() and not is_written(t.shape[k], 1)]
+        found = [n for n in map(t.stride, inside) if not any(is_written(n, m) for m in (0, 1))]
         return max((costs.size(n) * t.itemsize for n in found), default=0)
 
     return widest(x, (k - lead for k in lanes)), widest(result, (k + lead for k in _lanes(x)))

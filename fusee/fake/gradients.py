@@ -40,7 +40,7 @@ RULES.rule("nll_loss2d_forward")(functools.partial(_nll_loss, 4))
 def _binary_cross_entropy(
     x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1
 ) -> Found:
-    return rows((), x.dtype) if reduction else like(x, x.dtype)
+    return rows((), x.dtype) if reduction else like(x)
 
 
 @RULES.rule("multi_margin_loss")
@@ -110,7 +110,7 @@ RULES.rule(
     " replication_pad2d_backward replication_pad3d_backward"
 )(lambda grad, x, *_: in_layout_of(x))
 RULES.rule("_upsample_bicubic2d_aa_backward")(lambda grad, out, size, *_: rows(size, grad.dtype))
-RULES.rule("binary_cross_entropy_backward")(lambda grad, x, *_: like(x, x.dtype))
+RULES.rule("binary_cross_entropy_backward")(lambda grad, x, *_: like(x))
 RULES.rule("log_sigmoid_forward")(lambda x: (rows(x.shape, x.dtype),) * 2)
 
 

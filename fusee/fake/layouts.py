@@ -184,7 +184,7 @@ def is_dense(x: Tensor) -> bool:
     axes = [(n, step) for n, step in zip(x.shape, x.stride()) if not (type(n) is int and n == 1)]
     expected: Any = 1
     while axes:
-        at = next((k for k, (_, step) in enumerate(axes) if same_ints((step,), (expected,))), None)
+        at = next((k for k, (_, step) in enumerate(axes) if is_written(step, expected)), None)
         if at is None:
             at = next((k for k, (_, step) in enumerate(axes) if _is(step, expected)), None)
         if at is None:
@@ -226,11 +226,11 @@ _MOST_TURNS = 1000
 
 
 def may_repeat(x: Tensor) -> bool:
-    """Whether elements of a tensor may share memory, by the sizes and strides that are known."""
+    """Whether elements of a tensor may share memory, by its sizes and strides in the first call."""
     reach = 0
-    known = [(s, n) for s, n in zip(x.stride(), x.shape) if type(s) is type(n) is int and n > 1]
-    for step, n in sorted(known):
-        if step <= reach:
+    axes: Any = zip(x.stride(), x.shape)
+    for step, n in sorted([m if type(m) is int else m.node.hint for m in axis] for axis in axes):
+        if n > 1 and step <= reach:
             return True
         reach += step * (n - 1)
     return False
@@ -244,12 +244,12 @@ def _is(a: Any, b: Any) -> bool:
     return bool(found)
 
 
-def like(x: Tensor, dtype: torch.dtype) -> Spec:
+def like(x: Tensor, dtype: torch.dtype | None = None) -> Spec:
     """torch.empty_like, which takes 100 us on meta tensors and imports sympy at its first call."""
     if is_contiguous(x) or is_dense(x):
-        return Spec(x.shape, x.stride(), dtype)
+        return Spec(x.shape, x.stride(), dtype or x.dtype)
     # source   at::infer_dense_strides, aten/src/ATen/ExpandUtils.cpp: TensorIterator's order
-    return iterated([(x.shape, x.stride())], dtype)
+    return iterated([(x.shape, x.stride())], dtype or x.dtype)
 
 
 def like_one(x: Tensor, dtype: torch.dtype) -> Spec:
@@ -269,7 +269,7 @@ def expanded(size: Sizes, stride: Sizes, to: Sizes) -> list[Any]:
     """The strides of what is broadcast."""
     lead = len(to) - len(size)
     given = zip(size, stride, to[lead:])
-    ones = [0 if same_ints((n,), (1,)) and not same_ints((m,), (1,)) else s for n, s, m in given]
+    ones = [0 if is_written(n, 1) and not is_written(m, 1) else s for n, s, m in given]
     return [0] * lead + ones
 
 
@@ -286,9 +286,9 @@ def iterated(operands: Iterable[tuple[Sizes, Sizes]], dtype: torch.dtype) -> Spe
         for row in steps:
             if any(type(row[k]) is int and row[k] == 0 for k in (a, b)):
                 continue
-            if not same_ints((row[a],), (row[b],)) and row[a] != row[b]:
+            if not is_written(row[a], row[b]) and row[a] != row[b]:
                 return bool(row[a] > row[b])
-            if not same_ints((shape[a],), (shape[b],)) and shape[a] > shape[b]:
+            if not is_written(shape[a], shape[b]) and shape[a] > shape[b]:
                 return True
         return None
 
@@ -354,7 +354,6 @@ def indexed(x: Tensor, indices: Sequence[Tensor | None], *more: torch.dtype) -> 
     """`x[indices]`; None: masks. TensorIterator sees chosen axes of `x` with stride 0.
 
     more   dtypes of indices beside int64, which ATen converts: strides may be others then
-
     source   aten/src/ATen/native/TensorAdvancedIndexing.cpp, make_info and AdvancedIndex
     """
     at = [k for k, index in enumerate(indices) if index is not None]

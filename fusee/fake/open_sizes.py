@@ -28,6 +28,7 @@ from fusee.fake.layouts import (
     is_empty,
     is_row_major,
     is_transforming,
+    is_written,
     known,
     let_be_as_many,
     let_be_equal,
@@ -85,7 +86,7 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
         return None
     sizes, strides = [*size], [0] * lead
     for k, (n, step) in enumerate(zip(x.shape, x.stride()), lead):
-        if (type(size[k]) is int and size[k] == -1) or same_ints((n,), (size[k],)):
+        if (type(size[k]) is int and size[k] == -1) or is_written(n, size[k]):
             sizes[k] = n
         elif type(n) is int and n == 1:
             step = 0
@@ -126,7 +127,7 @@ def _within(at: Any, n: Any, default: Any) -> Any:
     """A bound of a slice, counted from the start of an axis of n and inside it."""
     if at is None or (type(at) is int and at == sys.maxsize):
         return default
-    if same_ints((at,), (n,)):
+    if is_written(at, n):
         return n
     if at < 0:
         at = at + n
@@ -153,9 +154,9 @@ def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
 def _split_evenly(x: Tensor, size: Any, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
     count = x.shape[axis] // size if size > 0 else size
-    if same_ints((x.shape[axis],), (0,)):
+    if is_written(x.shape[axis], 0):
         return _split(x, [0], axis)
-    if type(count) is not int or not same_ints((count * size,), (x.shape[axis],)):
+    if type(count) is not int or not is_written(count * size, x.shape[axis]):
         return None
     return _split(x, [size] * count, axis)
 
@@ -219,7 +220,7 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
         kept = [n for n in sizes if not (type(n) is int and n == -1)]
         old: Sizes = x.shape
         for n in kept:  # a quotient of products would say less than equal sizes do
-            if isinstance(n, torch.SymInt) and not any(same_ints((n,), (m,)) for m in old):
+            if isinstance(n, torch.SymInt) and not any(is_written(n, m) for m in old):
                 open_ones = (m for m in old if isinstance(m, torch.SymInt))
                 like = (m for m in open_ones if _now(m) == _now(n) is not None)
                 if (found := next(like, None)) is not None:

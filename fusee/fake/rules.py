@@ -125,7 +125,8 @@ def goes_by_elements(op: Op) -> bool:
     return is_one and not others and is_pointwise(op)
 
 
-_IN_ROWS = overloads("pow.Scalar mvlgamma")  # however their operand lies
+# However their operand lies.
+_IN_ROWS = overloads("pow.Scalar mvlgamma masked_fill.Scalar masked_fill.Tensor")
 _TURNED = overloads("rsub.Tensor leaky_relu_backward threshold_backward")  # the second comes first
 _APART = overloads("_prelu_kernel log_sigmoid_backward")  # laid out by one of them
 
@@ -287,7 +288,7 @@ RULES.rule("max_unpool2d")(
 @RULES.rule("clone")
 def _clone(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Found:
     if memory_format in (None, torch.preserve_format):
-        return like(x, x.dtype)
+        return like(x)
     return in_format(x.shape, x.dtype, memory_format)
 
 
@@ -302,9 +303,8 @@ def _to_copy(x: Any, **kwargs: Any) -> Found:
 
 
 def _of_one(is_like: bool, x: Tensor, *args: Any, **kwargs: Any) -> Found:
-    if kwargs.get("device") not in (None, x.device):
-        return None
-    if not {*kwargs} <= {"dtype", "device", "pin_memory"}:
+    is_usual = {*kwargs} <= {"dtype", "device", "pin_memory"}
+    if kwargs.get("device") not in (None, x.device) or not is_usual:
         return None
     dtype = kwargs.get("dtype") or x.dtype
     return like(x, dtype) if is_like else rows(args[0], dtype)
@@ -313,12 +313,22 @@ def _of_one(is_like: bool, x: Tensor, *args: Any, **kwargs: Any) -> Found:
 RULES.rule("empty_like zeros_like ones_like full_like")(functools.partial(_of_one, True))
 RULES.rule("new_empty new_zeros new_ones new_full")(functools.partial(_of_one, False))
 RULES.rule("native_dropout")(
-    lambda x, p, train: (like(x, x.dtype), like(x, torch.bool)) if x.is_floating_point() else None
+    lambda x, p, train: (like(x), like(x, torch.bool)) if x.is_floating_point() else None
 )
 RULES.rule(
     "fake_quantize_per_tensor_affine_cachemask"
     " _fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
-)(lambda x, *given: (like(x, x.dtype), like(x, torch.bool)))
+)(lambda x, *given: (like(x), like(x, torch.bool)))
+RULES.rule("index_fill.int_Scalar index_fill.int_Tensor")(
+    lambda x, d, i, v: None if i.dim() > 1 or d >= x.dim() or getattr(v, "ndim", 0) else like(x)
+)
+RULES.rule("masked_scatter")(
+    lambda x, mask, source: (
+        rows(broadcast(x.shape, mask.shape), x.dtype)
+        if (mask.dtype, source.dtype) == (torch.bool, x.dtype)
+        else None
+    )
+)
 RULES.rule("nonzero_static")(lambda x, *, size, fill_value=-1: rows((size, x.dim()), torch.int64))
 
 
@@ -331,9 +341,8 @@ def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
     # a cat of two parts for each axis: an empty part suggests rows
     if layout == torch.contiguous_format or not dims:
         return None
-    if any(s % x.shape[d] == 0 for s, d in zip(shifts, dims)):
-        return None
-    return in_format(x.shape, x.dtype, layout)
+    is_whole = any(s % x.shape[d] == 0 for s, d in zip(shifts, dims))
+    return None if is_whole else in_format(x.shape, x.dtype, layout)
 
 
 @RULES.rule("constant_pad_nd")
@@ -379,9 +388,7 @@ def columns(x: Tensor) -> Spec:
 # ---------------------------------------------------------------------------- normalisation
 
 
-@RULES.rule("_softmax _log_softmax _safe_softmax")
-def _softmax(x: Tensor, axis: int, *_: Any) -> Found:
-    return rows(_along(x, axis), x.dtype)
+RULES.rule("_softmax _log_softmax _safe_softmax")(lambda x, d, *_: rows(_along(x, d), x.dtype))
 
 
 @RULES.rule("native_layer_norm")
@@ -412,15 +419,7 @@ def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
     return torch.float32 if is_mixed else x.dtype
 
 
-@RULES.rule("_native_batch_norm_legit_functional")
-def _batch_norm_functional(
-    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
-) -> Found:
-    found = _batch_norm(x, weight, bias, mean, var, *rest)
-    return *found, like(mean, mean.dtype), like(var, var.dtype)
-
-
-@RULES.rule("native_batch_norm")
+@RULES.rule("native_batch_norm _native_batch_norm_legit")
 def _batch_norm(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
 ) -> tuple[Spec, ...]:
@@ -432,10 +431,10 @@ def _batch_norm(
     return made, statistics, statistics
 
 
-RULES.rule("_native_batch_norm_legit")(_batch_norm)
-RULES.rule("_native_batch_norm_legit_no_training")(
-    lambda x, *rest: _batch_norm(x, *rest[:4], False)
+RULES.rule("_native_batch_norm_legit_functional")(
+    lambda x, w, b, *rest: (*_batch_norm(x, w, b, *rest), *(like(s) for s in rest[:2]))
 )
+RULES.rule("_native_batch_norm_legit_no_training")(lambda x, *r: _batch_norm(x, *r[:4], False))
 RULES.rule("_native_batch_norm_legit.no_stats")(
     lambda x, weight, bias, *_: _batch_norm(x, weight, bias, None, None, True)
 )
@@ -556,7 +555,7 @@ def _attention(
             and (enable_gqa or all(equal(n[1:2], (heads,)) for n in others))
             and all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in operands)
         ):
-            return like(q, q.dtype)
+            return like(q)
     batch = q.shape[:-2] if enable_gqa else broadcast(q.shape[:-2], k.shape[:-2])
     return rows((*batch, q.shape[-2], v.shape[-1]), q.dtype)
 
@@ -565,7 +564,7 @@ def _attention(
 def _flash_attention(q: Tensor, *rest: Any, **kwargs: Any) -> Found:
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     size = q.shape[:3]
-    return like(q, q.dtype), Spec(size, strides(size, (0, 2, 1)), dtype)
+    return like(q), Spec(size, strides(size, (0, 2, 1)), dtype)
 
 
 @RULES.rule("gather")

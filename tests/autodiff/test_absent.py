@@ -75,6 +75,12 @@ def test_an_infinite_derivative_of_another_result() -> None:
     assert x.grad is not None and x.grad.tolist() == [3.0] * 4
 
 
+def test_a_result_whose_gradients_are_zero_requires_them() -> None:
+    fn = fusee.compile(lambda x: (x.sin(), x.round()), options={"prices": False})
+    for x in (rand(3), rand(3) * 1):
+        assert all(y.requires_grad for y in fn(x))
+
+
 def test_symbolic_sizes() -> None:
     def step(x: Tensor, w: Tensor) -> Results:
         return (x @ w).sum(), (x * 2).t() + 1, x.sin()

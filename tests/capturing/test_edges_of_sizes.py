@@ -506,3 +506,33 @@ def test_computed_sizes_of_one_are_broadcast() -> None:
     for n, m in [(2, 10), (3, 7), (2, 5), (7, 3), (9, 3), (4, 2)]:
         x, y = torch.randn(5, n), torch.randn(m)
         torch.testing.assert_close(compiled(x, y), fn(x, y))
+
+
+def test_indices_whose_computed_size_is_one_are_broadcast() -> None:
+    def fn(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        rows = i[..., ::3] * 1
+        return x[rows, j] + 1, x.index_put((rows, j), x[0, 0], accumulate=True)
+
+    compiled = fusee.compile(fn, dynamic=True, options={"prices": False})
+    x = torch.randn(4, 6)
+    for n, m in [(2, 5), (3, 6), (6, 2), (2, 3)]:
+        given = x, torch.randint(0, 4, (3, n)), torch.randperm(6)[:m]
+        torch.testing.assert_close(compiled(*given), fn(*given))
+
+
+def test_what_lies_in_pieces_along_an_axis_of_one_element() -> None:
+    """The gradient of a row at a place of the data: of none before, it and none after it."""
+
+    def fn(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
+        part = x[1:]
+        return part.relu()[i] * part.relu().sum() + (part[i] * y).sum()
+
+    compiled = fusee.compile(fn, options={"prices": False})
+    x, y = torch.randn(2, requires_grad=True), torch.randn(5)
+    for run in (fn, compiled):
+        run(x, torch.tensor(0), y).backward()
+    assert x.grad is not None
+    found, x.grad = x.grad, None
+    for run in (fn, fn):
+        run(x, torch.tensor(0), y).backward()
+    torch.testing.assert_close(found, x.grad)

@@ -56,12 +56,19 @@ def _of_dynamo(said: list[warnings.WarningMessage]) -> set[str]:
     return {str(w.message) for w in said if "it had shape torch.Size(" in str(w.message)}
 
 
-def _check(run: Program, inputs: Inputs, routes: tuple[str, ...] = ("compile", "stock")) -> None:
+def _check(
+    run: Program,
+    inputs: Inputs,
+    routes: tuple[str, ...] = ("compile", "stock"),
+    dynamic: bool | None = None,
+) -> None:
     want = _seen(run, inputs)
     for route in routes:
         torch._dynamo.reset()
         compiled: Program = (
-            fusee.compile(run) if route == "compile" else torch.compile(run, backend="fusee")
+            fusee.compile(run, dynamic=dynamic, options={"prices": False})
+            if route == "compile"
+            else torch.compile(run, backend="fusee")
         )
         for _ in range(2):
             got = _seen(compiled, inputs)
@@ -392,10 +399,28 @@ def test_calls_with_overlapping_inputs_say_that_they_run_eagerly() -> None:
         (lambda b: b[::2].__setitem__(slice(None), b[:4]), lambda: (torch.arange(8.0),)),
         (lambda b: b.as_strided((2, 2), (1, 1)).add_(1), lambda: (torch.arange(8.0),)),
         (lambda b: copy.deepcopy(b[1:3]), lambda: (torch.arange(8.0),)),
+        (lambda a: a.mT[0].fill_(1) + a[0], lambda: (_x(3, 5)[:, :1].expand(3, 5),)),
+        (lambda a: a.mT[0].fill_(1) + a.mT[1], lambda: (_x(7, 5).unfold(0, 3, 1),)),
+        (lambda a: (a.as_strided((2, 2), (1, 1)), a.mul_(2))[0] + 0, lambda: (_x()[:, ::2],)),
+        (lambda a: (a.mul_(2), a.as_strided((2, 2), (1, 1)))[1] + 0, lambda: (_x()[:, ::2],)),
     ],
 )
-def test_memory_that_is_shared_is_eagers_to_write_or_copy(run: Program, inputs: Inputs) -> None:
-    _check(run, inputs, routes=("compile",))
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_memory_that_is_shared_is_eagers_to_write_or_copy(
+    run: Program, inputs: Inputs, dynamic: bool | None
+) -> None:
+    _check(run, inputs, ("compile",), dynamic)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda z: torch.view_as_real(z).clone(), lambda z: (z[0, 0].real.clone(), z.imag[1] * 1),
+        lambda z: (torch.view_as_real(z * 2).clone(), z + 1), lambda z: z.mT.real.contiguous(),
+    ],
+)  # fmt: skip
+def test_copies_of_what_a_call_gives_a_view_of(run: Program) -> None:
+    _check(run, lambda: (torch.randn(2, 2, dtype=torch.complex64),), routes=("compile",))
 
 
 @pytest.mark.parametrize(
@@ -474,6 +499,10 @@ def _in_two_orders(function: Any) -> list[Any]:
     (F.rrelu, (_IMAGES - 0.5,)),
     (lambda x: F.rrelu(x, training=True) * 2, (_TURNED - 0.5,)),
     (F.logsigmoid, (_IMAGES,)), (F.logsigmoid, (_TURNED,)),
+    (lambda x: x.masked_fill(x > 0.5, 0), (_TURNED,)),
+    (lambda x: x.index_fill(0, torch.arange(1), 0.5), (_TURNED[:, ::2],)),
+    (lambda x: x.index_fill(0, torch.arange(1), torch.tensor(0.5)), (_TURNED[:, ::2],)),
+    (lambda x: x.sum().masked_scatter(x > 0.5, x), (_TURNED,)),
     (lambda x, y: F.nll_loss(x, y, reduction="none"), (_IMAGES, _LABELS)),
     (lambda x, y: F.nll_loss(x, y, reduction="none"), (_IMAGES, _LABELS.mT)),
     *[

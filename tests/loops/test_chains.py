@@ -13,6 +13,6 @@ from tests.loops.chains import chain, difference
 def test_chains(gradients: bool, dynamic: bool | None) -> None:
     first = 1000 * gradients + 500 * bool(dynamic)
     for seed in range(first, first + 40):
-        source, given = chain(seed)
-        found = difference(source, given, gradients, dynamic=dynamic, options={"prices": False})
+        source, calls = chain(seed, bool(dynamic))
+        found = difference(source, calls, gradients, dynamic=dynamic, options={"prices": False})
         assert found is None, f"seed {seed}: {found}\n{source}"

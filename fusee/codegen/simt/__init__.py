@@ -200,14 +200,14 @@ class _Mapping:
     def _scans_rows(self) -> bool:
         """Whether teams go through the elements that scans take one after the other: these lie
         behind each other."""
-        kernel = self.kernel
-        if kernel.lanes is not None or kernel.ordered or not all(map(scans_along, self.scans)):
+        if self.kernel.lanes is not None or self.kernel.ordered:
             return False
         for phase in self.scans:
             stored = {store.buffer for store in phase.stores}
             loads = [v.attr for v in self.orders[phase] if v.op == "load"]
-            steps = [stride(index, phase.inner[-1]) for _, index in loads]
-            if not {1, -1} & {*steps} or any(buffer in stored for buffer, _ in loads):
+            steps = {stride(index, phase.inner[-1]) for _, index in loads}
+            is_row = scans_along(phase) and not phase.inner[1:] and steps & {1, -1}
+            if not is_row or not stored.isdisjoint(dict(loads)):
                 return False
         return True
 

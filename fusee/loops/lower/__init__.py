@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.loops import Buffer, LoopGraph, Profile, Role, View, contiguous, origin
+from fusee.loops import Buffer, Extern, LoopGraph, Profile, Role, View, contiguous, origin
 from fusee.loops.lower import index, norm, pointwise, reduce, views, window
 from fusee.loops.lower.pointwise import make_checks
 from fusee.loops.lower.tensor import (
@@ -36,6 +36,7 @@ from fusee.loops.lower.tensor import (
     same_strides,
 )
 from fusee.loops.lower.views import growing, narrow
+from fusee.loops.schedule import reads
 from fusee.source import Args, Kwargs, leaves
 from fusee.sym import Expr, Size, maximum, only_symbol
 
@@ -154,6 +155,11 @@ class Outputs:
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
         self.owners: dict[Buffer, object] = {}  # buffers that are returned, and for whom
+        self.memory: dict[Buffer | None, Buffer] = {}  # what a call gave a view of
+        for step in lowering.graph.steps:
+            if isinstance(step, Extern) and step.shares:
+                (lent,) = reads(step)
+                self.memory |= dict.fromkeys(step.results, self.memory.get(lent, lent))
         self.writes: list[tuple[Tensor, Tensor]] = []
         self.copies: list[tuple[Tensor, Tensor]] = []
 
@@ -174,15 +180,17 @@ class Outputs:
         elif not same_strides(tensor.shape, storage.strides, strides):
             storage = copy(tensor, strides)
         buffer = storage.buffer
-        is_ours = buffer.role in ("scratch", "extern", "result")
-        if not is_ours or self.owners.setdefault(buffer, owner) is not owner:
+        memory = self.memory.get(buffer, buffer)
+        is_ours = memory.role in ("scratch", "extern", "result")
+        if not is_ours or self.owners.setdefault(memory, owner) is not owner:
             storage = copy(tensor, strides)
             buffer = storage.buffer
             self.owners[buffer] = owner
         if buffer.role == "scratch":
             buffer.role = "result"
-            if buffer.shape == tensor.shape:  # along axes of one element they may differ
-                buffer.strides = strides
+            shape = buffer.shape
+            if shape == tensor.shape and same_strides(shape, buffer.strides, strides):
+                buffer.strides = strides  # along axes of one element they may differ
         self.plain(View(buffer, tensor.shape, strides, storage.offset))
 
     def _copied(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
@@ -236,9 +244,7 @@ class Outputs:
 
     def _detached(self, tensor: Tensor, written: set[Buffer]) -> Tensor:
         """The same values in memory that no write changes."""
-        storage = tensor.storage
-        if storage is None:
-            storage = self.lowering.realise(tensor)
+        storage = self.lowering.realise(tensor)
         if storage.buffer in written:
             storage = self.lowering.copy(tensor, tensor.eager_strides)
         return self.lowering.stored(storage, tensor.shape)
@@ -246,16 +252,14 @@ class Outputs:
     def _is_there(self, tensor: Tensor, target: Strided) -> bool:
         """True if storing would put each element where it already is."""
         storage = tensor.storage
-        return (
-            storage is not None
-            and storage.buffer is target.buffer
-            and storage.offset == target.offset
-            and same_strides(tensor.shape, storage.strides, target.strides)
-        )
+        if storage is None or (storage.buffer, storage.offset) != (target.buffer, target.offset):
+            return False
+        return same_strides(tensor.shape, storage.strides, target.strides)
 
 
 def _laid_out(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(x)
+    made = x.new_empty_strided(size, stride)
+    return made.copy_(x.conj()).conj() if x.is_conj() else made.copy_(x)
 
 
 def _storage(target: Tensor) -> Strided:
@@ -309,7 +313,6 @@ class GraphLowering:
         self.uses: dict[fx.Node, int] = {}
         self.placeholders: list[Tensor | None] = []
         self.opaque: set[int] = set()  # their positions among the placeholders
-        self.results: list[Any] = []
 
     def run(self) -> LoopGraph:
         nodes = list(self.graph.nodes)
@@ -342,11 +345,10 @@ class GraphLowering:
         placeholders = [node for node in nodes if node.op == "placeholder"]
         (returned,) = [node.args[0] for node in nodes if node.op == "output"]
         assert isinstance(returned, (tuple, list))
-        found = {}
+        found: dict[fx.Node, fx.Node] = {}
         for position, place in self.writes.items():
-            value = returned[position]
-            if isinstance(value, fx.Node) and value not in found:
-                found[value] = placeholders[place]
+            if isinstance(value := returned[position], fx.Node):
+                found.setdefault(value, placeholders[place])
         return found
 
     # -------------------------------------------------------------------------- uses
@@ -369,21 +371,16 @@ class GraphLowering:
     # -------------------------------------------------------------------------- inputs
 
     def _placeholder(self, node: fx.Node) -> None:
-        value = node.meta.get("val")
-        if isinstance(value, (torch.SymInt, int)):
-            size = self.size_of(value)
-            self.env[node] = size
-            symbol = only_symbol(size)
-            if symbol is not None:
+        value: Any = node.meta.get("val")
+        is_tensor = isinstance(value, torch.Tensor)
+        if is_tensor:
+            value = self._input(next(self.given))
+        elif isinstance(value, (torch.SymInt, int)):
+            value = self.size_of(value)
+            if (symbol := only_symbol(value)) is not None:
                 self.lowering.graph.inputs.append(symbol)
-            self.placeholders.append(None)
-            return
-        if not isinstance(value, torch.Tensor):
-            self.env[node] = value
-            self.placeholders.append(None)
-            return
-        self.env[node] = self._input(next(self.given))
-        self.placeholders.append(self.env[node])
+        self.env[node] = value
+        self.placeholders.append(value if is_tensor else None)
 
     def _input(self, buffer: Buffer) -> Tensor:
         self.lowering.graph.inputs.append(buffer)

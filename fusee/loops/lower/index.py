@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from fusee.loops.lower.views import (
     diagonal,
     expand,
     flip,
+    is_repeated,
     narrow,
     pad_constant,
     reshape,
@@ -80,12 +82,11 @@ class Places:
         """The data-dependent index that the element at `ix` is."""
         return self.index.lowering.values.indirect(self._checked(self.index.at(ix)), self.size)
 
-    def wide(self, ix: Index) -> Size:
+    def wide(self, ix: Index, shape: Shape) -> Size:
         """The same, for a shape that the tensor is broadcast to."""
-        own = ix[len(ix) - len(self.index.shape) :]
-        return self.at(
-            tuple(0 if n == 1 else i for i, n in zip(own, self.index.shape, strict=True))
-        )
+        lead = len(ix) - len(self.index.shape)
+        own = zip(ix[lead:], self.index.shape, shape[lead:], strict=True)
+        return self.at(tuple(0 if n == 1 or is_repeated(n, wide) else i for i, n, wide in own))
 
 
 # ------------------------------------------------------------------------------ reading
@@ -146,11 +147,12 @@ class Indexing:
             raise NotLowered("boolean masks select a number of elements that only the data knows")
         self.common: Shape = ()
         for tensor in self.tensors.values():
-            rank = max(len(self.common), len(tensor.shape))
-            sides = ((1,) * (rank - len(s)) + s for s in (self.common, tensor.shape))
-            self.common = tuple(m if n == 1 else n for n, m in zip(*sides, strict=True))
-        refused = {k: along(k, IndexError, wraps=True) for k in self.tensors}
-        self.places = {k: Places(t, x.shape[k], refused[k]) for k, t in self.tensors.items()}
+            sides = itertools.zip_longest(self.common[::-1], tensor.shape[::-1], fillvalue=1)
+            self.common = tuple(m if is_repeated(n, m) else n for n, m in sides)[::-1]
+        self.places = {
+            k: Places(t, x.shape[k], along(k, IndexError, wraps=True))
+            for k, t in self.tensors.items()
+        }
         dims = list(self.tensors)
         adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
         self.front = dims[0] if adjacent else 0  # where the indexed dimensions appear
@@ -161,10 +163,10 @@ class Indexing:
         """The source's index for an index of the result."""
         at = ix[self.front : self.front + len(self.common)]
         rest = iter((*ix[: self.front], *ix[self.front + len(self.common) :]))
-        places: list[Size] = []
-        for k in range(len(self.shape)):
-            places.append(self.places[k].wide(at) if k in self.places else next(rest))
-        return tuple(places)
+        return tuple(
+            self.places[k].wide(at, self.common) if k in self.places else next(rest)
+            for k in range(len(self.shape))
+        )
 
 
 @lowers("index.Tensor")
@@ -206,7 +208,7 @@ class Scatter:
         `colliding` are the dimensions along which two indices may have one target.
         """
         index = self.lowering.axes(shape)
-        if any(size == 0 for size in shape):
+        if 0 in shape:
             return
         ordered = tuple(self.lowering.axis(f"i{k}", shape[k]) for k in colliding if shape[k] != 1)
         self.lowering.emit(
@@ -427,9 +429,8 @@ def beside(tensors: Sequence[Tensor], dim: int) -> Tensor:
     for tensor in parts:
         starts.append(total)
         total = total + tensor.shape[dim]
-    first = parts[0]
-    shape: Shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
-    return lowering.beside(shape, first.dtype, Pieces(dim, tuple(starts), tuple(parts)))
+    shape = resized(parts[0].shape, dim, total)
+    return lowering.beside(shape, parts[0].dtype, Pieces(dim, tuple(starts), tuple(parts)))
 
 
 def replaced(call: OpCall, x: Tensor, src: Tensor, dim: int, start: Size) -> Tensor:

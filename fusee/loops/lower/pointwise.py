@@ -160,28 +160,26 @@ def _in_pieces(
     for x in operands:
         if isinstance(x, Tensor) and x.pieces is not None and x.storage is None:
             place = len(shape) - len(x.shape) + x.pieces.dim
+            if is_repeated(x.shape[x.pieces.dim], shape[place]):
+                continue
             if model is None:
                 model, dim = x.pieces, place
             elif place != dim or x.pieces.starts != model.starts:
                 return None
     if model is None:
         return None
-    own = model.tensors[0]
-    lead = len(shape) - len(own.shape)
     parts: list[tuple[list[Operand], Shape]] = []
     for k, (start, piece) in enumerate(zip(model.starts, model.tensors, strict=True)):
-        length = piece.shape[dim - lead]
+        length = piece.shape[model.dim]
         cut: list[Operand] = []
         for x in operands:
-            if isinstance(x, Tensor) and x.pieces is not None and x.storage is None:
-                cut.append(x.pieces.tensors[k])  # nothing need be known of lengths
-                continue
-            place = dim if not isinstance(x, Tensor) else dim - len(shape) + len(x.shape)
-            is_own = isinstance(x, Tensor) and place >= 0 and x.shape[place] != 1
-            if isinstance(x, Tensor) and is_own and not is_repeated(x.shape[place], shape[dim]):
-                cut.append(narrow(x, place, start, length))
-            else:
-                cut.append(x)
+            if isinstance(x, Tensor):
+                place = dim - len(shape) + len(x.shape)
+                if place >= 0 and not is_repeated(x.shape[place], shape[dim]):
+                    is_model = x.storage is None and x.pieces is not None and x.pieces.dim == place
+                    # of its own pieces nothing need be known
+                    x = x.pieces.tensors[k] if is_model else narrow(x, place, start, length)
+            cut.append(x)
         parts.append((cut, resized(shape, dim, length)))
     return dim, model.starts, parts
 

@@ -40,7 +40,7 @@ from fusee.loops.lower.tensor import (
     dense,
     lowers,
 )
-from fusee.loops.lower.views import converted, squeeze
+from fusee.loops.lower.views import converted, resized, squeeze
 from fusee.loops.operators import abs_, exp, is_true, itself_times, log, opmath, power, unary
 from fusee.sym import Size, Symbol, count_points, floordiv, hint, maximum, product
 
@@ -517,7 +517,7 @@ def scan(
     if not shape or shape[dim] == 1 or 0 in shape:
         return lowering.computed(shape, dtype, lambda ix: cast(x.at(ix), dtype), (x,))
     running = lowering.axis("r0", shape[dim])
-    index = (*lowering.axes(shape)[:dim], running.expr, *lowering.axes(shape)[dim + 1 :])
+    index = resized(lowering.axes(shape), dim, running.expr)
     axes = tuple(lowering.axis(f"i{k}", n) for k, n in enumerate(shape) if n != 1 and k != dim)
     value = mapped(x.at(index), before, acc_dtype)
     buffer = lowering.buffer(shape, dtype)

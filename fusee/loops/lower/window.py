@@ -330,7 +330,7 @@ def _im2col(
 ) -> Tensor:
     lowering = call.lowering
     if lowering.realise(x).strides[-1] != 1:  # each element is read many times
-        x = lowering.whole(lowering.realise(x, contiguous(x.shape)).buffer)
+        x = lowering.stored(lowering.realise(x, contiguous(x.shape)), x.shape)
     windows = Windows(call, x, kernel, stride, padding, dilation)
 
     def at(ix: Index) -> Value:

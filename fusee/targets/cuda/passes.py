@@ -13,7 +13,7 @@ from fusee.aten import arguments, is_deterministic
 from fusee.aten.attention import FLOATS
 from fusee.aten.rewriter import Editor, val
 from fusee.fake import on_metas
-from fusee.fake.layouts import known, same_ints, view_strides
+from fusee.fake.layouts import is_written, known, same_ints, view_strides
 from fusee.loops.lower import is_home
 from fusee.loops.lower.tensor import HANDLERS
 from fusee.source import HALVES, overloads
@@ -494,7 +494,7 @@ def _is_matrix(x: Tensor) -> bool:
     """Whether all axes but the last may be one, and rows are in one piece."""
     length = x.shape[-1]
     found = view_strides(x.shape, x.stride(), [math.prod(x.shape[:-1]), length])
-    return found is not None and (same_ints((length,), (1,)) or same_ints(found[-1:], (1,)))
+    return found is not None and (is_written(length, 1) or same_ints(found[-1:], (1,)))
 
 
 # Names of a bias and of the two operands among the arguments.

@@ -122,6 +122,13 @@ def test_blocks_as_columns(given: Any, dtype: torch.dtype, layout: torch.memory_
         check_op(aten.col2im.default, columns[0], (9, 11), *given)
 
 
+def test_blocks_of_a_column_that_lies_as_a_row() -> None:
+    """Strides along axes of one element are anybody's, and a part begins within what is stored."""
+    for rows in (2, 3):
+        check(lambda x: F.unfold(x.T.tanh().T[None], 2, padding=1), torch.randn(rows, 1))
+        check(lambda x: F.unfold(x.tanh()[:, 1:].T[None], 2, padding=1), torch.randn(1, rows + 1))
+
+
 def test_special_values() -> None:
     x = torch.randn(1, 1, 6, 6)
     x[0, 0, 2, 2], x[0, 0, 5] = float("nan"), -float("inf")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import fusee
 from fusee.loops import Buffer, Loop, Profile
 from fusee.loops.checker import show_step
 from fusee.loops.lower.pointwise import pointwise
@@ -108,6 +109,13 @@ def test_pieces_whose_lengths_are_equal_though_nobody_can_tell() -> None:
     x = lowering.beside((n, 4), torch.float32, Pieces(0, (0, n), (rows, rest)))
     doubled = pointwise(lowering, [x, rows], lambda a, b: a + b, (n, 4), torch.float32)
     assert doubled.pieces is not None and doubled.pieces.tensors[0].shape == (n, 4)
+
+
+def test_a_square_that_is_returned_turned() -> None:
+    """Its strides are not those of the buffer that it is a view of, whose shape it has."""
+    square = torch.randn(3, 3), torch.randn(3, 3)
+    compiled = fusee.compile(lambda x, y: (x @ y).t(), options={"prices": False})
+    torch.testing.assert_close(compiled(*square), (square[0] @ square[1]).t())
 
 
 def test_views_of_a_result_are_views_of_its_buffer() -> None:

@@ -123,10 +123,11 @@ class _Call:
                 continue
             found = item.call(*args, **kwargs)
             several = isinstance(found, (tuple, list))
-            for result, x in zip(item.results, found if several else (found,), strict=True):
+            for result, x in zip(item.results, found if several else (found,)):
                 if result is not None:
                     strides = [number(n, self.sizes) for n in result.strides]
-                    self.tensors[result] = x.new_empty_strided(x.shape, strides).copy_(x)
+                    made = x if item.shares else x.new_empty_strided(x.shape, strides).copy_(x)
+                    self.tensors[result] = made
         return tuple(self._given(list(self.graph.outputs)))
 
     def _allocate(self, buffer: Buffer) -> Tensor:

@@ -322,6 +322,11 @@ def test_teams_scan_rows(gpu: Simulated, shape: tuple[int, ...], dtype: torch.dt
         assert shape == (9, 8) or any("llvm.nvvm.shfl" in code.text for code in gpu.codes)
 
 
+def test_scans_along_two_axes(gpu: Simulated) -> None:
+    """Of rows that are cut into two: a thread takes all of one."""
+    agree(lambda x: F.unfold(x[None, :2], 2, padding=1)[0].cumsum(0), numbers(4, 3))
+
+
 def test_many_long_rows_run_beside_each_other(
     gpu: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
