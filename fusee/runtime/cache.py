@@ -260,13 +260,9 @@ class ObjectCache(FileStore):
         with self._lock:
             problem, self._problem = self._problem, None
         if problem is not None:
-            without = "" if self.readable else "reading or "
-            warn(
-                CacheWarning,
-                f"the object code cache {problem}",
-                did=f"went on without {without}writing it",
-                remedy="FUSEE_CACHE_DIR=<a folder of yours>, or FUSEE_CACHE_SIZE=0 for none",
-            )
+            did = f"went on without {'' if self.readable else 'reading or '}writing it"
+            remedy = "FUSEE_CACHE_DIR=<a folder of yours>, or FUSEE_CACHE_SIZE=0 for none"
+            warn(CacheWarning, f"the object code cache {problem}", did=did, remedy=remedy)
 
     def _prepare(self) -> None:
         try:
@@ -490,11 +486,8 @@ def _info(entries: dict[str, bytes]) -> CacheInfo:
 
 def _versions() -> list[str]:
     python = ".".join(map(str, sys.version_info[:2]))
-    return [
-        f"torch {torch.__version__}",
-        f"Python {python}",
-        f"{sys.platform} {platform.machine()}",
-    ]
+    where = f"{sys.platform} {platform.machine()}"
+    return [f"torch {torch.__version__}", f"Python {python}", where]
 
 
 # ---------------------------------------------------------------------------- jobs

@@ -352,6 +352,8 @@ T = TypeVar("T")
 # More of them are in each other's way, and in that of the thread that traces: the first call of ViT
 # on 16 processors takes 0.45 s with two threads, and 0.7 with eight.
 _MOST = 4
+# What LLVM needs is more than a program of many threads may have chosen for them.
+_STACK_BYTES = 1 << 23
 
 
 class _Rest:
@@ -392,7 +394,13 @@ _rest = _Rest()
 
 def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Run a function in one of the threads. RuntimeError if the program ends, or may have none."""
-    return _pool().submit(_rest.run, functools.partial(function, *args, **kwargs))
+    job = functools.partial(function, *args, **kwargs)
+    with _rest.changed:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            return _pool().submit(_rest.run, job)
+        finally:
+            threading.stack_size(before)
 
 
 def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:

@@ -56,3 +56,21 @@ def test_a_fork_waits_for_a_thread_that_links() -> None:
     _, status = os.waitpid(child, 0)
     thread.join()
     assert status == 0 and jit.symbol("malloc")
+
+
+def test_threads_have_the_stack_that_llvm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, start = [], threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        sizes.append(threading.stack_size())  # which sets it to zero
+        threading.stack_size(sizes[-1])
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    before = threading.stack_size(65_536)
+    try:
+        jit._pool.cache_clear()
+        assert jit.submit(sum, [1, 2]).result() == 3
+        assert min(sizes) >= 2**20 and threading.stack_size() == 65_536
+    finally:
+        threading.stack_size(before)
