@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from fusee.aten.torch_api import data_of
 from fusee.backends.registry import check_mode, lookup
 from fusee.errors import FuseeWarning, warn
+from fusee.runtime import signals_held
 
 
 def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
@@ -40,13 +41,25 @@ def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
             what = "compiled autograd's graphs run eagerly: they write to .grad and give it away"
             warn(FuseeWarning, what, did="nothing was compiled")
             return gm.forward
+        _open_regions(gm)
         given = give_data(gm, example_inputs)
-        made: Callable[..., Any] = found(gm, example_inputs)
+        with signals_held():
+            made: Callable[..., Any] = found(gm, example_inputs)
         return giving(made, given)
 
     compile_named.__name__ = f"fusee_{name}"
     compile_named.__qualname__ = variable
     return compile_named
+
+
+def _open_regions(gm: fx.GraphModule) -> None:
+    """Call nested_compile_region's regions as modules: eager has no gradient of its operator."""
+    for inner in [x for x in gm.modules() if isinstance(x, fx.GraphModule)]:
+        if "invoke_subgraph(" in inner.code:
+            for x in inner.graph.nodes:
+                if getattr(x.target, "_name", "") == "invoke_subgraph":
+                    x.op, x.target, x.args = "call_module", x.args[0].target, x.args[2:]
+            inner.recompile()
 
 
 def _is_autograds(gm: fx.GraphModule) -> bool:

@@ -355,7 +355,7 @@ SPECIAL.update({
     **{f: _operator("compare", symbol) for symbol, f in COMPARISONS.items()},
     super: attributes.super_of,
     sys.exception: handled,
-    sys.getrecursionlimit: lambda m: m.world.load(room.limit, given_by(sys.getrecursionlimit)),
+    sys.getrecursionlimit: lambda m: m.world.load(room.now, given_by(sys.getrecursionlimit)),
     threading.get_ident: lambda m: m.world.load(
         threading.get_ident(), given_by(threading.get_ident)
     ),

@@ -67,6 +67,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import BackendError, CompileError, GraphBreakError, RecompileError, source_line
 from fusee.fake import unseen_by_hooks
+from fusee.runtime import signals_held
 from fusee.runtime.cache import GraphCompiler
 from fusee.runtime.jit import deferred
 
@@ -495,7 +496,7 @@ class CompiledFunction:
                 self._explain_miss(site.entries, values)
             entry = None
             try:
-                with unseen_by_hooks(), room:
+                with signals_held(), unseen_by_hooks(), room:
                     with contextlib.suppress(CompileError), deferred() as waiting:
                         made = self._made(site.place, values)  # threads are still busy with it
                         for function in waiting:

@@ -15,10 +15,8 @@ import enum
 import inspect
 import itertools
 import operator
-import os
 import re
 import sys
-import threading
 import types
 import typing
 from collections.abc import Callable, Generator, Sequence
@@ -29,6 +27,7 @@ import torch
 from fusee.capture.bytecode import Instruction, kept_by, passed, program, without_ours
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.torch_api import IN_CPP, note_lines
+from fusee.runtime import Setting
 from fusee.source import Args, Kwargs
 from fusee.sym.ranges import COMPARISONS
 
@@ -71,33 +70,8 @@ def op(*more: str) -> Callable[[Opcode], Opcode]:
     return register
 
 
-class Room:
-    """While it is entered Python's calls may go deeper than the program's: ours are many for each.
-
-    lock   of the two that follow
-    users  how many have entered it
-    own    the program's limit, while there are any
-    """
-
-    lock, users, own = threading.Lock(), 0, 0
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if not self.users:
-                self.own = sys.getrecursionlimit()
-                sys.setrecursionlimit(self.own * _FRAMES)
-            self.users += 1
-
-    def __exit__(self, *_: Any) -> None:
-        with self.lock:
-            self.users -= 1
-            if not self.users and sys.getrecursionlimit() == self.own * _FRAMES:
-                sys.setrecursionlimit(self.own)
-
-    @property
-    def limit(self) -> int:
-        """What sys.getrecursionlimit() tells the program."""
-        return self.own if self.users else sys.getrecursionlimit()
+class Room(Setting[int]):
+    """Python's calls may go deeper than the program's, since ours are many for each."""
 
     @property
     def left(self) -> int:
@@ -105,17 +79,12 @@ class Room:
         depth, frame = 0, inspect.currentframe()
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
-        return self.limit - depth
-
-    def renew(self) -> None:
-        self.lock = threading.Lock()
+        return self.now - depth
 
 
 # Frames of Python's for one of the program's: five where a function calls another.
 _FRAMES = 8
-room = Room()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=room.renew)
+room = Room(sys.getrecursionlimit, sys.setrecursionlimit, lambda own: own * _FRAMES)
 
 _IN_YIELD_FROM = (2, 3)  # RESUME's arguments after the yield of a `yield from`, of an `await`
 

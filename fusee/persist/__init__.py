@@ -336,12 +336,12 @@ class Keeper:
         dtypes = [x for x in names.values() if isinstance(x, torch.dtype)]
         tables = (policy.in_graph, policy.constant, policy.substitutes)
         said = [sorted(map(repr, map(known_by, table))) for table in tables]
-        known = known_by(place.function)
-        sketch = repr(_sketch(dict(values), varies.is_any()))
+        with torch._C.DisableTorchFunctionSubclass():  # which the program's classes would hear of
+            sketch = repr(_sketch(dict(values), varies.is_any()))
         # of these, the program's run without a fact
         methods = [(k, known_by(x)) for k, x in vars(Tensor).items() if is_the_programs(x)]
-        settings = *varies.settings(), is_asked(varies.callers), methods
-        text = repr((conditions, dtypes, said, allowed_by_torch(), known, sketch, settings))
+        settings = known_by(place.function), *varies.settings(), is_asked(varies.callers), methods
+        text = repr((conditions, dtypes, said, allowed_by_torch(), sketch, settings))
         count = _VERSIONS if "'open'" in sketch or varies.is_any() else _STATES
         return [content_key(code_salt(), text, str(k)) for k in range(count)]
 

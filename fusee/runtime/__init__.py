@@ -1,22 +1,26 @@
 """All that compiled code needs when it runs; here, the process around it.
 
-That is what to do once a module is imported, and when garbage is collected.
+That is what to do once a module is imported, and what Python does not do meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, Generic, TypeVar
 
 Action = Callable[[ModuleType], None]
+T = TypeVar("T")
 
 _waiting: dict[str, list[Action]] = {}
 _lock = threading.RLock()
@@ -50,31 +54,16 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name not in _waiting:
             return None
-        for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
-                return spec
-        return None
+        others = (x for x in sys.meta_path if x is not self)
+        found = (x.find_spec(name, path, target) for x in others)
+        spec = next((x for x in found if x is not None), None)
+        if spec is not None and spec.loader is not None:
+            vars(spec.loader)["exec_module"] = functools.partial(self.run, spec.loader.exec_module)
+        return spec
 
-
-class _Loader(Loader):
-    """Loads a module as its own loader does, which it then has again; and acts."""
-
-    def __init__(self, own: Loader) -> None:
-        self.own = own
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.own.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self.own
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.own
-        self.own.exec_module(module)
+    def run(self, own: Action, module: ModuleType) -> None:
+        """What a loader does with a module, and what waits for that."""
+        own(module)
         with _lock:
             actions = _waiting.pop(module.__name__, [])
         for action in actions:
@@ -84,8 +73,8 @@ class _Loader(Loader):
 _finder = _Finder()
 
 
-# ---------------------------------------------------------------------------- collector
-# Python's cyclic garbage collector, kept from running while something is compiled.
+# ---------------------------------------------------------------------------- meanwhile
+# While something is compiled: no cyclic garbage collection, other settings of Python's, no signals.
 
 
 @contextlib.contextmanager
@@ -105,3 +94,60 @@ def gc_paused() -> Iterator[None]:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+class Setting(Generic[T]):
+    """A number of the process that is another one while anybody has entered, `users` of them, and
+    then the program's `own` again, unless that has set it meanwhile."""
+
+    def __init__(self, get: Callable[[], T], put: Callable[[T], object], change: Callable[[T], T]):
+        self.get, self.put, self.change = get, put, change
+        self.own, self.users = get(), 0
+        self.renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.users:
+                self.own = self.get()
+                self.put(self.change(self.own))
+            self.users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users and self.get() == self.change(self.own):
+                self.put(self.own)
+
+    @property
+    def now(self) -> T:
+        """What the program has set."""
+        return self.own if self.users else self.get()
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Handlers of signals run at the end: what one raises within torch's dispatch to Python ends
+    the process, and capture takes it for the program's. A signal that comes again does not wait."""
+    own, came = dict[int, Any](), dict[int, FrameType | None]()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number in came:
+            own[number](number, frame)
+        came[number] = frame
+
+    try:
+        with contextlib.suppress(ValueError):  # only the main thread has them
+            for number in range(1, signal.NSIG):
+                if callable(signal.getsignal(number)):
+                    own[number] = signal.signal(number, note)
+        yield
+    finally:
+        with contextlib.ExitStack() as ends:  # from last to first, whatever one raises
+            ends.callback(lambda: [ends.callback(own[k], k, frame) for k, frame in came.items()])
+            for number, handler in own.items():
+                ends.callback(signal.signal, number, handler)

@@ -197,12 +197,12 @@ class ObjectCache(FileStore):
         self._problem: str | None = None
         self._puts = 0
         self._lock = threading.Lock()
-        self._opening = threading.Lock()
-        self._opened = False
+        if self.readable:
+            self._prepare()
 
     def get(self, key: str) -> bytes | None:
         """The entry, or None if it is not there or damaged."""
-        if not self._open():
+        if not self.readable:
             return None
         path = self.path(key)
         try:
@@ -224,7 +224,7 @@ class ObjectCache(FileStore):
 
     def put(self, key: str, code: bytes) -> None:
         """Keep an entry."""
-        if not self._open() or not self.writable:
+        if not self.writable:
             return
         try:
             self.save(key, code)
@@ -260,26 +260,11 @@ class ObjectCache(FileStore):
         with self._lock:
             problem, self._problem = self._problem, None
         if problem is not None:
-            without = "" if self.readable else "reading or "
-            warn(
-                CacheWarning,
-                f"the object code cache {problem}",
-                did=f"went on without {without}writing it",
-                remedy="FUSEE_CACHE_DIR=<a folder of yours>, or FUSEE_CACHE_SIZE=0 for none",
-            )
-
-    def _open(self) -> bool:
-        """Make the folder at the first use. Whether the cache can be read."""
-        if not self._opened:
-            with self._opening:
-                if not self._opened:
-                    self._prepare()
-                self._opened = True
-        return self.readable
+            did = f"went on without {'' if self.readable else 'reading or '}writing it"
+            remedy = "FUSEE_CACHE_DIR=<a folder of yours>, or FUSEE_CACHE_SIZE=0 for none"
+            warn(CacheWarning, f"the object code cache {problem}", did=did, remedy=remedy)
 
     def _prepare(self) -> None:
-        if not self.readable:
-            return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = self.folder.stat()
@@ -423,9 +408,7 @@ class Blobs(FileStore):
             )
 
 
-@functools.cache
-def _opened(folder: Path, limit_bytes: int) -> ObjectCache:
-    return ObjectCache(folder, limit_bytes)
+_opened = functools.cache(ObjectCache)
 
 
 # ---------------------------------------------------------------------------- artifacts
@@ -503,11 +486,8 @@ def _info(entries: dict[str, bytes]) -> CacheInfo:
 
 def _versions() -> list[str]:
     python = ".".join(map(str, sys.version_info[:2]))
-    return [
-        f"torch {torch.__version__}",
-        f"Python {python}",
-        f"{sys.platform} {platform.machine()}",
-    ]
+    where = f"{sys.platform} {platform.machine()}"
+    return [f"torch {torch.__version__}", f"Python {python}", where]
 
 
 # ---------------------------------------------------------------------------- jobs
@@ -532,12 +512,7 @@ def job_named(torchs: str) -> Job | None:
     """The job that FUSEE_JOB_ID names, or torch's own setting; None if no one does."""
     chosen = settings()
     name = chosen.job_id or torchs
-    return _job_in(chosen.cache_dir, name) if name and chosen.cache_size else None
-
-
-@functools.cache
-def _job_in(folder: Path, name: str) -> Job:
-    return Job(folder / "jobs", name)
+    return _jobs(chosen.cache_dir / "jobs", name) if name and chosen.cache_size else None
 
 
 class Job:
@@ -621,6 +596,9 @@ class Job:
                 did="went on without it",
                 remedy="delete it, or let FUSEE_CACHE_DIR name another folder",
             )
+
+
+_jobs = functools.cache(Job)
 
 
 def _parsed(text: str) -> _Rows:

@@ -36,6 +36,7 @@ import torch
 from fusee.config import settings
 from fusee.errors import CompileError, MissingPackage, SettingError
 from fusee.log import publish
+from fusee.runtime import Setting
 from fusee.runtime.cache import content_key, object_cache
 from fusee.runtime.llvm_text import Level
 
@@ -343,7 +344,7 @@ def _host() -> Cpu:
 # Threads that compile.
 #
 # A fork waits until they are at rest: a child has none of its parent's threads, and would wait for
-# ever for a lock of LLVM's that one of them held.
+# ever for a lock of LLVM's that one of them held, or llvmlite's that any thread may hold.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -351,6 +352,8 @@ T = TypeVar("T")
 # More of them are in each other's way, and in that of the thread that traces: the first call of ViT
 # on 16 processors takes 0.45 s with two threads, and 0.7 with eight.
 _MOST = 4
+# What LLVM needs is more than a program of many threads may have chosen for them.
+_STACK_BYTES = 1 << 23
 
 
 class _Rest:
@@ -359,6 +362,7 @@ class _Rest:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.running = 0
+        self.linked: Any = None  # what llvmlite locks, which a thread of the program may hold
 
     def run(self, job: Callable[[], T]) -> T:
         with self.changed:
@@ -375,8 +379,13 @@ class _Rest:
         self.changed.acquire()
         while self.running:
             self.changed.wait()
+        if (ffi := sys.modules.get("llvmlite.binding.ffi")) is not None:
+            self.linked = ffi.lib._lock
+            self.linked.__enter__()
 
     def end(self) -> None:
+        if self.linked is not None:
+            self.linked.__exit__()
         self.changed.release()
 
 
@@ -385,7 +394,13 @@ _rest = _Rest()
 
 def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Run a function in one of the threads. RuntimeError if the program ends, or may have none."""
-    return _pool().submit(_rest.run, functools.partial(function, *args, **kwargs))
+    job = functools.partial(function, *args, **kwargs)
+    with _rest.changed:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            return _pool().submit(_rest.run, job)
+        finally:
+            threading.stack_size(before)
 
 
 def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -418,9 +433,9 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _in_child() -> None:
+    _rest.end()
     _rest.changed, _rest.running = threading.Condition(), 0
     _pool.cache_clear()
-    _switching.lock = threading.Lock()
     for one in Early.known:
         one.made = one.made if one.made is not None and one.made.done() else None
 
@@ -532,7 +547,8 @@ class Build:
 
     def salt(self) -> str:
         """All that code depends on besides its text."""
-        return _salt(self.target)
+        target = self.target
+        return "\n".join((_VERSION, version(), target.triple, target.name, target.flags))
 
     def uses(self, function: Function) -> str:
         """What there is to say of a function's use of the machine."""
@@ -580,11 +596,10 @@ def deferred() -> Iterator[list[Callable[[], object]]]:
     """
     before: list[Callable[[], object]] | None = getattr(_of_thread, "deferred", None)
     _of_thread.deferred = []
-    _switching.begin()
     try:
-        yield _of_thread.deferred
+        with _switching:
+            yield _of_thread.deferred
     finally:
-        _switching.end()
         _of_thread.deferred = before
 
 
@@ -597,27 +612,7 @@ def defer(function: Callable[[], object]) -> None:
         waiting.append(function)
 
 
-class _Switching:
-    """The switch interval: a short one while anybody asks for that, then the program's again."""
-
-    def __init__(self) -> None:
-        self.lock, self.count, self.usual = threading.Lock(), 0, 0.0
-
-    def begin(self) -> None:
-        with self.lock:
-            if not self.count:
-                self.usual = sys.getswitchinterval()
-                sys.setswitchinterval(min(self.usual, 0.0005))
-            self.count += 1
-
-    def end(self) -> None:
-        with self.lock:
-            self.count -= 1
-            if not self.count:
-                sys.setswitchinterval(self.usual)
-
-
-_switching = _Switching()
+_switching = Setting(sys.getswitchinterval, sys.setswitchinterval, lambda own: min(own, 0.0005))
 
 
 class Early(Generic[T]):
@@ -659,11 +654,6 @@ _of_thread = threading.local()
 
 def _name(key: str) -> str:
     return f"fusee_{key}"
-
-
-@functools.cache
-def _salt(target: Cpu) -> str:
-    return "\n".join((_VERSION, version(), target.triple, target.name, target.flags))
 
 
 _idle: defaultdict[Cpu, list[Emitter]] = defaultdict(list)  # taking and leaving one is atomic

@@ -314,11 +314,21 @@ def by_length(x: T) -> Any:
     return torch.cond(x.sum() > 0, long, lambda y: y + torch.ones(x.shape[0], 1), (x,)) + 1
 
 
+@torch.compiler.nested_compile_region
+def region(x: T, y: T) -> Any:
+    return x.sin() + y, x * y
+
+
+def regions(x: T) -> Any:
+    """So small that it runs as it was captured."""
+    return region(*region(x, x.cos()))
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("way", ["own", "stock"])
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize(
-    "fn", [by_length, chosen_twice, structured, mapped, looped, scanned, scanned_back]
+    "fn", [by_length, chosen_twice, structured, mapped, looped, scanned, scanned_back, regions]
 )
 def test_sizes_that_vary(fn: Callable[..., Any], learns: bool, way: str) -> None:
     """A graph that ran eagerly would warn."""

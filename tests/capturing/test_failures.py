@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -667,6 +668,36 @@ def test_an_interrupt_while_a_mode_is_entered(
             compiled(x)
     assert type(torch.ones(2)) is torch.Tensor
     assert torch.equal(compiled(x), x.sin() * 2)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_signal_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """What its handler raises comes when that is over, and at once when it comes again: a timeout
+    would be lost or another error, and C++ ends the process."""
+    mode, enter = type(fake_mode()), type(fake_mode()).__enter__
+    seen, due = [], [signal.SIGUSR1] * count
+    compiled = fusee.compile(lambda x: x.sin() * 2)
+
+    def timed_out(number: int, frame: Any) -> None:
+        seen.append(signal.getsignal(number) is timed_out)  # whether that is over
+        raise TimeoutError
+
+    def interrupted(self: Any) -> Any:
+        while due:
+            os.kill(os.getpid(), due.pop())
+        return enter(self)
+
+    before = signal.signal(signal.SIGUSR1, timed_out)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(mode, "__enter__", interrupted)
+            with pytest.raises(TimeoutError):
+                compiled(torch.ones(3))
+        assert seen == [False, True][-count:]
+        assert signal.getsignal(signal.SIGUSR1) is timed_out
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert torch.equal(compiled(torch.ones(3)), torch.ones(3).sin() * 2)
 
 
 def test_an_error_leaves_what_is_around_a_later_call() -> None:

@@ -504,6 +504,24 @@ def test_nobody_is_asked_for_a_name(processes: Processes) -> None:
     assert not processes.run(source, X)[1]
 
 
+def test_a_class_of_tensors_hears_of_nothing(processes: Processes) -> None:
+    program = """
+class Heard(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        calls.append(function.__name__)
+        return super().__torch_function__(function, types, args, kwargs)
+calls = []
+def f(x): return x * 2
+"""
+    for _ in range(2):
+        made = processes.start(HEAD + program)
+        keeper = Keeper(cache=processes.cache)
+        fast = CompiledFunction(made.f, lambda gm, _: gm.forward, Policy(), keeper=keeper)
+        fast(X.as_subclass(made.Heard))
+        assert made.calls == ["mul"]
+
+
 def test_whether_there_is_a_gpu_is_asked_again(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

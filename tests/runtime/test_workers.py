@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 import warnings
 
@@ -30,3 +32,45 @@ def test_a_fork_waits_for_running_jobs() -> None:
     _, status = os.waitpid(child, 0)
     assert status == 0 and jit.submit(sum, [1, 2]).result() == 3
     assert job.done()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_waits_for_a_thread_that_links() -> None:
+    """A thread of the program has the lock of llvmlite, which nobody would give back in a child."""
+    lock, has_it = jit.binding().ffi.lib._lock, threading.Event()
+
+    def links() -> None:
+        with lock:
+            has_it.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=links)
+    thread.start()
+    has_it.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        os._exit(0 if jit.symbol("malloc") else 1)
+    _, status = os.waitpid(child, 0)
+    thread.join()
+    assert status == 0 and jit.symbol("malloc")
+
+
+def test_threads_have_the_stack_that_llvm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, start = [], threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        sizes.append(threading.stack_size())  # which sets it to zero
+        threading.stack_size(sizes[-1])
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    before = threading.stack_size(65_536)
+    try:
+        jit._pool.cache_clear()
+        assert jit.submit(sum, [1, 2]).result() == 3
+        assert min(sizes) >= 2**20 and threading.stack_size() == 65_536
+    finally:
+        threading.stack_size(before)
