@@ -700,6 +700,8 @@ def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
         width = x.element_size() if x.numel() else 0  # NumPy's own arrays without elements have 0
         strides = tuple(step * width for step in x.stride()) if plain else ()
     name = str(x.dtype).removeprefix("torch.")
+    if not m.recorder.is_main:  # an autograd function, for one: its backward runs without data
+        raise GraphBreak("numpy() in a function that the graph calls as a whole")
     if not plain or id(x) in m.world.seen or name == "bfloat16":
         raise GraphBreak("numpy() of a tensor whose elements must be computed or moved first")
     shadow = _like(tuple(x.shape), strides, np.dtype(name))

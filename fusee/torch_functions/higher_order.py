@@ -389,7 +389,8 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     with no_torch_function():
         needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     is_grad, calls, before = torch.is_grad_enabled(), m.recorder.calls, m.world.changes()[1:]
-    has_asked, m.asks_compiling = m.asks_compiling, False
+    has_asked, m.asks_compiling, sizes = m.asks_compiling, False, m.recorder.symbols.env.data.made
+    known = len(sizes)
     if not (is_grad and any(needs)):  # nothing goes backward: it is what its lines do
         _switch_grad(m, False)
         try:
@@ -421,6 +422,8 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     m.recorder.calls = calls
     if m.world.changes()[1:] != before:
         raise GraphBreak(f"{cls.__qualname__} does more than compute tensors")
+    if len(sizes) > known:
+        raise GraphBreak(f"{cls.__qualname__} has sizes that only the data knows")
     if asks:  # it would run otherwise on stand-ins, and keep them
         raise GraphBreak(f"{cls.__qualname__} asks whether it is compiled, where nobody tells it")
     return _apply_whole(m, cls, given)

@@ -83,6 +83,51 @@ class Telling(torch.autograd.Function):
         return grad
 
 
+class ByItsRule(torch.autograd.Function):
+    """Twice x; `rule` gives the gradient of it and of what was saved."""
+
+    @staticmethod
+    def forward(ctx: T, x: T, rule: T) -> T:
+        ctx.save_for_backward(x)
+        ctx.rule = rule
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: T, grad: T) -> T:
+        return ctx.rule(grad, *ctx.saved_tensors), None
+
+
+BY_DATA = {
+    "item": lambda g, x: g * x.sum().item(),
+    "a list": lambda g, x: g * sum(x.flatten().tolist()),
+    "a branch": lambda g, x: g * 2 if x.sum() > 0 else g * 3,
+    "numpy": lambda g, x: torch.from_numpy(g.detach().numpy() * x.numpy()),
+    "a mask": lambda g, x: g * x[x > 0].sum(),
+    "places": lambda g, x: g.clone().index_fill_(0, (x.sum(-1) > 0).nonzero()[:, 0], 0.0),
+}
+
+
+@pytest.mark.parametrize("rule", BY_DATA.values(), ids=BY_DATA)
+def test_a_backward_by_data_costs_its_function_alone(rule: T) -> None:
+    """The joint graph runs it on tensors without data."""
+    layer = nn.Linear(3, 3)
+
+    def program(x: T) -> T:
+        return ByItsRule.apply(layer(x).sin(), rule).cos() + 1
+
+    compiled = fusee.compile(program)
+    for x in (torch.ones(4, 3), -torch.ones(4, 3), torch.ones(4, 3)):
+        found = []
+        for call in (program, compiled):
+            layer.zero_grad()
+            call(x).sum().backward()
+            found.append(layer.weight.grad)
+        torch.testing.assert_close(found[1], found[0])
+    traced = Traced(program)
+    traced(torch.ones(4, 3))
+    assert len(traced.graphs) == 2 and traced.stops
+
+
 def applies(x: T) -> T:
     y = Cube.apply(x * 2, 3)
     first, second = Two.apply(y)

@@ -176,9 +176,9 @@ def _in_pieces(
             if isinstance(x, Tensor):
                 place = dim - len(shape) + len(x.shape)
                 if place >= 0 and not is_repeated(x.shape[place], shape[dim]):
-                    is_model = x.storage is None and x.pieces is not None and x.pieces.dim == place
-                    # of its own pieces nothing need be known
-                    x = x.pieces.tensors[k] if is_model else narrow(x, place, start, length)
+                    own = x.pieces if x.storage is None else None
+                    is_model = own is not None and own.dim == place  # nothing need be known
+                    x = own.tensors[k] if own and is_model else narrow(x, place, start, length)
             cut.append(x)
         parts.append((cut, resized(shape, dim, length)))
     return dim, model.starts, parts
