@@ -747,10 +747,6 @@ def answer(level: Level, value: str) -> str:
     return level.writer.module("define ptr @kernel(ptr %self, ptr %args, i64 %count)", result)
 
 
-# What Python's C API needs to stay where it is: method definitions, and the code they point to.
-_kept: list[tuple[_MethodDef, Function]] = []
-
-
 def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
     """A Python builtin from IR text. It stays for the life of the process.
 
@@ -759,7 +755,9 @@ def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
     """
     function = compile_one(text, {**_c_api(), **(imports or {})})
     definition = _MethodDef(name.encode(), function.address, _METH_FASTCALL, None)
-    _kept.append((definition, function))
+    # never freed: the builtin reads its definition when it goes, and a program that ends frees both
+    # in any order
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object((definition, function)))
     return _made(ctypes.addressof(definition), None)
 
 

@@ -242,6 +242,25 @@ def test_a_program_that_ends_begins_no_threads(cache_dir: Path) -> None:
         assert abs(float(found.stdout) - 1) < 1e-5, found.stderr
 
 
+AT_THE_END = """
+import os
+from fusee.runtime import jit
+
+class Definition(jit._MethodDef):
+    def __del__(self, say=os.write):
+        say(1, b"freed")
+
+jit._MethodDef = Definition
+from fusee.runtime.launch import fitter, runner
+run, fit = runner(), fitter()
+"""
+
+
+def test_a_program_that_ends_frees_no_definition_that_a_builtin_reads() -> None:
+    ended = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, check=True)
+    assert ended.stdout == b"", ended.stderr
+
+
 def test_a_process_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     jit.prepare()
     asked: list[Any] = []
