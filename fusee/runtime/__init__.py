@@ -62,7 +62,6 @@ class _Finder(MetaPathFinder):
         return spec
 
     def run(self, own: Action, module: ModuleType) -> None:
-        """What a loader does with a module, and what waits for that."""
         own(module)
         with _lock:
             actions = _waiting.pop(module.__name__, [])
