@@ -54,15 +54,14 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name not in _waiting:
             return None
-        others = (x for x in sys.meta_path if x is not self)
-        found = (x.find_spec(name, path, target) for x in others)
+        found = (x.find_spec(name, path, target) for x in sys.meta_path if x is not self)
         spec = next((x for x in found if x is not None), None)
         if spec is not None and spec.loader is not None:
-            vars(spec.loader)["exec_module"] = functools.partial(self.run, spec.loader.exec_module)
+            with contextlib.suppress(AttributeError, TypeError):  # one of a program that was frozen
+                spec.loader.exec_module = functools.partial(self.run, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
     def run(self, own: Action, module: ModuleType) -> None:
-        """What a loader does with a module, and what waits for that."""
         own(module)
         with _lock:
             actions = _waiting.pop(module.__name__, [])

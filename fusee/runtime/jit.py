@@ -27,6 +27,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.thread import _global_shutdown_lock
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar
@@ -394,11 +395,14 @@ _rest = _Rest()
 
 def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Run a function in one of the threads. RuntimeError if the program ends, or may have none."""
-    job = functools.partial(function, *args, **kwargs)
+    # who has the lock of all executors may wait for TorchDynamo's, and that for what compiles here
+    if not _global_shutdown_lock.acquire(timeout=0.1):
+        raise RuntimeError("another executor is adding a job")
+    _global_shutdown_lock.release()
     with _rest.changed:
         before = threading.stack_size(_STACK_BYTES)
         try:
-            return _pool().submit(_rest.run, job)
+            return _pool().submit(_rest.run, functools.partial(function, *args, **kwargs))
         finally:
             threading.stack_size(before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import os
 import signal
 import threading
@@ -56,6 +57,12 @@ def test_a_fork_waits_for_a_thread_that_links() -> None:
     _, status = os.waitpid(child, 0)
     thread.join()
     assert status == 0 and jit.symbol("malloc")
+
+
+def test_a_job_waits_for_no_lock_of_the_programs_executors() -> None:
+    """Who adds a job to one may wait for TorchDynamo's lock, and that for what is compiled here."""
+    with concurrent.futures.thread._global_shutdown_lock:
+        assert jit.submit(sum, [1, 2]).result(timeout=10) == 3
 
 
 def test_threads_have_the_stack_that_llvm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
