@@ -35,7 +35,7 @@ from fusee.fake import associative_scan as associative_scan
 from fusee.fake import combine_of as combine_of
 from fusee.fake import fake_mode
 from fusee.fake.gradients import goes_beside
-from fusee.fake.layouts import is_dense, known, meet
+from fusee.fake.layouts import extent, is_dense, known, meet
 from fusee.fake.torch_python import NotDeterministic, is_pointwise, on_ones, overloads_of
 from fusee.source import Args, Kwargs, tensors_in
 
@@ -551,9 +551,8 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
             continue
         # no size of a result hangs on whether an open one is 0
         axes = zip(x.shape, x.stride())
-        steps = [(n, step) for n, step in axes if (n > 1 if type(n) is int else n != 1)]
-        reach = 1 + sum((n - 1) * step for n, step in steps)
-        shares = x.numel() > reach or any(step == 0 for _, step in steps)
+        again = (s == 0 and (n > 1 if type(n) is int else n != 1) for n, s in axes)
+        shares = x.numel() > extent(x.shape, x.stride()) or any(again)
         if shares or any(_overlap(x, y, may_be_operand, place) for y in operands):
             raise GraphBreak(
                 f"{name} writes to memory that several elements or operands share", "clone() first"

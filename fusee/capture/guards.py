@@ -581,9 +581,9 @@ class TensorMatch(Fact):
 
 def _own_strides(known: TensorFact) -> set[int]:
     """Axes whose stride is none of the products of inner sizes; an open one may be."""
-    rows = [(step, n or 0, k) for k, (step, n) in enumerate(zip(known.stride, known.size)) if step]
+    rows = [(n == 1, s, n or 0, k) for k, (s, n) in enumerate(zip(known.stride, known.size)) if s]
     own, spans = {k for k, step in enumerate(known.stride) if step is None}, {1}
-    for step, n, k in sorted(rows):
+    for _, step, n, k in sorted(rows):
         own |= set() if step in spans else {k}
         spans.add(step * n)
     return own

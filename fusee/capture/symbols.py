@@ -614,7 +614,7 @@ class Symbols:
         what `own` says of its axis."""
         steps: list[Any] = [*x.stride()]
         inside: dict[int, Any] = {}  # the product by its value in this call
-        for k in sorted(range(x.dim()), key=lambda k: (steps[k], x.shape[k])):
+        for k in sorted(range(x.dim()), key=lambda k: (x.shape[k] == 1, steps[k], x.shape[k])):
             step = steps[k]
             if step not in inside:
                 inside[step] = own(k)

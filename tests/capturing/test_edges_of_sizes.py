@@ -536,3 +536,10 @@ def test_what_lies_in_pieces_along_an_axis_of_one_element() -> None:
     for run in (fn, fn):
         run(x, torch.tensor(0), y).backward()
     torch.testing.assert_close(found, x.grad)
+
+
+def test_rows_of_one_element_lie_as_they_do() -> None:
+    compiled = fusee.compile(lambda x: x * 2, dynamic=True, options={"prices": False})
+    for columns in (2, 1, 3):
+        x = torch.randn(8, columns)[:, ::2]
+        assert torch.equal(compiled(x), x * 2)

@@ -255,7 +255,10 @@ def _functions(source: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _run(given: Callable[..., Any], f: Callable[..., Any], call: Call, gradients: bool) -> Any:
-    """Results, gradients, what was given afterwards, and who shares memory; or what was raised."""
+    """Results, gradients, what was given afterwards, and who shares memory; or what was raised.
+
+    No gradient is one of zeros (docs/open.md).
+    """
     may = [x.is_floating_point() or x.is_complex() for x in call.memory]
     leaves = [
         x.clone().requires_grad_(gradients and own) for x, own in zip(call.memory, may, strict=True)
@@ -278,7 +281,7 @@ def _run(given: Callable[..., Any], f: Callable[..., Any], call: Call, gradients
     plain = [x.detach() for x in (*found, *memory)]
     return [
         *plain,
-        *(x.grad for x in leaves),
+        *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves),
         [x.requires_grad for x in found],
         again,
         sharing([*args], [*found]),
@@ -315,7 +318,8 @@ def difference(
             assert_same(got, want, truth)
         except Mismatch as error:
             near = partial(_run, given, eager, gradients=gradients)
-            least = torch.bfloat16 if re.search("half|bfloat16", source) else None
+            least = torch.float32 if "float()" in source else None
+            least = torch.bfloat16 if re.search("half|bfloat16", source) else least
             if not (may_be_chance(error) and _is_chance(got, want, truth(), near, call, least)):
                 return f"call {number}: {error}"
     return None
