@@ -40,6 +40,7 @@ from fusee.fake.layouts import (
 from fusee.fake.open_composites import IN_OTHERS
 from fusee.fake.open_sizes import narrowed, selected
 from fusee.fake.rules import LAYERS
+from fusee.fake.torch_python import moved
 from fusee.source import Args, Kwargs, OpRules, overloads
 
 # ---------------------------------------------------------------------------- always
@@ -592,10 +593,8 @@ def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 @CANONICAL.rule("pixel_shuffle pixel_unshuffle")
 def _pixel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    function = decomposition(op)
-    assert function is not None
     with active(t):
-        found = function(*args, **kwargs)
+        found = moved(decomposition(op))(*args, **kwargs)
         return found.contiguous(memory_format=_layout_of_shuffled(t, args[0]))
 
 

@@ -332,7 +332,8 @@ class Recorder(TorchFunctionMode):
 
     def _refuse_backward(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
         """A recurrent layer, or an operator of a library, whose backward no graph can have."""
-        given = [x for x in tensors_in((args, kwargs)) if x.requires_grad]
+        with no_torch_function():
+            given = [x for x in tensors_in((args, kwargs)) if x.requires_grad]
         if name and any(x.is_cuda for x in given):
             raise GraphBreak(
                 f"{name}() on a GPU in training: cuDNN keeps its weights in one buffer"
