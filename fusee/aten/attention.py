@@ -434,8 +434,8 @@ def every_head(
     dims = {len(shape) for shape in shapes}
     if dims not in ({3}, {4}) or not all(same_ints(x[-1:], shapes[0][-1:]) for x in shapes):
         return None
-    rows = [] if mask is None else list(shape_of(mask))
-    if len(rows) > dims.pop():
+    rows = shapes[0][-2:] if mask is None else list(shape_of(mask))
+    if not 2 <= len(rows) <= dims.pop():
         return None
     lead = shapes[0][:-2]
     others = [k for k in (1, 2) if not same_ints(shapes[k][:-2], lead)]
