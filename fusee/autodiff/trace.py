@@ -448,9 +448,7 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
             with torch.no_grad():
                 yield
         finally:
-            self.is_backward, self.b.stack_trace = False, line
-            self.b.marks.clear()
-            self.b.marks.update(marks)
+            self.is_backward, self.b.stack_trace, self.b.marks = False, line, marks
 
     def _line(self, number: int | None) -> str | None:
         if number is None:

@@ -56,10 +56,23 @@ def write_without_grad(x: Tensor, w: Tensor) -> Tensor:
     return (x + 2) * w.sum()
 
 
+def write_and_join(x: Tensor, w: Tensor) -> Tensor:
+    y = x * 2
+    y[0, 1] = 1.5  # whose gradient is a part of that of what is joined
+    return torch.cat((w, y))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "function",
-    [write_input, write_view, write_and_return, write_and_return_view, write_without_grad],
+    [
+        write_input,
+        write_view,
+        write_and_return,
+        write_and_return_view,
+        write_without_grad,
+        write_and_join,
+    ],
 )
 def test_writes_to_what_was_computed(function: Any, backend: str) -> None:
     compare(function, rand(3, 3), rand(3, 3), backend=backend, around=nonleaf(function))
