@@ -434,15 +434,13 @@ def every_head(
     dims = {len(shape) for shape in shapes}
     if dims not in ({3}, {4}) or not all(same_ints(x[-1:], shapes[0][-1:]) for x in shapes):
         return None
-    rows = [] if mask is None else list(shape_of(mask))
-    if len(rows) > dims.pop():
-        return None
+    rows = shapes[0][-2:] if mask is None else list(shape_of(mask))
     lead = shapes[0][:-2]
     others = [k for k in (1, 2) if not same_ints(shapes[k][:-2], lead)]
+    if not 2 <= len(rows) <= dims.pop() or (len(lead) == 2 and not others):
+        return None
     pairs = [(m, n) for k in others for m, n in zip(shapes[k], lead)]
     if not all(is_written(m, n) or (type(m) is int and m == 1) for m, n in pairs):
-        return None
-    if len(lead) == 2 and not others:
         return None
     for k in others:
         three[k] = call(aten.expand.default, three[k], [*lead, *shapes[k][-2:]])

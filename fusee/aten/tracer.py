@@ -235,6 +235,9 @@ class Builder:
         for view in reversed(stale):
             if view.view is not None:
                 op, args, kwargs = view.view
+                begin = made.meta["val"].storage_offset()
+                if op is aten.as_strided.default and not is_written(begin, 0):
+                    made = at._node = self.copy(made, at)
                 made = self.emit(op, (made, *args), kwargs, view.tensor, store.device)
             view._node, view.version = made, store.version
         return made
@@ -256,8 +259,7 @@ class Builder:
                 node = undo(self, at, node)
             at = at.parent
         if not _same_layout(node.meta["val"], at.tensor):
-            args = (self.node(at), node)
-            node = self.emit(aten.copy.default, args, {}, at.tensor, store.device)
+            node = self.emit(aten.copy.default, (self.node(at), node), {}, at.tensor, store.device)
         store.version += 1
         store.is_counted |= is_counted
         at._node, at.version = node, store.version
@@ -316,7 +318,7 @@ def _expand(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     if view.parent.tensor.numel() != view.tensor.numel():
         raise b.unsupported("an in-place write to an expanded tensor")
-    return b.reshape(contents, list(view.parent.tensor.shape))
+    return _reshape(b, view, contents)
 
 
 @_INVERSES.rule("permute")
@@ -361,6 +363,7 @@ _SCATTERS = {
 def _scatter(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None and view.view is not None
     parent, (op, args, kwargs) = view.parent, view.view
+    b.node(view)  # as_strided of what begins inside its memory copies that
     operands = (b.node(parent), contents, *args)
     return b.emit(_SCATTERS[op], operands, kwargs, parent.tensor, parent.store.device)
 

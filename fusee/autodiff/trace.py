@@ -448,9 +448,7 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
             with torch.no_grad():
                 yield
         finally:
-            self.is_backward, self.b.stack_trace = False, line
-            self.b.marks.clear()
-            self.b.marks.update(marks)
+            self.is_backward, self.b.stack_trace, self.b.marks = False, line, marks
 
     def _line(self, number: int | None) -> str | None:
         if number is None:
@@ -557,7 +555,10 @@ class _Finish:
         """
         b, inputs = self.b, self.inputs
         ends = [self.results.tensors[position] for position in self.tangents]
-        given = [inputs.add_tangent(b.values[id(x)]) for x in ends]
+        try:
+            given = [inputs.add_tangent(b.values[id(x)]) for x in ends]
+        except RuntimeError as error:  # of a view that may not be written to
+            raise failed(self.tracer, "backward", error) from error
         # parts differ where no node of autograd is below both results
         part = list(range(len(ends)))
         first: dict[Any, int] = dict.fromkeys(set(self.leaves.origins.values()), -1)
@@ -624,16 +625,14 @@ class _Finish:
 
     def _is_detached(self, x: Any, spec: OutputSpec) -> bool:
         """Whether an output shares the memory of another tensor, but not its place in autograd."""
-        if isinstance(spec, ViewOfOutput):
-            of = self.results.tensors[spec.index]
-        elif isinstance(spec, ViewOfInput):
-            value = self.inputs.values[spec.index]
-            assert value is not None
-            of = value.tensor
-        else:
+        if not isinstance(spec, (ViewOfInput, ViewOfOutput)):
             return False
-        base = x._base
-        return not (x.requires_grad or (base is not None and (base is of or base is of._base)))
+        given, made = self.inputs.given, self.results.tensors
+        of = (made if isinstance(spec, ViewOfOutput) else given)[spec.index]
+        root, base = (y if y._base is None else y._base for y in (x, of))
+        if x.requires_grad and root is not base:
+            raise self.b.unsupported("a result whose gradient is not that of whose memory it has")
+        return root is not base
 
 
 def _settled(

@@ -207,6 +207,15 @@ def write_as_strided(x: torch.Tensor) -> Any:
     return x
 
 
+def strided_copy_of_a_part(x: torch.Tensor) -> Any:
+    y, z = torch.empty(2, 5), torch.zeros(2, 5)
+    y.copy_(x[1:])
+    later = z.as_strided((2,), (1,), 3)
+    z.copy_(x[1:])
+    later.neg_()
+    return y.as_strided((2,), (1,), 1) * 2, z + 1
+
+
 def write_bits(x: torch.Tensor) -> Any:
     x.view(torch.int32).bitwise_and_(0x7FFFFFFF)
     return x
@@ -328,6 +337,7 @@ WRITES = [
     write_strided,
     write_diagonal,
     write_as_strided,
+    strided_copy_of_a_part,
     write_bits,
     unbind_and_split,
     transpose_in_place,

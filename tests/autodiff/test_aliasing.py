@@ -56,10 +56,23 @@ def write_without_grad(x: Tensor, w: Tensor) -> Tensor:
     return (x + 2) * w.sum()
 
 
+def write_and_join(x: Tensor, w: Tensor) -> Tensor:
+    y = x * 2
+    y[0, 1] = 1.5  # whose gradient is a part of that of what is joined
+    return torch.cat((w, y))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "function",
-    [write_input, write_view, write_and_return, write_and_return_view, write_without_grad],
+    [
+        write_input,
+        write_view,
+        write_and_return,
+        write_and_return_view,
+        write_without_grad,
+        write_and_join,
+    ],
 )
 def test_writes_to_what_was_computed(function: Any, backend: str) -> None:
     compare(function, rand(3, 3), rand(3, 3), backend=backend, around=nonleaf(function))
@@ -239,6 +252,40 @@ def test_a_write_that_eager_refuses_raises_eagers_error() -> None:
         y = torch.compile(bad, backend="fusee")(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_a_result_that_eager_refuses_later_raises_when_it_is_used() -> None:
+    def part(x: Tensor) -> Tensor:
+        y = x * 2
+        first = y.unbind(0)[0]
+        y.add_(1)
+        return first
+
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        found = fusee.compile(part)(rand(2, 3))
+    with pytest.raises(RuntimeError, match="returns multiple views"):
+        found.sum()
+
+
+def write_to_detached_input(x: Tensor, w: Tensor) -> Tensor:
+    return x.detach().add_(w)
+
+
+def write_to_detached(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y.detach().add_(w)[:1], y[1:]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("function", [write_to_detached_input, write_to_detached])
+def test_two_histories_of_one_memory(function: Callable[..., Any]) -> None:
+    found = []
+    for run in (function, fusee.compile(function)):
+        x, w = rand(3, 3), rand(3, 3)
+        y = torch.utils._pytree.tree_leaves(run(x * 1, w))
+        loss = sum((k * part.sin().sum() for k, part in enumerate(y, 1)), torch.zeros(()))
+        found.append([*y, *torch.autograd.grad(loss, (x, w), allow_unused=True)])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_a_write_to_a_leaf_raises_eagers_error() -> None:

@@ -149,7 +149,7 @@ DTYPES = {
 }
 # What autograd refuses after a write, which graphs do not refuse alike (docs/open.md).
 MODIFIED = re.compile("modified inplace|modified by an inplace")
-KNOWN = {dtype for kinds in DTYPES.values() for dtype in kinds}
+KNOWN = [*dict.fromkeys(dtype for kinds in DTYPES.values() for dtype in kinds)]
 
 
 class Call(NamedTuple):

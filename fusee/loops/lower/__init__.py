@@ -257,8 +257,10 @@ class Outputs:
         return same_strides(tensor.shape, storage.strides, target.strides)
 
 
-def _laid_out(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    made = x.new_empty_strided(size, stride)
+def _laid_out(
+    x: torch.Tensor, size: tuple[int, ...] = (), stride: tuple[int, ...] = ()
+) -> torch.Tensor:
+    made = x.new_empty_strided(size or x.shape, stride or x.stride())
     return made.copy_(x.conj()).conj() if x.is_conj() else made.copy_(x)
 
 
@@ -505,7 +507,7 @@ class GraphLowering:
         # inputs are written to in an order that knows nothing of views of them
         takes_inputs = any(isinstance(x, View) and x.buffer.role == "input" for x in given)
         if shares and self.writes and takes_inputs:
-            call, shares = lambda *args, **kwargs: plain(*args, **kwargs).clone(), False
+            call, shares = lambda *args, **kwargs: _laid_out(plain(*args, **kwargs)), False
         lowering.call(
             str(op),
             call,

@@ -194,6 +194,7 @@ MASKS_OF_HEADS = {
     "a mask for each": lambda shape: torch.randn(shape),
     "bools": lambda shape: torch.rand(shape[-2:]) > 0.3,
 }
+SMALL_MASKS = {"a number": (), "a row": (7,), "one element": (1,)}
 
 
 @pytest.mark.parametrize("mask", MASKS_OF_HEADS)
@@ -229,6 +230,19 @@ def test_attention_that_stays(shapes: tuple[tuple[int, ...], ...]) -> None:
     compiled = fusee.compile(F.scaled_dot_product_attention)
     torch.testing.assert_close(compiled(q, k, v), F.scaled_dot_product_attention(q, k, v))
     assert "keys for every head" not in str(fusee.report(compiled)[0])
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["fixed", "open"])
+@pytest.mark.parametrize("mask", SMALL_MASKS)
+@pytest.mark.parametrize("name", WITHOUT_HEADS)
+def test_masks_of_fewer_axes_than_scores(name: str, mask: str, dynamic: bool | None) -> None:
+    q, k, v = (torch.randn(n) for n in (WITHOUT_HEADS[name][0], *WITHOUT_HEADS[name][1:] * 2))
+    given = torch.randn(SMALL_MASKS[mask])
+
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=given)
+
+    torch.testing.assert_close(fusee.compile(fn, dynamic=dynamic)(q, k, v), fn(q, k, v))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

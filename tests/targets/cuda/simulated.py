@@ -126,7 +126,8 @@ class _Call:
             for result, x in zip(item.results, found if several else (found,)):
                 if result is not None:
                     strides = [number(n, self.sizes) for n in result.strides]
-                    made = x if item.shares else x.new_empty_strided(x.shape, strides).copy_(x)
+                    is_kept = item.shares or x.is_conj()  # a copy would be conjugated for good
+                    made = x if is_kept else x.new_empty_strided(x.shape, strides).copy_(x)
                     self.tensors[result] = made
         return tuple(self._given(list(self.graph.outputs)))
 

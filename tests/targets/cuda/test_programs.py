@@ -125,3 +125,10 @@ FUNCTIONS: dict[str, Callable[[], tuple[Any, ...]]] = {
 def test_functions(name: str) -> None:
     fn, *args = FUNCTIONS[name]()
     agree(fn, *args, tolerance=1e-3)
+
+
+def test_parts_of_a_conjugated_input_that_are_written() -> None:
+    mine, eagers = (torch.arange(6.0).view(2, 3) * (1 + 2j) for _ in range(2))
+    fn: Callable[[Tensor], Tensor] = lambda z: z.conj().real.mul_(2)  # noqa: E731
+    assert torch.equal(fusee.compile(fn, options={"prices": False})(mine), fn(eagers))
+    assert torch.equal(mine, eagers)
