@@ -534,12 +534,13 @@ class _Finish:
         self.rebinds = tuple(m for m in mutations if self._is_differentiable(m))
         self.mutations = tuple(m for m in mutations if m not in self.rebinds)
         self.forward_results = len(self.results.nodes)
-        unknown = {m.position for m in self.mutations}
-        self.tangents = tuple(
-            position
-            for position, x in enumerate(self.results.tensors)
-            if x.requires_grad and position not in unknown
-        )
+        self.detached = tuple(map(self._is_detached, results.leaves, results.outputs))
+        # not what only holds the memory of detached results: its history may be used up
+        shown = [spec for spec, apart in zip(results.outputs, self.detached) if not apart]
+        known = {getattr(spec, "position", None) for spec in (*shown, *self.rebinds)}
+        known |= {spec.index for spec in shown if isinstance(spec, ViewOfOutput)}
+        tensors = enumerate(results.tensors)
+        self.tangents = tuple(at for at, x in tensors if x.requires_grad and at in known)
         self.gradients: list[int | None] = []
 
     def _is_differentiable(self, mutation: Mutation) -> bool:
@@ -575,12 +576,17 @@ class _Finish:
                 row += [below for below, _ in node.next_functions]
         self.parts = tuple(part)
         edges = self.leaves.edges
+        held = [x.store for x in inputs.values[: -len(given) or None] if x is not None]
+        held += self.results.memory.values()
+        before = [store.version for store in held]
         with self.tracer.backward():
             try:
                 with active(self.tracer), self.tracer.functions:
                     found = gradients(ends, list(edges.values()), given) if ends else ()
             except (RuntimeError, IndexError, ValueError) as error:
                 raise failed(self.tracer, "backward", error) from error
+            if before != [store.version for store in held]:
+                raise b.unsupported("a backward that writes to what was there before")
             self._keep_gradients(dict(zip(edges, found)), given)
 
     def _keep_gradients(self, by_index: dict[int, Tensor | None], given: Sequence[Tensor]) -> None:
@@ -614,7 +620,7 @@ class _Finish:
             tangents=self.tangents,
             gradients=tuple(self.gradients),
             rebinds=tuple((m.index, m.position) for m in self.rebinds),
-            detached=tuple(map(self._is_detached, self.results.leaves, self.results.outputs)),
+            detached=self.detached,
             parts=self.parts,
             unreached=tuple(
                 index

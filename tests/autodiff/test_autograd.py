@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from fusee.aten.trace import trace
 from fusee.backends.native import compile_aten
 from fusee.backends.report import Report
 from fusee.config import Options
-from fusee.errors import InputError
+from fusee.errors import FuseeWarning, InputError
 from tests.autodiff.steps import BACKENDS, compare, compiled, same
 
 
@@ -144,6 +146,32 @@ class Clamp(torch.autograd.Function):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_custom_function(backend: str) -> None:
     compare(lambda x, w: Clamp.apply(x * w).sin(), rand(4, 4), rand(4, 4), backend=backend)
+
+
+class Watched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: Tensor) -> Tensor:
+        ctx.seen = seen
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.seen.mul_(0.9).add_(grads[0].abs().mean())
+        return grads[0] / ctx.seen, None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchDynamo makes an instance
+def test_a_backward_that_writes_to_an_input() -> None:
+    found = []
+    for make in (lambda fn: fn, functools.partial(torch.compile, backend="fusee")):
+        seen, x = torch.ones(()), torch.ones(3, requires_grad=True)
+        step = make(lambda x, seen: Watched.apply(x, seen).square().sum())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", FuseeWarning)
+            step(x, seen).backward()
+        found.append((seen, x.grad))
+    torch.testing.assert_close(found[1], found[0])
+    assert any("a backward that writes" in str(w.message) for w in told)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

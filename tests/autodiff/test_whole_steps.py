@@ -726,6 +726,18 @@ def test_a_step_is_one_graph(name: str) -> None:
     assert not step.stops, step.stops
 
 
+@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
+def test_a_loss_and_what_is_detached_from_it_are_compiled() -> None:
+    def step(x: Tensor) -> Any:
+        hidden = model(x).tanh()
+        loss = hidden.square().mean()
+        loss.backward()
+        return loss, loss.detach(), hidden, hidden.detach()[1:]
+
+    model, x = net(), randn(6, 4)
+    equal(fusee.compile(step)(x), step(x))
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_pass_of_autograds_own(name: str) -> None:
     step = both(PARTS[name])
