@@ -636,6 +636,8 @@ class _Finish:
         given, made = self.inputs.given, self.results.tensors
         of = (made if isinstance(spec, ViewOfOutput) else given)[spec.index]
         root, base = (y if y._base is None else y._base for y in (x, of))
+        if x.requires_grad and x.is_leaf and x._base is not None:
+            raise self.b.unsupported("a view that was made while gradients were off")
         if x.requires_grad and root is not base:
             raise self.b.unsupported("a result whose gradient is not that of whose memory it has")
         return root is not base

@@ -306,3 +306,23 @@ def test_a_copy_is_saved_where_the_program_makes_one(backend: str) -> None:
         queue.zero_()
         grads += torch.autograd.grad(out.sum(), x)
     assert torch.equal(*grads)
+
+
+@pytest.mark.filterwarnings("ignore:.*a view that was made while gradients were off")
+@pytest.mark.parametrize("of_input", [False, True])
+def test_a_view_made_without_gradients_is_a_leaf(of_input: bool) -> None:
+    """Its gradient stays with it."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin()
+        with torch.no_grad():
+            return y, (x if of_input else y)[1:]
+
+    found = []
+    for call in (function, fusee.compile(function)):
+        x = torch.ones(4, 3, requires_grad=True)
+        y, part = call(x)
+        (y.sum() + (part * 2).sum()).backward()
+        assert part.is_leaf and part._is_view()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
