@@ -313,9 +313,7 @@ def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -
     if offset is not None and x.store.origin is not None:
         t.b.from_start.add(x.store.origin)
     _within(t, x.tensor, x.tensor.dtype, size, stride, 0 if offset is None else offset)
-    node = t.b.node(x)
-    if not is_written(node.meta["val"].storage_offset(), 0):  # a part of another was copied to it
-        x._node = t.b.copy(node, x)
+    t.b.from_its_start(t.b.node(x), x)
     return t.record(op, args, kwargs)
 
 

@@ -235,12 +235,18 @@ class Builder:
         for view in reversed(stale):
             if view.view is not None:
                 op, args, kwargs = view.view
-                begin = made.meta["val"].storage_offset()
-                if op is aten.as_strided.default and not is_written(begin, 0):
-                    made = at._node = self.copy(made, at)
+                if op is aten.as_strided.default:
+                    made = self.from_its_start(made, at)
                 made = self.emit(op, (made, *args), kwargs, view.tensor, store.device)
             view._node, view.version = made, store.version
         return made
+
+    def from_its_start(self, node: fx.Node, value: TracedTensor) -> fx.Node:
+        """What `value` holds, for operators that count from where its memory begins: a copy, if it
+        is a part of another's."""
+        if not is_written(node.meta["val"].storage_offset(), 0):
+            node = value._node = self.copy(node, value)
+        return node
 
     # -------------------------------------------------------------------------- writes
 
