@@ -300,13 +300,12 @@ def difference(
             want = _run(given, eager, call, gradients)
             got = _run(given, compiled, call, gradients)
         if isinstance(want, Exception) or isinstance(got, Exception):
-            told = [repr(x) if isinstance(x, Exception) else "nothing" for x in (got, want)]
-            if type(want) in (type(got), NameError) or any(map(MODIFIED.search, told)):
-                continue
             told = [
                 f"{type(x).__name__}: {x}" if isinstance(x, Exception) else "none"
                 for x in (got, want)
             ]
+            if type(want) in (type(got), NameError) or any(map(MODIFIED.search, told)):
+                continue
             return f"call {number} raises {told[0]}\n  eager {told[1]}"
 
         def truth(call: Call = call, want: Any = want) -> Any:
