@@ -5,7 +5,8 @@ behind a pad, a row that is picked of what is resampled, a write through a view 
 `python -m tests.loops.chains --seconds 60 [--first SEED] [--gradients] [--dynamic] [--gpu]` runs as
 many as there is time for, and shrinks what differs. A chain is called three times, with other
 numbers and, if `--dynamic`, with other sizes. `--gpu` runs kernels for GPUs on the SIMT machine,
-which tells also that several threads store one number of a result that overlaps itself (`unfold`).
+which tells also that several threads store one number of a result that overlaps itself (`unfold`);
+`--device cuda` runs them on a real one.
 Exit status 1 if any differs.
 """
 
@@ -199,7 +200,7 @@ def _memory(draw: random.Random, dynamic: bool) -> list[Call]:
     return calls
 
 
-def chain(seed: int, dynamic: bool = False) -> tuple[str, list[Call]]:
+def chain(seed: int, dynamic: bool = False, device: str = "cpu") -> tuple[str, list[Call]]:
     """The source of a function `f` and of one that gives its arguments; what both are called on."""
     draw = random.Random(seed)
     calls, lines, wanted = _memory(draw, dynamic), list[str](), draw.choice([2, 3, 5, 8, 12])
@@ -235,7 +236,13 @@ def chain(seed: int, dynamic: bool = False) -> tuple[str, list[Call]]:
             break
     shown = [x for x in values if x == [*values][-1] or draw.random() < 0.3]
     source = f"def given(u, w):\n    return {views}\ndef f(p, q, k, s):\n{''.join(lines)}"
-    return f"{source}    return ({', '.join(shown)},)\n", calls
+    source = f"{source}    return ({', '.join(shown)},)\n"
+    if device != "cpu":
+        source = re.sub(
+            r"torch\.arange\(([^()]*)\)", rf"torch.arange(\1,device='{device}')", source
+        )
+        calls = [call._replace(memory=tuple(x.to(device) for x in call.memory)) for call in calls]
+    return source, calls
 
 
 def _repeats(x: Tensor) -> bool:
@@ -269,7 +276,7 @@ def _run(given: Callable[..., Any], f: Callable[..., Any], call: Call, gradients
         found = f(*args, call.k, call.s)
         real = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in found]
         sums = [
-            (x.double() * torch.arange(x.numel()).cos().double().view(x.shape)).sum()
+            (x.double() * torch.arange(x.numel(), device=x.device).cos().double().view_as(x)).sum()
             for x in real
             if x.requires_grad
         ]
@@ -331,7 +338,9 @@ def _is_chance(
     generator, others = torch.Generator().manual_seed(0), []
     for _ in range(8):
         near = [
-            neighbour(x.to(least or x.dtype), generator).to(x.dtype) if x.is_floating_point() else x
+            neighbour(x.to("cpu", least or x.dtype), generator).to(x)
+            if x.is_floating_point()
+            else x
             for x in call.memory
         ]
         found = run(call=call._replace(memory=tuple(near)))
@@ -363,6 +372,7 @@ def main() -> int:
     parser.add_argument("--gradients", action="store_true")
     parser.add_argument("--dynamic", action="store_true", help="with open sizes")
     parser.add_argument("--gpu", action="store_true", help="kernels for GPUs, simulated")
+    parser.add_argument("--device", default="cpu", help="where the arguments are")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     if args.gpu:
@@ -375,7 +385,7 @@ def main() -> int:
     how["dynamic"] = args.dynamic or None
     ends, seed, failed = time.monotonic() + args.seconds, args.first, 0
     while time.monotonic() < ends:
-        source, calls = chain(seed, args.dynamic)
+        source, calls = chain(seed, args.dynamic, args.device)
 
         def differs(lines: list[str], calls: list[Call] = calls) -> str | None:
             return difference("\n".join(lines) + "\n", calls, args.gradients, **how)
