@@ -256,6 +256,17 @@ def _new_tensor(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     return data, kwargs
 
 
+@_DATA.rule(Tensor.to)
+def _to(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
+    """Torch asks `other`, a twin, for its device."""
+    x, *rest = args
+    rest = [kwargs.pop("other"), *rest] if "other" in kwargs else rest
+    if rest and isinstance(rest[0], Tensor):
+        other, *rest = rest
+        rest = [t.value(unwrapped(other)).store.device, other.dtype, *rest]
+    return (x, *rest), kwargs
+
+
 @_DATA.rule(operator.getitem, Tensor.__getitem__)
 @_DATA.rule(operator.setitem, Tensor.__setitem__)
 def _index(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:

@@ -75,7 +75,7 @@ def check_schedule(schedule: Schedule) -> None:
 
 def check_plan(plan: Plan) -> None:
     """Where the intermediates of a schedule lie."""
-    for item, fault in places(plan):
+    for item, fault in (*dominance(plan.schedule.items), *places(plan)):
         _refuse("memory", item, fault)
 
 

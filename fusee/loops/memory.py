@@ -2,8 +2,8 @@
 
 Buffers whose lives don't overlap share bytes. Lives are ranges of schedule positions: a buffer
 lives from the item that writes it first to the item that reads it last, both included, so an item
-never finds its operands where its results go. Buffers of sizes that only the call knows lie in the
-order that fits best in the first call.
+never finds its operands where its results go, but for what `reuse_operands` makes one buffer.
+Buffers of sizes that only the call knows lie in the order that fits best in the first call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,17 +22,31 @@ from fusee.loops import (
     Extern,
     Kernel,
     Loop,
+    Phase,
     Schedule,
     Store,
     Value,
+    View,
     index_of,
     payloads,
     walk,
 )
-from fusee.loops.schedule import first_write, points_of, reads, split_loop, stride, views, writes
+from fusee.loops.schedule import (
+    first_write,
+    points_of,
+    reads,
+    rewrite_body,
+    split_loop,
+    stride,
+    views,
+    writes,
+)
+from fusee.source import mapped
 from fusee.sym import Size, Symbol, coefficient, divides, hint
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+# Results of at least so many bytes are written over operands: smaller ones stay in a cache anyway.
+OVER_BYTES = 1 << 20
 # So many pairs of buffers may be alive together for the plan that looks at each of them.
 PAIRS = 1 << 17
 
@@ -176,31 +190,89 @@ def take_out_shared(schedule: Schedule) -> None:
 
 
 def reuse_operands(schedule: Schedule) -> None:
-    """Calls write over their operand where they can and nobody reads it afterwards.
+    """Calls, and kernels of large results, write over an operand that nobody reads afterwards.
 
-    Only tensors that another packed call returned are overwritten: they share memory with nothing.
+    Of a kernel, each point reads of the operand what it writes, and memory is gone through in one
+    order. A call takes a tensor that another one has made for it alone.
     """
-    returned = {view.buffer for view in views(schedule.graph.outputs)}
-    last: dict[Buffer, int] = {}
-    for position, item in enumerate(schedule.items):
-        last.update(dict.fromkeys(reads(item), position))
+    items, writers, last = schedule.items, Counter[Buffer](), dict[Buffer, int]()
+    stays = {view.buffer for view in views(schedule.graph.outputs)}
     owned: set[Buffer] = set()
-    for position, item in enumerate(schedule.items):
-        if not isinstance(item, Extern):
+    for position, item in enumerate(items):
+        writers.update(writes(item))
+        last.update(dict.fromkeys(reads(item), position))
+        if isinstance(item, Kernel) or item.owns or item.out:
+            owned.update(buffer for buffer in writes(item) if buffer.role in ("scratch", "extern"))
+        elif item.shares:
+            stays.update(reads(item))
+    owned -= stays
+    instead: dict[Buffer, Buffer] = {}
+    for position, item in enumerate(items):
+        if instead and not instead.keys().isdisjoint(reads(item)):
+            item = items[position] = _with_operands(item, instead)
+        free = {operand for operand in reads(item) if last[operand] == position} & owned
+        if isinstance(item, Extern):
+            _write_in_place(item, free)
             continue
-        if item.in_place is not None:
-            view = item.args[item.operand]
-            rest = (*item.args[: item.operand], *item.args[item.operand + 1 :])
-            if (
-                view.buffer in owned - returned
-                and last[view.buffer] == position
-                and all(other.buffer is not view.buffer for other in views(rest))
-                and (view.shape, view.strides) == (view.buffer.shape, view.buffer.strides)
-            ):
-                item.call, item.args = item.in_place, (view, *rest)
-                item.mutates = (view.buffer,)
-        if item.owns:
-            owned.update(b for b in item.results if b is not None)
+        for store in item.stores if free and [p.inner for p in item.phases] == [()] else ():
+            buffer = store.buffer
+            if buffer in owned and writers[buffer] == 1 and hint(size_bytes(buffer)) >= OVER_BYTES:
+                over = None if item.ordered else _written_over(item, store, free)
+                if over is not None:
+                    instead[buffer], last[over] = over, last.get(buffer, position)
+                    items[position] = _with_operands(item, instead)
+                    break
+
+
+def _write_in_place(call: Extern, free: Container[Buffer]) -> None:
+    if call.in_place is None:
+        return
+    view = call.args[call.operand]
+    buffer, rest = view.buffer, (*call.args[: call.operand], *call.args[call.operand + 1 :])
+    whole = (view.shape, view.strides) == (buffer.shape, buffer.strides)
+    alone = all(other.buffer is not buffer for other in views(rest))
+    if buffer.role == "extern" and buffer in free and whole and alone:
+        call.call, call.args, call.mutates = call.in_place, (view, *rest), (buffer,)
+
+
+def _written_over(kernel: Kernel, store: Store, free: Container[Buffer]) -> Buffer | None:
+    """The operand that a store may go to in place of its own buffer: of the same dtype and size,
+    read only where it is written, and before that."""
+    buffer, index, statements = store.buffer, store.index, [*kernel.statements()]
+    behind = statements[statements.index(store) + 1 :]
+    later = {v.attr[0] for s in behind for v in walk(s.operands) if v.op == "load"}
+    same: dict[Buffer, bool] = {}
+    for operand, at in (value.attr for value in walk(kernel.operands) if value.op == "load"):
+        if kernel.outer and stride(at, kernel.outer[-1]) not in (None, 0, 1):
+            return None
+        same[operand] = same.get(operand, operand in free and operand not in later) and at == index
+    kind = buffer.dtype, buffer.size
+    fits = (b for b, is_same in same.items() if is_same and (b.dtype, b.size) == kind)
+    return None if payloads(index) else next(fits, None)
+
+
+def _with_operands(item: Kernel | Extern, instead: Mapping[Buffer, Buffer]) -> Kernel | Extern:
+    """The item on other buffers."""
+
+    def buffer_of(buffer: Buffer) -> Buffer:
+        return instead.get(buffer, buffer)
+
+    def view_of(x: object) -> object:
+        return replace(x, buffer=buffer_of(x.buffer)) if isinstance(x, View) else x
+
+    def load_of(value: Value) -> Value | None:
+        if value.op != "load" or value.attr[0] not in instead:
+            return None
+        return value.table.load(instead[value.attr[0]], value.attr[1], *value.args)
+
+    if isinstance(item, Extern):
+        mutates = tuple(map(buffer_of, item.mutates))
+        args, kwargs = mapped(item.args, view_of), mapped(item.kwargs, view_of)
+        return replace(item, args=args, kwargs=kwargs, mutates=mutates)
+    phases = [Phase(p.inner, rewrite_body(p.body, None, load_of)) for p in item.phases]
+    for store in (store for phase in phases for store in phase.stores):
+        store.buffer = buffer_of(store.buffer)
+    return replace(item, phases=phases, reads_memo=None)
 
 
 def _neighbours(lives: dict[Buffer, Life]) -> dict[Buffer, list[Buffer]] | None:

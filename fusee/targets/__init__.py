@@ -168,7 +168,8 @@ PRODUCTS: dict[OpOverload, ExternSpec] = {
     aten.baddbmm.default: ExternSpec(torch.baddbmm, torch.baddbmm),
     aten.mv.default: ExternSpec(torch.mv, torch.mv),
     aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
-    aten.convolution.default: ExternSpec(torch.convolution),
+    aten.convolution.default: ExternSpec(torch.convolution, owns=True),
+    aten.convolution_backward.default: ExternSpec(aten.convolution_backward.default, owns=True),
 }
 
 

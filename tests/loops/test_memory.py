@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
+import fusee
 from fusee.loops import Buffer, Kernel, LoopGraph, Phase, Schedule, Store, Values, memory
 from fusee.loops.memory import plan_memory, size_bytes
 from fusee.sym import Size, Symbol, hint, substitute
+from tests.compare import assert_same
 
 Life = tuple[Buffer, int, int]
 
@@ -126,3 +130,57 @@ def test_what_threads_share_is_the_greatest_of_many_open_sizes() -> None:
     shared = substitute(size_bytes(room), {place: 4 * 2991})
     assert all(substitute(wider.offsets[b], {place: 4 * 2991}) == shared + at[b] for b in at)
     assert plan.with_room([0, 0]) == (plan, None)
+
+
+def _turned(x: Tensor, w: Tensor) -> Tensor:
+    a = x @ w
+    return (a + a.t()) @ w
+
+
+def _read_later(x: Tensor, w: Tensor) -> Tensor:
+    a = x @ w
+    return a.relu() @ a
+
+
+def _written_over(x: Tensor, w: Tensor) -> Tensor:
+    a = (x @ w).relu()
+    return ((a @ w) * 2 + a) @ w
+
+
+def _in_order(x: Tensor, w: Tensor) -> Tensor:
+    a = x @ w
+    b = a.sin()
+    return (b + a) @ w + (b @ w)
+
+
+@pytest.mark.parametrize(
+    ("f", "live"), [(_written_over, 2), (_turned, 2), (_read_later, 2), (_in_order, 3)]
+)
+def test_a_large_result_takes_the_place_of_an_operand(f: Callable[..., Tensor], live: int) -> None:
+    side = 512
+    assert side * side * 4 == memory.OVER_BYTES
+    for dynamic in (False, True):
+        g = fusee.compile(f, dynamic=dynamic, options={"prices": False})
+        for n in (side, side, side + 8):
+            x, w = torch.randn(n, n), torch.randn(n, n) / n
+            with torch.no_grad():
+                assert_same(g(x, w), f(x, w), partial(f, x.double(), w.double()))
+            x, w = (y.requires_grad_() for y in (x, w))
+            want = torch.autograd.grad(f(x, w).sum(), (x, w))
+            got = torch.autograd.grad(g(x, w).sum(), (x, w))
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        first = fusee.report(g)[0]
+        assert dynamic or first.arena_bytes == live * memory.OVER_BYTES
+
+
+def test_only_memory_of_its_own_is_written_over() -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        a = x @ w
+        return a, a.relu() @ w + (x.relu() @ w)
+
+    x, w = torch.randn(2, 512, 512)
+    before = x.clone()
+    with torch.no_grad():
+        for got, want in zip(fusee.compile(f)(x, w), f(x, w), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+    assert torch.equal(x, before)

@@ -360,7 +360,7 @@ def _twist(writer: Writer, state: str, part: tuple[int, int], ahead: int, lanes:
 
 EXTERNS: dict[OpOverload, ExternSpec] = {
     **PRODUCTS,
-    aten.linear.default: ExternSpec(aten.linear.default),
+    aten.linear.default: ExternSpec(aten.linear.default, owns=True),
     aten.scaled_dot_product_attention.default: ExternSpec(
         aten.scaled_dot_product_attention.default
     ),

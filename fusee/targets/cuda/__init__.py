@@ -84,6 +84,7 @@ from fusee.targets.cuda.recording import (
     Recording,
     Replayer,
     Together,
+    may_grow,
     why_launched,
     written_inputs,
 )
@@ -134,6 +135,7 @@ def _attention_backward(*operands: Any, **kwargs: Any) -> Any:
 
 _CALLS = {
     **PRODUCTS,
+    _aten.linear.default: ExternSpec(_aten.linear.default, exact=True, owns=True),
     _aten.scaled_dot_product_attention.default: ExternSpec(few_keys, exact=True),
     _EFFICIENT: ExternSpec(_attention, exact=True),
     _EFFICIENT_BACKWARD: ExternSpec(_attention_backward, exact=True),
@@ -228,9 +230,8 @@ class CUDA(Target):
         messages = plan.schedule.graph.messages
         emit = partial(emit_kernel, first=first_code(messages))
         host, launches = emit_graph(plan, arguments, emit, build, timed, Joined(plan))
-        own = Recording(
-            why_launched(plan), rows_of(plan, launches), written_inputs(plan, arguments)
-        )
+        rows, written = rows_of(plan, launches), written_inputs(plan, arguments)
+        own = Recording(why_launched(plan), rows, written, may_grow(plan))
         return Emitted(host, arguments, messages, own), names_of(launches)
 
     def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
@@ -252,7 +253,7 @@ class CUDA(Target):
         if recording.rows:
             beside = Beside(call.run, recording.rows, gpu.together)
             recorded = with_names(function, run=beside)
-        about = recording.written, arguments, gpu, call.stream, call.waiting, self.together
+        about = recording, arguments, gpu, call.stream, call.waiting, self.together
         replayer = Replayer(function, recorded, *about)
         return Loaded(call.telling(replayer), replayer.described, uses)
 
@@ -565,13 +566,12 @@ def _recorded(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], A
     graph = torch.cuda.CUDAGraph()
     # the libraries' workspaces become the pool's, and are made anew for others
     torch._C._cuda_clearCublasWorkspaces()
-    with _growing():
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            results = call()
-        finally:
-            graph.capture_end()
-            torch._C._cuda_clearCublasWorkspaces()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        results = call()
+    finally:
+        graph.capture_end()
+        torch._C._cuda_clearCublasWorkspaces()
     return graph.replay, results
 
 

@@ -29,8 +29,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain, repeat
 from itertools import count as numbers_from
@@ -45,16 +45,18 @@ from fusee.codegen.llvm import KernelCode
 from fusee.codegen.simt import emit_kernel
 from fusee.fake.layouts import extent, is_dense
 from fusee.loops import Buffer, Extern, Kernel, Phase, Store, Values
-from fusee.loops.memory import Plan
+from fusee.loops.memory import Plan, size_bytes
 from fusee.loops.schedule import writes
 from fusee.runtime.launch import Frames, FrameSpec, LaunchSpec, Program
 from fusee.source import picker
-from fusee.sym import Size, Symbol, substitute
+from fusee.sym import Size, Symbol, hint, substitute
 from fusee.targets.cuda.launch import Gpu, KernelBuild, batched, runner
 
 # Inputs above this are read where they are, in so many places: a recording of a large graph takes a
 # thousand times as long as the copy.
 _LARGE_BYTES, _PLACES = 8 << 20, 3
+# What torch's segments that grow are multiples of.
+_SEGMENT_BYTES = 20 << 20
 # Recordings of one stream, of which the one unused for longest makes room; sizes whose last places
 # are known.
 _MOST, _MOST_SIZES = 8, 64
@@ -213,7 +215,7 @@ class Replayer:
     """A host function, its calls recorded where that pays.
 
     recorded the same function, with launches that the graph is to be made of
-    written  the inputs that it writes to
+    about    what is known of its schedule
     waiting  frames that no call uses, by stream
     refused  why nothing is recorded, if so
     """
@@ -222,7 +224,7 @@ class Replayer:
         self,
         run: Callable[..., Sequence[Any]],
         recorded: Callable[..., Sequence[Any]],
-        written: Collection[int],
+        about: Recording,
         arguments: HostArguments,
         gpu: Gpu,
         stream: Callable[[], int],
@@ -230,7 +232,8 @@ class Replayer:
         together: Together,
     ) -> None:
         self.run, self.gpu, self.stream, self.waiting = run, gpu, stream, waiting
-        self.recorded, self.written, self.together = recorded, written, together
+        self.recorded, self.together = recorded, together
+        self.written, self.grows = about.written, about.grows
         self.refuse, self.spread = arguments.refuse, arguments.spread
         self.saved, self.saves = arguments.saved, arguments.saves
         self.gradients = arguments.gradients
@@ -409,7 +412,8 @@ class Replayer:
         else:
             lent = None
         try:
-            found = self.gpu.record(partial(self._run, one), given, own, one.pool.handle)
+            with self.gpu.growing() if self.grows else nullcontext():
+                found = self.gpu.record(partial(self._run, one), given, own, one.pool.handle)
             # where these lay, results may lie by now
             mine = [None if k in found.freed else x for k, x in enumerate(found.inputs)]
             held: Sequence[Tensor] = [*self._held(mine, found.results)]
@@ -521,11 +525,20 @@ class Recording(NamedTuple):
     never    why it is not recorded, if so
     rows     launches that may run beside each other
     written  the inputs that it writes to
+    grows    its tensors may be more than a segment of torch's that grows is at least
     """
 
     never: str | None
     rows: Sequence[range]
     written: frozenset[int]
+    grows: bool
+
+
+def may_grow(plan: Plan) -> bool:
+    """Whether tensors of a graph may fill a segment: of little memory most would be left over."""
+    made = {buffer for item in plan.schedule.items for buffer in writes(item)}
+    sizes = (hint(size_bytes(b)) for b in made if b.role in ("extern", "large", "result"))
+    return sum(sizes) > _SEGMENT_BYTES
 
 
 def written_inputs(plan: Plan, arguments: HostArguments) -> frozenset[int]:

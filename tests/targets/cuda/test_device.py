@@ -538,6 +538,23 @@ def test_numbers_that_vary() -> None:
     assert "calls replayed" in str(live_reports()[-1])
 
 
+@pytest.mark.parametrize("moved", [Tensor.to, Tensor.type_as])
+def test_what_moves_to_where_another_tensor_is(moved: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """A mask made on the CPU, as xlnet does."""
+
+    def fn(x: Tensor) -> Tensor:
+        hidden = moved(-torch.eye(len(x)), x)
+        return (x + hidden[:, :, None]).gt(0).to(x, copy=True) * x
+
+    compiled = fusee.compile(fn)
+    for size in (8, 8, 12):
+        x = torch.randn(size, size, 16, device="cuda", requires_grad=True)
+        with torch.no_grad():
+            close(compiled(x), fn(x))
+        got, want = (torch.autograd.grad(f(x).sum(), x) for f in (compiled, fn))
+        close(got[0], want[0])
+
+
 def test_parts_on_the_cpu() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         index = torch.arange(4).flip(0)
