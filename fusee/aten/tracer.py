@@ -31,7 +31,7 @@ from fusee.aten.torch_api import (
     storage_id,
 )
 from fusee.errors import MissingFake, TraceError, user_line
-from fusee.fake import Twins
+from fusee.fake import Twins, together
 from fusee.fake.layouts import is_written, same_ints
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
@@ -535,13 +535,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
 
     def device_of(self, args: Sequence[Any]) -> torch.device:
         """Where eager puts the result of an operator on these arguments."""
-        found = None
-        for x in tensors_in(args):
-            value = self.value(x)
-            if value.tensor.dim() > 0 and value.store.device.type != "cpu":
-                return value.store.device
-            found = found or value.store.device
-        return found or self.here
+        values = map(self.value, tensors_in(args))
+        return together((x.tensor, x.store.device) for x in values) or self.here
 
     def stand_at(self, args: Sequence[Any]) -> None:
         """Take over where the operands of a call are."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -423,6 +423,21 @@ def _home(
 _KINDS = ("cpu", "cuda")
 
 
+def together(placed: Iterable[tuple[Tensor, torch.device]]) -> torch.device | None:
+    """Where an operator computes: on the GPU where operands are, which takes numbers of the CPU.
+
+    source   aten/src/ATen/TensorIterator.cpp, compute_types
+    """
+    found, are_numbers = None, True
+    for x, device in placed:
+        if device.type != "cpu" and x.dim():
+            return device
+        are_numbers &= not x.dim()
+        if found is None or (found.type == "cpu" and are_numbers):
+            found = device
+    return found
+
+
 def _with_index(device: torch.device) -> torch.device:
     if device != torch.device("cuda"):
         return device
@@ -662,8 +677,8 @@ class Twins:
 
     def _beside(self, args: Args, size: Any, stride: Any, dtype: Any) -> Tensor:
         """A result on the device of the operands; of numbers alone, on the CPU."""
-        device = next((x.device for x in tensors_in(args)), _CPU)
-        return self.empty(size, stride, dtype, device)
+        device = together((x, x.device) for x in tensors_in(args))
+        return self.empty(size, stride, dtype, device or _CPU)
 
     def view(self, op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The twin of a view. Whether it shares the storage of `x` is the caller's to know."""

@@ -19,6 +19,7 @@ from fusee.aten import AtenGraph, SymbolSource
 from fusee.aten.torch_api import autocast_kind, below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
 from fusee.errors import MissingFake, TraceError
+from fusee.fake import Twins
 from tests.aten.harness import (
     assert_same_call,
     assert_same_tensors,
@@ -220,6 +221,22 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.norm(self.conv(x)), inplace=True)
         return self.head(x.mean((2, 3)))
+
+
+def test_numbers_of_the_cpu_join_the_gpu() -> None:
+    def fn(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        s = x.sum()
+        return n * s, s * n, n + 1, n * x, torch.where(x > 0, n, x), torch.maximum(n, s)
+
+    with FakeTensorMode() as mode:
+        x, n = torch.empty(4, 8, device="cuda"), torch.empty(())
+        want = [y.device for y in fn(x, n)]
+    graph = trace(fx.symbolic_trace(fn), [x, n]).graph
+    results = pytree.tree_leaves(graph.output_node().args)
+    assert [y.meta["device"] for y in results] == want
+    for given in ((x, n), (n, x)):  # as with open sizes
+        made = Twins(mode).run(torch.ops.aten.mul.Tensor, given, {}, torch.device("cuda"))
+        assert made.device == x.device
 
 
 @pytest.mark.parametrize("capture", ["dynamo", "fx"])
