@@ -555,6 +555,21 @@ def test_what_moves_to_where_another_tensor_is(moved: Callable[[Tensor, Tensor],
         close(got[0], want[0])
 
 
+def test_numbers_of_the_cpu_come_first() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        scale, total = torch.tensor(0.5), x.sum()
+        return scale * total, scale * x, torch.maximum(scale, total)
+
+    for dynamic in (False, True):
+        compiled = fusee.compile(fn, dynamic=dynamic)
+        for size in (8, 8, 12):
+            x = torch.randn(size, 16, device="cuda", requires_grad=True)
+            got, want = compiled(x), fn(x)
+            close(got, want)
+            assert [y.device for y in got] == [y.device for y in want]
+            close(torch.autograd.grad(got[0], x), torch.autograd.grad(want[0], x))
+
+
 def test_parts_on_the_cpu() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         index = torch.arange(4).flip(0)
