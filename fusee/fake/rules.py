@@ -683,7 +683,7 @@ ASKING = frozenset(
         """
         _fft_r2c _fft_c2r _fft_c2c _linalg_svd linalg_eig nonzero_static max_unpool2d
         _embedding_bag _embedding_bag_forward_only upsample_nearest2d _upsample_nearest_exact2d
-        upsample_bilinear2d
+        upsample_bilinear2d scaled_dot_product_attention log_sigmoid_forward
         """
     )
 )
@@ -709,11 +709,14 @@ def _layer_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats"
     " _native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
 )
-def _batch_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
-    statistics = rows((x.shape[1],), opmath(x.dtype))
-    return in_layout_of(x), statistics, statistics, *found[3:]
+def _batch_norm_there(
+    found: tuple[Spec, ...], x: Tensor, weight: Any = None, bias: Any = None, *_: Any
+) -> Found:
+    """cuDNN has images in one of their layouts, ATen's own kernel keeps any order.
 
-
-@_ELSEWHERE.rule("log_sigmoid_forward")
-def _log_sigmoid_there(found: tuple[Spec, ...], x: Tensor) -> Found:
-    return found[0], rows((0,), x.dtype)
+    source   aten/src/ATen/native/Normalization.cpp, _select_batch_norm_backend
+    """
+    wide, affine = opmath(x.dtype), [isinstance(p, Tensor) and p.dtype for p in (weight, bias)]
+    is_cudnns = x.dim() > 2 and x.dtype is not torch.bfloat16 and affine == [wide, wide]
+    statistics = rows((x.shape[1],), wide)
+    return in_layout_of(x) if is_cudnns else like(x), statistics, statistics, *found[3:]

@@ -162,9 +162,7 @@ class Space(dict[str, Any]):
     """The globals of functions that are taken over."""
 
     def __init__(self, home: dict[str, Any]) -> None:
-        kept: dict[str, Any] = {
-            key: home[key] for key in ("__name__", "__package__", "__spec__") if key in home
-        }
+        kept = {key: home[key] for key in "__name__ __package__ __spec__".split() if key in home}
         super().__init__(kept, __builtins__={**vars(builtins), "__import__": _import})
         self.home = home
 
@@ -553,7 +551,7 @@ _SAYS_DTYPE = re.compile(
     "|Dimension out of range"
 )
 # Of two dtypes: ATen gives the first, or refuses their gradients, and torch's formulas do neither.
-_OF_ONE_DTYPE = ("huber_loss", "soft_margin_loss")
+_OF_ONE_DTYPE = ("huber_loss", "soft_margin_loss", "mse_loss")[: 3 - (torch.__version__ >= "2.13")]
 # Of bytes as masks torch warns once, which is the program's to hear.
 _WARN_OF_BYTES = frozenset("index index_put _index_put_impl where masked_scatter".split())
 
@@ -584,8 +582,7 @@ def overloads_of(packet: Any) -> list[OpOverload]:
 @functools.cache
 def packet_name(op: Any) -> str:
     """`add` of aten.add_.Tensor."""
-    name: str = op._schema.name
-    return name.partition("::")[2].rstrip("_")
+    return str(op._schema.name).partition("::")[2].rstrip("_")
 
 
 @functools.cache
@@ -645,9 +642,11 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
     if name in _OF_ONE_DTYPE and args[0].dtype is not args[1].dtype:
         raise UnsupportedOperatorException(op)
     is_large = name in _BY_SIZES
-    if device is None or device.type != "cpu" or not (is_large or takes_any_size(op)):
+    if device is None or not (is_large or takes_any_size(op)):
         return
-    key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
+    key = device.type, op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
+    if (whom := _asked(device, name, kinds)) is None:
+        return
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
     if is_usual and (_is_each(op) or name == "masked_fill"):  # x - True, alpha=True
         is_usual = {bool, complex}.isdisjoint(map(type, (*args, *kwargs.values())))
@@ -658,7 +657,7 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
         value = 0 if name in _BY_PLACES else 1
         try:
             most = 16 if is_large else 3 if name == "linalg_cross" else 1
-            smallest = functools.partial(_smallest, value=value, most=most)
+            smallest = functools.partial(_smallest, value=value, most=most, device=whom)
             small = [*mapped(args, smallest)]
             sizes = _OF_SHAPES.get(name, slice(0))
             small[sizes] = [1 if type(x) is int else [1] * len(x) for x in small[sizes]]
@@ -670,6 +669,17 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
         _REFUSED[key] = found
     if found is not None:
         raise type(found)(str(found))
+
+
+def _asked(device: torch.device, name: str, kinds: set[torch.dtype]) -> Any:
+    """Who is asked of operands there: a GPU what it makes of several floats, and of places beside
+    them the CPU, since a bad one ends a GPU's context."""
+    floats, cuda = {x for x in kinds if x.is_floating_point}, torch.cuda
+    if device.type != "cuda" or len(floats) < 2 or name not in _OF_ALL_SIZES:
+        return device if device.type == "cpu" else None
+    if not kinds - floats <= {torch.bool}:
+        return "cpu" if name in _BY_PLACES else None
+    return device if cuda.is_available() and not cuda.is_current_stream_capturing() else None
 
 
 class NotDeterministic(UnsupportedOperatorException):
@@ -707,10 +717,7 @@ def refuse_scalars(op: Any, args: Args, kwargs: Kwargs, device: torch.device | N
 
     source   c10/core/Scalar.h, Scalar::to; of an open number it is a guard that it fits
     """
-    places = _scalars(op)
-    if not places or device is None or device.type != "cpu":
-        return
-    for at, name in places:
+    for at, name in _scalars(op) if device is not None and device.type == "cpu" else ():
         x: Any = args[at] if at < len(args) else kwargs.get(name)
         kind = {torch.SymInt: int, torch.SymFloat: float}.get(type(x), type(x))
         if kind not in (int, float) or (kind is type(x) and 0 <= x <= 127):
@@ -724,11 +731,7 @@ def refuse_scalars(op: Any, args: Args, kwargs: Kwargs, device: torch.device | N
             _FITTING[key] = _fitting(op, kind, {**small, name: large})
         refused, least, most, has_infinity = _FITTING[key]
         # an open number is compared with what limits it alone
-        if (
-            refused
-            and not least <= x <= most
-            and not (has_infinity and not -math.inf < x < math.inf)
-        ):
+        if refused and not (least <= x <= most or (has_infinity and not -math.inf < x < math.inf)):
             raise RuntimeError(refused)
 
 
@@ -787,12 +790,10 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
     return x.dtype, x.dim(), any(type(n) is int and n == 0 for n in x.shape)  # open sizes are none
 
 
-def _smallest(x: Any, value: int, most: int) -> Any:
+def _smallest(x: Any, value: int, most: int, device: Any = "cpu") -> Any:
     """An operand with one element, or none; of vectors as long as `most`."""
-    if isinstance(x, torch.Generator):  # which is not to be drawn from
-        return None
-    if not isinstance(x, Tensor):
-        return 1 if isinstance(x, OPEN_NUMBERS) else x
+    if not isinstance(x, Tensor):  # a generator is not to be drawn from
+        return {**dict.fromkeys(OPEN_NUMBERS, 1), torch.Generator: None}.get(type(x), x)
     size: Iterable[Any] = x.shape
     sizes = [n if type(n) is int else max(n.node.hint, 1) for n in size]
-    return torch.full([min(n, most) for n in sizes], value, dtype=x.dtype, device="cpu")
+    return torch.full([min(n, most) for n in sizes], value, dtype=x.dtype, device=device)

@@ -148,6 +148,8 @@ DTYPES = {
     "m": [torch.bool],
     "z": [torch.complex64],
 }
+# In which order threads write to one place is nobody's promise.
+BY_ANY_THREAD = re.compile(r"\.clamp\(0,\w+\.shape\[0\]-1\)\] = ")
 # What autograd refuses after a write, which graphs do not refuse alike (docs/open.md).
 MODIFIED = re.compile("modified inplace|modified by an inplace")
 KNOWN = [*dict.fromkeys(dtype for kinds in DTYPES.values() for dtype in kinds)]
@@ -220,6 +222,9 @@ def chain(seed: int, dynamic: bool = False, device: str = "cpu") -> tuple[str, l
             continue  # in which order is nobody's promise
         text = _filled(draw, draw.choice(kind), values)
         name = f"v{len(lines)}"
+        memory = [x for call in calls for x in call.memory]
+        if "enable_gqa" in (text or "") and not all(x.numel() for x in (*memory, *values.values())):
+            continue  # attention of no heads ends the process in torch 2.11
         text = text if text is None or re.search(r" [+*]?= ", text) else f"{name} = {text}"
         try:
             exec(text or "raise ValueError", space)
@@ -336,9 +341,13 @@ def _is_chance(
 ) -> bool:
     """Whether eager is as far off on inputs that differ in the last place of `least`."""
     generator, others = torch.Generator().manual_seed(0), []
+
+    def last_place(dtype: torch.dtype) -> float:
+        return torch.finfo(dtype).eps
+
     for _ in range(8):
         near = [
-            neighbour(x.to("cpu", least or x.dtype), generator).to(x)
+            neighbour(x.to("cpu", max(least or x.dtype, x.dtype, key=last_place)), generator).to(x)
             if x.is_floating_point()
             else x
             for x in call.memory
@@ -381,11 +390,15 @@ def main() -> int:
         from tests.targets.cuda.simulated import Simulated
 
         TARGETS["cpu"] = Simulated(PROFILE)
+    on_gpu = args.gpu or args.device != "cpu"
     how: Any = {"options": {"prices": False, "cache": not args.gpu}}
     how["dynamic"] = args.dynamic or None
     ends, seed, failed = time.monotonic() + args.seconds, args.first, 0
     while time.monotonic() < ends:
         source, calls = chain(seed, args.dynamic, args.device)
+        if on_gpu and BY_ANY_THREAD.search(source):
+            seed += 1
+            continue
 
         def differs(lines: list[str], calls: list[Call] = calls) -> str | None:
             return difference("\n".join(lines) + "\n", calls, args.gradients, **how)

@@ -7,6 +7,7 @@ import zlib
 from typing import Any
 
 import pytest
+import torch
 
 from fusee.backends import lookup
 
@@ -39,4 +40,8 @@ def test_exclusions_name_real_ops() -> None:
         name, _, only = pattern.partition(":")
         assert only in ("", *sweep.DTYPES)
         dtype = only or "float32"
+        if "linear_cross_entropy" in name and not hasattr(
+            torch.nn.functional, "linear_cross_entropy"
+        ):
+            continue  # of a later torch than this
         assert any(excluded(op, dtype) for op in sweep.OPS if op.startswith(name.split("*")[0]))

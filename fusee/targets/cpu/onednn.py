@@ -233,6 +233,8 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     return "packed convolution"
 
 
+# Whether oneDNN adds to images of one pixel: torch 2.11's cannot.
+_ADDS_TO_ONE = torch.__version__ >= "2.13"
 # How many sets of sizes a weight remembers its order for.
 _MOST_SIZES = 64
 
@@ -341,9 +343,11 @@ def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | Non
     other = right if left is node else left
     if user.kwargs or not isinstance(other, fx.Node) or other is node:
         return None
-    if val(node).dtype is not torch.float32 or val(other).dtype is not torch.float32:
+    are_wide = val(node).dtype is val(other).dtype is torch.float32
+    if not (are_wide and same_shape(other, node) and node.args[-3] == "none"):
         return None
-    if not same_shape(other, node) or node.args[-3] != "none":
+    pixels = val(node).shape[2:]
+    if node.target is ops.conv and not (_ADDS_TO_ONE or (known(pixels) and math.prod(pixels) > 1)):
         return None
     # what only this sum uses would have to be stored for it: a pass more, not less
     if other.target not in (ops.conv, ops.conv_binary, ops.linear, ops.linear_binary):

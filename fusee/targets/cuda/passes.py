@@ -114,7 +114,7 @@ def biases_apart(edit: Editor) -> None:
     for node in edit.calls(aten.convolution.default):
         named = arguments(node)
         weight, bias = named["weight"], named["bias"]
-        is_single = named["groups"] > 1 and val(weight).shape[1] == 1
+        is_single = named["groups"] != 1 and val(weight).shape[1] == 1
         if bias is None or (is_single and val(node).dtype not in HALVES):
             continue
         named["bias"] = None
@@ -223,17 +223,13 @@ def heads_of_groups(edit: Editor) -> None:
             continue
         if type(head) is not int or head > _MOST_HEAD or head % 8:
             continue
-        sources = [_repeated(edit, x) for x in (k, v)]
-        if None in sources or _heads(sources[0]) != _heads(sources[1]):
+        sources: Any = [_repeated(edit, x) for x in (k, v)]
+        if None in sources or len({val(x).shape[1] for x in sources}) > 1:
             continue
         named.update(key=sources[0], value=sources[1], enable_gqa=True)
         kwargs = {name: named.pop(name) for name in ("scale", "enable_gqa")}
         edit.become(node, aten.scaled_dot_product_attention.default, *named.values(), **kwargs)
         edit.notes.append(f"{node} reads keys and values of groups of heads")
-
-
-def _heads(node: fx.Node | None) -> Any:
-    return None if node is None else val(node).shape[1]
 
 
 def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
@@ -465,7 +461,7 @@ def even_rows(edit: Editor) -> None:
     """
     padded: _Longer = {}
     for node in list(edit.graph.nodes):
-        if node.target in _PRODUCTS and val(node).dtype in HALVES:
+        if node.target in _PRODUCTS and val(node).dtype in HALVES and val(node).dim():
             product = _Padded(edit, node, padded)
             if product.pays():
                 product.run()

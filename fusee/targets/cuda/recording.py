@@ -374,7 +374,8 @@ class Replayer:
         """Not what a forward has saved: when that is replayed, too, it stays where it is."""
         if x.device != self.gpu.device or k in self.written or k in (self.saved or ()):
             return False
-        return (is_often or x.nbytes <= _LARGE_BYTES) and is_dense(x)
+        is_read_as_is = is_dense(x) and not (x.is_conj() or x.is_neg())
+        return is_read_as_is and (is_often or x.nbytes <= _LARGE_BYTES)
 
     def _drop(self, one: _OneStream, count: int) -> None:
         if count <= 0:
@@ -486,6 +487,8 @@ def _made(
     for k, y in enumerate((*mine, *lent)):
         if x is y:
             return k
+    if x.is_conj() or x.is_neg():
+        raise RuntimeError("a result is conjugated or negated when it is read")
     for k, y in enumerate(mine):
         if isinstance(y, Tensor) and _shared(x, y):
             more = offset - y.storage_offset()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx
 
+from fusee.targets.cpu import onednn
 from fusee.targets.cpu.onednn import is_native, packed
 from tests.aten.passes.graphs import Build, through_passes
 
@@ -246,6 +247,20 @@ def test_residual_sum_inside_convolution(swapped: bool, relu: bool) -> None:
     assert passed.targets == [
         "mkldnn._convolution_pointwise.default", "mkldnn._convolution_pointwise.binary"
     ]  # fmt: skip
+
+
+@needs_onednn
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_residual_sum_of_one_pixel_may_stay_outside(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "_ADDS_TO_ONE", 0)
+    build = Build()
+    x = build.input(torch.randn(2, 8, 1, size))
+    first = build.call(aten.relu.default, conv(build, x, 8, 8, 3))
+    passed = through_passes(build, build.call(aten.add.Tensor, conv(build, first, 8, 8, 3), first))
+    passed.check()
+    assert ("mkldnn._convolution_pointwise.binary" in passed.targets) is (size > 1)
 
 
 @needs_onednn

@@ -77,6 +77,8 @@ def test_a_packed_weight_meets_each_size_in_its_order(groups: int, stride: int) 
         held = tuple(map(tuple, given[:3]))
         got = alone(x, opaque, None, *held, groups, "none", [], "")
         torch.testing.assert_close(got, want)
+        if size == 1 and torch.__version__ < "2.13":
+            continue  # whose oneDNN cannot add to one pixel
         got = summed(x, want, opaque, None, *held, groups, "add", None, None, [], None)
         torch.testing.assert_close(got, want + want)
         again = ops.reorder_conv(weight, *given, [3, 16, size, size])

@@ -597,6 +597,28 @@ def test_dropout_draws_what_eager_draws(casts: bool) -> None:
         close(found[0], found[1], TOLERANCE[dtype])
 
 
+REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "layer norm": lambda x, y: F.layer_norm(x, x.shape[1:], y[0]),
+    "group norm": lambda x, y: F.group_norm(x, 2, y[0], y[0]),
+    "a mask": lambda x, y: x.clone().__setitem__(x > 0, y.sum()),
+    "indices": lambda x, y: x.clone().__setitem__(torch.arange(6, device="cuda"), y),
+    "a loss": lambda x, y: F.mse_loss(x.detach().requires_grad_(), y).backward(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_dtypes_that_eager_refuses(name: str) -> None:
+    x, y = torch.randn(6, 4, device="cuda"), torch.randn(6, 4, device="cuda").bfloat16()
+    for a, b in ((x, y), (y, x)):
+        told = []
+        for run in (REFUSED[name], fusee.compile(REFUSED[name])):
+            try:
+                run(a, b)
+            except RuntimeError as error:
+                told.append(str(error).partition("\n")[0])
+        assert len(told) in (0, 2) and len({*told}) < 2, told
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_two_gpus() -> None:
     compiled = fusee.compile(lambda x: torch.softmax(x, -1) * 2)

@@ -101,6 +101,17 @@ def test_open_sizes(gpu: FakeGpu) -> None:
     assert len(gpu.texts) == 1
 
 
+def test_as_many_groups_as_channels_of_an_open_number(gpu: FakeGpu) -> None:
+    def fn(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return F.conv2d(x[None], w, bias, groups=x.shape[0]).sin()
+
+    gpu.unknown = 1 << 16  # the convolution is ATen's
+    call = compiled(fn, gpu, dynamic=True)
+    for n in (3, 5, 8):
+        given = aligned(n, 6, 6), aligned(n, 1, 2, 2), aligned(n)
+        close(call(*given), fn(*given))
+
+
 def test_copies_and_rows_of_open_sizes(gpu: FakeGpu) -> None:
     """Copies in another dtype before products, and rows that are stored whole."""
 
@@ -466,6 +477,29 @@ def test_results_share_memory_as_they_do_in_a_direct_call(gpu: FakeGpu) -> None:
         got[0].mul_(2)
         close(got, (want[0] * 2, want[1] * 2, want[2], want[3] * 2, want[4]))
     assert gpu.replayed == 2
+
+
+LAZY: dict[str, Callable[[Tensor], Tensor]] = {
+    "a result is conjugated": lambda q: (q * 2.0).conj(),
+    "a result is negated": lambda q: (q * 2.0).conj().imag,
+    "an operand alone": lambda q: q * 2.0 * 3.0,
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("lazily", [False, True])
+def test_what_is_conjugated_when_it_is_read(gpu: FakeGpu, name: str, lazily: bool) -> None:
+    """A recording copies memory, in which nothing says so."""
+    fn = LAZY[name]
+    call = fusee.compile(fn, options={"cache": False, "prices": False})
+    for _ in range(4):
+        q = torch.randn(8, dtype=torch.complex64)
+        KEPT.append(q)
+        gpu.known(q)
+        q = q.conj() if lazily else q
+        got, want = call(q), fn(q)
+        assert (got.is_conj(), got.is_neg()) == (want.is_conj(), want.is_neg())
+        close(got.resolve_conj().resolve_neg(), want.resolve_conj().resolve_neg())
 
 
 def test_results_without_elements_are_replayed(gpu: FakeGpu) -> None:

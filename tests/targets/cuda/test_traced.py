@@ -28,13 +28,14 @@ from fusee.backends.report import Report
 from fusee.config import Options
 from fusee.errors import CheckError
 from fusee.fake import Twins, fake_mode
+from fusee.fake.torch_python import refuse
 from fusee.loops import Buffer, Extern, LoopGraph
 from fusee.loops.checker import check_graph
 from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.schedule import reads
 from fusee.targets.cuda import CUDA, PROFILE
-from fusee.targets.cuda.passes import biases_apart, numbers_home
+from fusee.targets.cuda.passes import biases_apart, even_rows, numbers_home
 
 HOME = torch.device("cuda", 0)
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -90,6 +91,7 @@ LAID_OUT = """
     nn.functional.batch_norm nn.functional.group_norm nn.functional.logsigmoid
     nn.functional.embedding_bag nn.functional.interpolate softmax sort add cat where matmul
     zeros_like full index_put cumsum max nn.functional.linear nn.functional.max_pool2d
+    nn.functional.scaled_dot_product_attention
 """.split()
 
 
@@ -153,6 +155,55 @@ def test_results_lie_as_on_a_gpu(name: str) -> None:
                     found.append(tree_map(_geometry, info.op(*given, **named)))
             assert len(found) < 2 or found[0] == found[1]
     assert compared.count and not compared.differ, compared.differ
+
+
+# What an H200 gave with torch 2.11: dtype and weights, shape and strides, strides of the result.
+# cuDNN has images in one of their layouts, ATen's own kernel keeps any order.
+NORMS = [
+    (torch.float32, None, (8, 4), (1, 8), (1, 8)),
+    (torch.float32, torch.float32, (8, 4), (1, 8), (1, 8)),
+    (torch.float32, None, (3, 4, 5), (20, 1, 4), (20, 1, 4)),
+    (torch.float32, torch.float32, (3, 4, 5), (20, 1, 4), (20, 5, 1)),
+    (torch.float16, torch.float16, (3, 4, 5), (20, 1, 4), (20, 1, 4)),
+    (torch.float16, torch.float32, (3, 4, 5), (20, 1, 4), (20, 5, 1)),
+    (torch.bfloat16, torch.float32, (3, 4, 5), (20, 1, 4), (20, 1, 4)),
+    (torch.float64, torch.float64, (2, 4, 3, 5), (60, 15, 1, 3), (60, 15, 5, 1)),
+    (torch.float64, torch.float64, (2, 4, 3, 5), (60, 1, 20, 4), (60, 1, 20, 4)),
+    (torch.float32, None, (15, 16, 2), (16, 1, 16), (32, 1, 16)),  # unfolded
+]
+
+
+@pytest.mark.parametrize(("dtype", "weights", "shape", "stride", "want"), NORMS)
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm_keeps_an_order(
+    dtype: torch.dtype, weights: Any, shape: Any, stride: Any, want: Any, training: bool
+) -> None:
+    def row(of: torch.dtype) -> Tensor:
+        return torch.empty(shape[1], dtype=of, device="meta")
+
+    x = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    affine = [None, None] if weights is None else [row(weights), row(weights)]
+    moments = [row(weights or dtype), row(weights or dtype)]
+    given = (x, *affine, *moments, training, 0.1, 1e-5)
+    found = Twins().run(torch.ops.aten.native_batch_norm.default, given, {}, HOME)
+    assert found[0].stride() == want
+
+
+def test_another_dtype_at_places_is_refused() -> None:
+    """The CPU is asked, for a bad place would end a GPU's context."""
+    kinds = torch.float32, torch.int64, torch.bfloat16
+    x, places, y = (torch.empty(3, dtype=kind, device="meta") for kind in kinds)
+    with pytest.raises(RuntimeError, match="source and destination dtypes match"):
+        refuse(torch.ops.aten.index_put_.default, (x, [places], y), {}, HOME)
+
+
+def test_a_product_of_vectors_has_no_rows() -> None:
+    def build(call: Node, x: fx.Node) -> fx.Node:
+        row = call(Tensor.half, call(torch.select, x, 0, 1))
+        return call(F.linear, row, row)
+
+    aten = traced(build, "cuda")
+    even_rows(Editor(aten, Options()))
 
 
 @contextmanager
