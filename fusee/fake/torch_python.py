@@ -551,7 +551,8 @@ _SAYS_DTYPE = re.compile(
     "|Dimension out of range"
 )
 # Of two dtypes: ATen gives the first, or refuses their gradients, and torch's formulas do neither.
-_OF_ONE_DTYPE = ("huber_loss", "soft_margin_loss", "mse_loss")[: 3 - (torch.__version__ >= "2.13")]
+_OF_ONE_DTYPE = ["huber_loss", "soft_margin_loss"]
+_OF_ONE_DTYPE += ["mse_loss"] if torch.__version__ < "2.13" else []
 # Of bytes as masks torch warns once, which is the program's to hear.
 _WARN_OF_BYTES = frozenset("index index_put _index_put_impl where masked_scatter".split())
 
@@ -792,8 +793,10 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
 
 def _smallest(x: Any, value: int, most: int, device: Any = "cpu") -> Any:
     """An operand with one element, or none; of vectors as long as `most`."""
-    if not isinstance(x, Tensor):  # a generator is not to be drawn from
-        return {**dict.fromkeys(OPEN_NUMBERS, 1), torch.Generator: None}.get(type(x), x)
+    if isinstance(x, torch.Generator):  # which is not to be drawn from
+        return None
+    if not isinstance(x, Tensor):
+        return 1 if isinstance(x, OPEN_NUMBERS) else x
     size: Iterable[Any] = x.shape
     sizes = [n if type(n) is int else max(n.node.hint, 1) for n in size]
     return torch.full([min(n, most) for n in sizes], value, dtype=x.dtype, device=device)
