@@ -31,8 +31,8 @@ from fusee.aten.torch_api import (
     storage_id,
 )
 from fusee.errors import MissingFake, TraceError, user_line
-from fusee.fake import Twins, together
-from fusee.fake.layouts import is_written, same_ints
+from fusee.fake import Twins
+from fusee.fake.layouts import is_written, same_ints, together
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import is_pointwise, refuse_dtypes

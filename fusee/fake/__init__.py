@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 import fusee.fake.gradients
 import fusee.fake.open_composites  # noqa: F401  rules of the one, forms of the other
 from fusee.errors import FuseeError, shown
-from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent, is_row_major, let_be_filled
+from fusee.fake.layouts import (
+    Spec,
+    Unsure,
+    broadcast,
+    equal,
+    extent,
+    is_row_major,
+    let_be_filled,
+    together,
+)
 from fusee.fake.open_sizes import OPEN_MAKERS, OPEN_VIEWS, UNBACKED, elements_put
 from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
 from fusee.fake.torch_python import (
@@ -424,21 +433,6 @@ def _home(
 _KINDS = ("cpu", "cuda")
 
 
-def together(placed: Iterable[tuple[Tensor, torch.device]]) -> torch.device | None:
-    """Where an operator computes: on the GPU where operands are, which takes numbers of the CPU.
-
-    source   aten/src/ATen/TensorIterator.cpp, compute_types
-    """
-    found, are_numbers = None, True
-    for x, device in placed:
-        if device.type != "cpu" and x.dim():
-            return device
-        are_numbers &= not x.dim()
-        if found is None or (found.type == "cpu" and are_numbers):
-            found = device
-    return found
-
-
 def _with_index(device: torch.device) -> torch.device:
     if device != torch.device("cuda"):
         return device
@@ -599,10 +593,6 @@ class _Nested(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _LIES_THERE: dict[Any, Any] = {}
 
 
-def _geometry(x: Any) -> Any:
-    return Spec(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x
-
-
 class Twins:
     """Makes tensors without data that stand for a program's, and runs operators on them.
 
@@ -667,10 +657,10 @@ class Twins:
 
     def _there(self, op: Any, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
         kinds = op, device, _cur_sdpa_kernel_backends(), args, kwargs
-        key = fx.node.map_aggregate(kinds, _geometry)
+        key = fx.node.map_aggregate(kinds, Spec.of)
         if key not in _LIES_THERE:
             found = self.by_torch(op, args, kwargs, device)
-            _LIES_THERE[key] = fx.node.map_aggregate(found, _geometry)
+            _LIES_THERE[key] = fx.node.map_aggregate(found, Spec.of)
         return _on_device(_LIES_THERE[key], _new)
 
     def by_torch(self, op: Any, args: Args, kwargs: Kwargs, device: torch.device = _CPU) -> Any:

@@ -31,6 +31,11 @@ class Spec(NamedTuple):
     stride: Sizes
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, x: Any) -> Any:
+        """Of a tensor; anything else as it is."""
+        return cls(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x
+
 
 class Unsure(Exception):
     """Sizes decide that are not known."""
@@ -390,3 +395,21 @@ def suggested_layout(x: Tensor) -> torch.memory_format:
         if size[axis] > 1:
             least = least * size[axis]
     return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+
+
+# ---------------------------------------------------------------------------- devices
+
+
+def together(placed: Iterable[tuple[Tensor, torch.device]]) -> torch.device | None:
+    """Where an operator computes: on the GPU where operands are, which takes numbers of the CPU.
+
+    source   aten/src/ATen/TensorIterator.cpp, compute_types
+    """
+    found, are_numbers = None, True
+    for x, device in placed:
+        if device.type != "cpu" and x.dim():
+            return device
+        are_numbers &= not x.dim()
+        if found is None or (found.type == "cpu" and are_numbers):
+            found = device
+    return found

@@ -793,10 +793,8 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
 
 def _smallest(x: Any, value: int, most: int, device: Any = "cpu") -> Any:
     """An operand with one element, or none; of vectors as long as `most`."""
-    if isinstance(x, torch.Generator):  # which is not to be drawn from
-        return None
-    if not isinstance(x, Tensor):
-        return 1 if isinstance(x, OPEN_NUMBERS) else x
+    if not isinstance(x, Tensor):  # a generator is not to be drawn from
+        return None if isinstance(x, torch.Generator) else 1 if isinstance(x, OPEN_NUMBERS) else x
     size: Iterable[Any] = x.shape
     sizes = [n if type(n) is int else max(n.node.hint, 1) for n in size]
     return torch.full([min(n, most) for n in sizes], value, dtype=x.dtype, device=device)
