@@ -680,9 +680,9 @@ def merge_equal(graph: fx.Graph, apart: Container[fx.Node]) -> None:
     """One node for equal calls, except for those in `apart`, whose memory must be their own."""
     first: dict[Any, fx.Node] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or not is_pure(node):
+        if node.op != "call_function" or not is_pure(node) or node.meta.get("alone"):
             continue
-        found = first.setdefault((node.target, key_of(node.args), key_of(node.kwargs)), node)
+        found = first.setdefault(key_of((node.target, node.args, node.kwargs)), node)
         if found is not node and node not in apart:
             node.replace_all_uses_with(found)
             graph.erase_node(node)

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import AtenGraph
+from fusee.aten import AtenGraph, is_pure, key_of
 from fusee.aten.boundary import Inputs, Prepare, Results
 from fusee.aten.canonicalize import (
     ALWAYS,
@@ -598,10 +598,11 @@ def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         return (t.record if op in UNBACKED else t.composite)(op, args, kwargs)
     # once for all that ask it of a tensor: nobody would know that its sizes are equal
     x = t.node(args[0])
-    known = t.b.places_in.get(x)
+    key = key_of((x.target, x.args, x.kwargs)) if is_pure(x) else x
+    known = t.b.places_in.get(key)
     if known is None:
         found = t.record(op, args, kwargs)
-        t.b.places_in[x] = t.node(found)
+        t.b.places_in[key] = t.node(found)
         return found
     found = t.run_meta(torch.ops.aten.clone.default, (known.meta["val"],), {})
     t.adopt(found, known, None, t.device_of(args))

@@ -128,7 +128,7 @@ class Builder:
         self.known = 0 if twins.env is None else len(twins.env.data.required)  # by capture
         # of unbacked symbols, where they show: a result, and its axis
         self.shown: dict[Symbol, tuple[fx.Node, int | None]] = {}
-        self.places_in: dict[fx.Node, fx.Node] = {}  # by tensor, what nonzero() gives for it
+        self.places_in: dict[Any, fx.Node] = {}  # by tensor, what nonzero() gives for it
         # by what a mask takes of a tensor: the mask, the tensor
         self.taken: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
         self.from_start: set[int] = set()  # as AtenGraph's

@@ -32,15 +32,7 @@ from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.bytecode import Line
 from fusee.capture.dynamic import Computed, Number, before_graph, converted, is_array, read
-from fusee.capture.frame import (
-    ABSENT,
-    BINARY,
-    METHODS_IN_C,
-    UNARY,
-    is_scalar,
-    room,
-    variables,
-)
+from fusee.capture.frame import ABSENT, BINARY, METHODS_IN_C, UNARY, is_scalar, room, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import DELETED

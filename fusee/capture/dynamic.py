@@ -49,6 +49,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.config import CaptureOptions
 from fusee.fake.layouts import known
+from fusee.fake.open_composites import is_place_open
 from fusee.runtime.cache import Job, code_key, job_named
 from fusee.source import Args, Kwargs, Rules, leaves, tensors_in
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, result_range
@@ -744,11 +745,14 @@ def run_with_numbers(recorder: Any, func: Any, args: Args, kwargs: Kwargs, name:
         numbers[id(x)] = number
         args, kwargs = fx.node.map_aggregate(given, lambda x: numbers.get(id(x), x))
         try:
+            if name.strip("_") == "setitem" and is_place_open(args[1]):
+                # what may raise comes before the write
+                args = recorder.call(operator.getitem, *args[:2]), (), *args[2:]
             return args, kwargs, recorder.run(func, args, kwargs, name)
         except GraphBreak as stop:
             if not _wants_number(stop):
                 break
-        except (TypeError, RuntimeError):  # this one is to be a tensor
+        except (TypeError, RuntimeError, IndexError):  # this one is to be a tensor
             recorder.raised, recorder.raised_by = before
             del numbers[id(x)]
     raise first

@@ -39,15 +39,7 @@ from fusee.capture.dynamic import (
     takes_late,
 )
 from fusee.capture.effects import effects
-from fusee.capture.frame import (
-    ABSENT,
-    BINARY,
-    CONTAINERS,
-    UNARY,
-    Frame,
-    is_scalar,
-    unbound,
-)
+from fusee.capture.frame import ABSENT, BINARY, CONTAINERS, UNARY, Frame, is_scalar, unbound
 from fusee.capture.graph_break import Anew, GraphBreak, Opaque
 from fusee.capture.guards import IdMatch
 from fusee.capture.inputs import DELETED

@@ -133,6 +133,54 @@ def test_tensors_in_place_of_numbers_stay_in_the_graph() -> None:
     same(lambda x: torch.full((2,), x.max()), FLOATS.double(), breaks=True)
 
 
+def put(x: T, key: T, value: T) -> None:
+    x[key] = value
+
+
+def put_by_method(x: T, key: T, value: T) -> None:
+    torch.Tensor.__setitem__(x, key, value)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda i, x: i,
+        lambda i, x: (slice(None), i),
+        lambda i, x: (i, i),
+        lambda i, x: (..., i),
+        lambda i, x: (i, slice(1, 3)),
+    ],
+)
+def test_a_place_in_a_tensor_may_be_a_tensor(key: T, dynamic: T) -> None:
+    def program(w: T, i: T) -> T:
+        x, y = w.detach().clone(), w.clone()
+        put(x, key(i, w), 9.0)
+        put_by_method(y, key(i, w), w.sum())
+        return x, y, y[key(i, w)]
+
+    fast = fusee.compile(program, fullgraph=True, dynamic=dynamic)
+    for place in (1, 3, -2):
+        results = []
+        for run in (program, fast):
+            w = torch.arange(16.0).reshape(4, 4).requires_grad_()
+            x, y, part = run(w, torch.tensor(place))
+            (y * 2).sum().backward()
+            results.append(shape_of((x, y, part, w.grad)))
+        assert results[0] == results[1]
+    for run in (program, fast):
+        with pytest.raises(IndexError, match="out of"):
+            run(torch.zeros(4, 4, requires_grad=True), torch.tensor(4))
+
+
+def test_a_number_beside_tensors_is_looked_up_in_python() -> None:
+    def program(x: T, i: T) -> T:
+        x[i, torch.arange(4)] = 3.0
+        return x[i, x[i] > 1]
+
+    same(program, torch.arange(16.0).reshape(4, 4), torch.tensor(2), breaks=True)
+
+
 def test_a_value_that_is_needed_ends_the_graph() -> None:
     for x in (INTS, FLOATS, torch.zeros(3)):
         same(compared, x, breaks=True)

@@ -595,6 +595,26 @@ def test_rows_of_what_masks_take() -> None:
         same(*found)
 
 
+def written_where(x: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:
+    y = x.clone()
+    y[mask(x)] = x.sum()
+    return y[mask(x)]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mask", [lambda x: x > 0, lambda x: (2 * x).sin() > 0])
+def test_a_mask_that_is_computed_twice_counts_once_in_each_graph(mask: Any) -> None:
+    """The backward of a write by a mask counts what it takes too."""
+    compiled = fusee.compile(written_where, fullgraph=True)
+    for x in data():
+        found = []
+        for run in (written_where, compiled):
+            given = x.clone().requires_grad_()
+            taken = run(given, mask)
+            found.append((taken.detach(), *torch.autograd.grad(taken.square().sum(), given)))
+        assert_same(found[1], found[0])
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "put",
