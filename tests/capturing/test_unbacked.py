@@ -899,3 +899,20 @@ def test_a_step_of_layers_whose_loss_is_masked() -> None:
         losses = [run(torch.randn(n, 3, dtype=torch.float64)) for n in (16, 16, 20)]
         found.append((losses, [x.detach() for x in net.parameters()]))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("key", [lambda m: m, lambda m: (1, m), lambda m: (..., m)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_write_at_a_place_that_a_tensor_holds(key: Any, dtype: torch.dtype) -> None:
+    """The number is the index: nothing is said, and a bad one raises before the write."""
+
+    def fn(x: Tensor, places: Tensor) -> Tensor:
+        y = x * 2
+        y[key(places[0])] = 5.0
+        return y
+
+    compiled, x = fusee.compile(fn, fullgraph=True), torch.arange(9.0).view(3, 3)
+    for place in (2, 0, -1, 3):
+        given = x, torch.tensor([place], dtype=dtype)
+        same(outcome(fn, *given), outcome(compiled, *given))
