@@ -102,8 +102,7 @@ def _attention(
 ) -> Any:
     if not (dropout_p or options.get("enable_gqa")):
         operands = query, key, value, attn_mask
-        whole = every_head(lambda op, *given: op(*given), lambda x: x.shape, operands)
-        if whole is not None:
+        if whole := every_head(lambda op, *given: op(*given), lambda x: x.shape, operands):
             made = _attention(t, *whole, 0.0, is_causal, **options)
             t.node(unwrapped(made)).meta["improved"] = True
             return (made if query.dim() == 4 else made.squeeze(1)).contiguous()
@@ -546,7 +545,7 @@ class _Finish:
     def _is_differentiable(self, mutation: Mutation) -> bool:
         """Whether autograd knows of what was written to an input."""
         value = self.inputs.values[mutation.index]
-        assert value is not None
+        assert value
         return value.tensor.grad_fn is not self.leaves.origins.get(mutation.index)
 
     def backward(self) -> None:
@@ -592,15 +591,12 @@ class _Finish:
     def _keep_gradients(self, by_index: dict[int, Tensor | None], given: Sequence[Tensor]) -> None:
         b, inputs = self.b, self.inputs
         tangents = {b.node(self.tracer.value(x)) for x in given}
-        places: dict[int, int] = {}
+        places: dict[int, int | None] = {id(None): None}
         for index in range(len(inputs.values) - len(given)):
             gradient = by_index.get(index)
-            if gradient is None:
-                self.gradients.append(None)
-                continue
-            if id(gradient) not in places:
+            if gradient is not None and id(gradient) not in places:
                 target = inputs.values[index]
-                assert target is not None
+                assert target
                 value = self.tracer.value(gradient)
                 # in eager, too, it is the tangent or a view of it, which who keeps it may copy
                 is_tangent = memory_root(b.node(value)) in tangents
@@ -611,8 +607,7 @@ class _Finish:
 
     def joint(self, no_autocast: bool) -> Joint:
         graph = self.results.graph(self.mutations, no_autocast)
-        reason = why_not(graph.graph)
-        if reason is not None:
+        if reason := why_not(graph.graph):
             raise self.b.unsupported(reason)
         return Joint(
             aten=graph,
@@ -633,10 +628,11 @@ class _Finish:
         """Whether an output shares the memory of another tensor, but not its place in autograd."""
         if not isinstance(spec, (ViewOfInput, ViewOfOutput)):
             return False
-        given, made = self.inputs.given, self.results.tensors
-        of = (made if isinstance(spec, ViewOfOutput) else given)[spec.index]
+        owners = self.results.tensors if isinstance(spec, ViewOfOutput) else self.inputs.given
+        of = owners[spec.index]
         root, base = (y if y._base is None else y._base for y in (x, of))
-        if x.requires_grad and x.is_leaf and x._base is not None:
+        made = x._is_view() and torch._C._autograd._get_creation_meta(x).name
+        if x.requires_grad and made and (made == "NO_GRAD_MODE" or x.is_leaf):
             raise self.b.unsupported("a view that was made while gradients were off")
         if x.requires_grad and root is not base:
             raise self.b.unsupported("a result whose gradient is not that of whose memory it has")

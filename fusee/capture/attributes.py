@@ -49,7 +49,6 @@ from fusee.capture.sources import (
     tells_dict,
 )
 from fusee.capture.torch_api import FakeTensor, own_classes, run_for_real
-from fusee.fake.open_composites import is_place_open
 
 # ---------------------------------------------------------------------------- capturing
 
@@ -186,9 +185,6 @@ class Capturing(Semantics):
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
         if self.world.seen or self.modes:  # torch finds which function these are asked about
             return function(*operands)
-        if function is operator.setitem and is_place_open(operands[1]):
-            # what may raise comes before the write
-            operands = self.recorder.call(operator.getitem, *operands[:2]), (), *operands[2:]
         return self.recorder.call(function, *operands)
 
     def kind_of(self, x: Any) -> Any:

@@ -733,22 +733,21 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # of uint8 it i
 def run_with_numbers(recorder: Any, func: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
     """A call's arguments and result, with numbers for tensors of integers that it wants as such."""
     try:
-        return args, kwargs, recorder.run(func, args, kwargs, name)
+        return _run(recorder, func, args, kwargs, name)
     except GraphBreak as stop:
         first = stop
-    given, counts, numbers = (args, kwargs), list[Any](), dict[int, Any]()
+    given, found, numbers = (args, kwargs), list[Any](), dict[int, Any]()
     before = recorder.raised, recorder.raised_by
-    fx.node.map_aggregate(given, lambda x: counts.append(x) if _is_count(x) else None)
+    fx.node.map_aggregate(given, found.append)
+    integers = (x for x in found if isinstance(x, torch.Tensor) and x.dtype in _INTEGERS)
+    counts = [x for x in integers if all(type(n) is int and n == 1 for n in x.shape)]
     for x in reversed(counts) if _wants_number(first) else ():  # tensors come before numbers
         if (number := read(recorder, "item", (x,))) is None:
             break
         numbers[id(x)] = number
         args, kwargs = fx.node.map_aggregate(given, lambda x: numbers.get(id(x), x))
         try:
-            if name.strip("_") == "setitem" and is_place_open(args[1]):
-                # what may raise comes before the write
-                args = recorder.call(operator.getitem, *args[:2]), (), *args[2:]
-            return args, kwargs, recorder.run(func, args, kwargs, name)
+            return _run(recorder, func, args, kwargs, name)
         except GraphBreak as stop:
             if not _wants_number(stop):
                 break
@@ -758,9 +757,10 @@ def run_with_numbers(recorder: Any, func: Any, args: Args, kwargs: Kwargs, name:
     raise first
 
 
-def _is_count(x: Any) -> bool:
-    is_integer = isinstance(x, torch.Tensor) and x.dtype in _INTEGERS
-    return is_integer and all(type(n) is int and n == 1 for n in x.shape)
+def _run(recorder: Any, func: Any, args: Args, kwargs: Any, name: str) -> Any:
+    if func is operator.setitem and is_place_open(args[1]):  # what may raise comes first
+        args = recorder.call(operator.getitem, *args[:2]), (), *args[2:]
+    return args, kwargs, recorder.run(func, args, kwargs, name)
 
 
 def _wants_number(stop: GraphBreak) -> bool:

@@ -541,10 +541,10 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
         written, *args = args
         if name.strip("_") == "setitem":  # by numbers a view is written to, by tensors elements
             index, *args = args
-            if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(index)):
+            if tensors_in(index):
                 return True
             written = written[index]
-    operands = pytree.tree_leaves(args)
+    operands = tensors_in(args)
     may_be_operand = name == "copy_" or is_operator or _is_pointwise(name)
     for x in tensors_in(written):
         if x.layout is not torch.strided:
@@ -560,9 +560,9 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
     return True
 
 
-def _overlap(x: torch.Tensor, y: Any, may_be_same: bool, place: PlaceOf) -> bool:
+def _overlap(x: torch.Tensor, y: torch.Tensor, may_be_same: bool, place: PlaceOf) -> bool:
     """Whether two tensors have a part of their memory in common, or all of it."""
-    if y is x or not isinstance(y, torch.Tensor) or y.layout is not torch.strided:
+    if y is x or y.layout is not torch.strided:
         return y is x and not may_be_same
     (memory, begin), (other, begin_other) = place(x), place(y)
     if memory != other:

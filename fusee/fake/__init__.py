@@ -640,7 +640,7 @@ class Twins:
             return self.by_torch(op, args, kwargs, device)
         if self.mode is None:
             own = kernel(op)
-            with contextlib.nullcontext() if own is None else _Nested(self):
+            with _NOTHING if own is None else _Nested(self):
                 return (own or op)(*args, **kwargs)
         make, home = OPEN_MAKERS.get(op), _with_index(torch.device(kwargs.get("device") or _CPU))
         if make is not None and home.type in _KINDS:
@@ -695,14 +695,14 @@ class Twins:
             made = _on_meta(self.mode, _unless_unsure(rule), (x, *args), kwargs)
             if type(made) is Tensor:
                 return _fake(self.mode, made, x.device)
-        with self.mode or contextlib.nullcontext():
+        with self.mode or _NOTHING:
             out: Tensor = op(x, *args, **kwargs)
         return out
 
 
 def on_metas(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What an operator gives for twins."""
-    with mode_of(args) as mode:
+    """What an operator gives for twins, of which autograd may refuse what was since written to."""
+    with torch.no_grad(), mode_of(args) as mode:
         if mode is None and isinstance(op, OpOverload) and not op.is_view:
             return Twins().run(op, args, kwargs)
         return op(*args, **kwargs)

@@ -309,6 +309,26 @@ def test_a_copy_is_saved_where_the_program_makes_one(backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*a view that was made while gradients were off")
+def test_a_view_made_without_gradients_of_what_is_then_written_to() -> None:
+    """Autograd refuses to say what it is part of."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.ones(4, 3)
+        with torch.no_grad():
+            part = y[1:]
+        y += x
+        return y, part
+
+    for call in (function, fusee.compile(function)):
+        x = torch.ones(4, 3, requires_grad=True)
+        y, part = call(x)
+        y.sum().backward()
+        assert part.tolist() == [[2.0] * 3] * 3 and x.grad is not None
+        with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+            part.sin()
+
+
+@pytest.mark.filterwarnings("ignore:.*a view that was made while gradients were off")
 @pytest.mark.parametrize("of_input", [False, True])
 def test_a_view_made_without_gradients_is_a_leaf(of_input: bool) -> None:
     """Its gradient stays with it."""

@@ -896,3 +896,43 @@ def test_the_least_of_a_size_and_a_number(least: Callable[..., int]) -> None:
         return taken[torch.zeros(1, 1, dtype=torch.long), places], places.new_ones(places.shape)
 
     assert graphs_of(program) == 1
+
+
+def test_a_step_of_layers_whose_loss_is_masked() -> None:
+    """A weight that the graph writes to has been looked at turned, by two stages of it."""
+    found = []
+    for compiler in (lambda fn: fn, fusee.compile):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).double()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(
+            x: Tensor, net: nn.Module = net, optimizer: torch.optim.Optimizer = optimizer
+        ) -> Tensor:
+            loss = net(x)[x[:, 0] > 0].square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = compiler(step)
+        losses = [run(torch.randn(n, 3, dtype=torch.float64)) for n in (16, 16, 20)]
+        found.append((losses, [x.detach() for x in net.parameters()]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("key", [lambda m: m, lambda m: (1, m), lambda m: (..., m)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_write_at_a_place_that_a_tensor_holds(key: Any, dtype: torch.dtype) -> None:
+    """The number is the index: nothing is said, and a bad one raises before the write."""
+
+    def fn(x: Tensor, places: Tensor) -> Tensor:
+        y = x * 2
+        y[key(places[0])] = 5.0
+        return y
+
+    compiled, x = fusee.compile(fn, fullgraph=True), torch.arange(9.0).view(3, 3)
+    for place in (2, 0, -1, 3):
+        given = x, torch.tensor([place], dtype=dtype)
+        same(outcome(fn, *given), outcome(compiled, *given))
