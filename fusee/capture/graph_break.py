@@ -370,13 +370,11 @@ def differentiates(func: Any, args: Args, kwargs: Kwargs) -> str:
     """
 
     def like(x: Any) -> Any:
-        if type(x) is torch.SymInt:
-            return x.node.hint
         if not isinstance(x, Tensor):
-            return x
+            return x.node.hint if type(x) is torch.SymInt else x
         sizes, strides = ([int(like(n)) for n in row] for row in (x.shape, x.stride()))
-        made = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
-        return made.requires_grad_(x.requires_grad)
+        options: Any = {"dtype": x.dtype, "device": x.device, "requires_grad": x.requires_grad}
+        return torch.empty_strided(sizes, strides, **options)
 
     with no_torch_function(), fake_mode():
         try:
@@ -385,6 +383,8 @@ def differentiates(func: Any, args: Args, kwargs: Kwargs) -> str:
         except Exception:  # noqa: BLE001  only the data knows a size: then the backward is traced
             return ""
         leaves = [x for x in tensors_in((given, named)) if x.requires_grad]
+        if any("WarnNotImplemented" in str(x.grad_fn and x.grad_fn.name()) for x in outs):
+            return "it has none, and eager's goes through its kernel"
         try:
             if outs:
                 torch.autograd.grad(outs, leaves, [*map(torch.ones_like, outs)], allow_unused=True)
