@@ -158,12 +158,12 @@ class Anew(BaseException):
         self.how = how
 
 
+@dataclass(eq=False)
 class Opaque:
     """Stands for a value from outside of a kind that no graph takes, until something needs it."""
 
-    def __init__(self, reason: str, remedy: str) -> None:
-        self.reason = reason
-        self.remedy = remedy
+    reason: str
+    remedy: str
 
     def met(self) -> GraphBreak:
         return GraphBreak(self.reason, self.remedy)
@@ -341,14 +341,12 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     if isinstance(error, UnsupportedOperatorException):  # nobody knows results before it runs
         operator = op_of(error.func) or str(error.func)
     elif isinstance(error, NotImplementedError) or "no fake impl registered" in text:
-        found = re.search(r"\w+::\w+", text)
-        operator = found[0] if found else ""
+        operator = "".join(re.findall(r"\w+::\w+", text)[:1])
     else:
         return None
     operator = op_of(function) or operator or name
-    remedy = ""
-    if "::" in operator and is_foreign(operator):
-        remedy = f"torch.library.register_fake({operator!r}) says what they look like"
+    remedy = f"torch.library.register_fake({operator!r}) says what they look like"
+    remedy = remedy if "::" in operator and is_foreign(operator) else ""
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
 
 
