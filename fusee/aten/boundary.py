@@ -152,12 +152,8 @@ class Inputs:
         return found
 
     def _placeholder(self, name: str) -> fx.Node:
-        graph = self.b.graph
-        if self._last is None:
-            self._last = graph.placeholder(name)
-        else:
-            with graph.inserting_after(self._last):
-                self._last = graph.placeholder(name)
+        with self.b.graph.inserting_after(self._last):  # the first at the end
+            self._last = self.b.graph.placeholder(name)
         return self._last
 
     # -------------------------------------------------------------------------- the module's own

@@ -15,7 +15,7 @@ import bisect
 import functools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -288,6 +288,15 @@ def _refuse(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ contents
 
 
+@_WRITES.rule("_fused_moving_avg_obs_fq_helper")
+def _observe(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if not args[3].numel():
+        raise t.b.unsupported(f"{op} gives what it writes to the size of the first weights")
+    written = [name for _, name in mutated_arguments(op)]
+    pure = aten._fused_moving_avg_obs_fq_helper_functional.default
+    return _rewrite(op, pure, written)(t, op, args, kwargs)
+
+
 @_WRITES.rule("copy_")
 def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
@@ -349,28 +358,26 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ geometry
 
 
-_VIEWS = {
-    aten.transpose_.default: aten.transpose.int,
-    aten.swapaxes_.default: aten.transpose.int,
-    aten.swapdims_.default: aten.transpose.int,
-    aten.t_.default: aten.t.default,
-    aten.squeeze_.default: aten.squeeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.squeeze_.dims: aten.squeeze.dims,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-    aten.as_strided_.default: aten.as_strided.default,
-}
+_TURNS = overloads("t_ squeeze_ squeeze_.dim squeeze_.dims unsqueeze_ as_strided_")
+_VIEWS: dict[Any, Any] = {op: _counterpart(op, []) for op in _TURNS}
+_VIEWS |= dict.fromkeys(overloads("transpose_ swapaxes_ swapdims_"), aten.transpose.int)
 
 
 @_WRITES.rule(*_VIEWS)
 def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return _turn(t, op, args, kwargs, lambda x: t.call(_VIEWS[op], x, *args[1:], **kwargs))
+
+
+def _turn(
+    t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs, view: Callable[[Tensor], Tensor]
+) -> Any:
+    """What a tensor is becomes a view of what it was."""
     target = args[0]
-    value = _own(t, op, target)
-    old = on_metas(aten.alias.default, target)
+    value, old = _own(t, op, target), on_metas(aten.alias.default, target)
     t.b.replace(value, target, old)
-    made = t.call(_VIEWS[op], old, *args[1:], **kwargs)
+    made = view(old)
     with mode_of((target,)):
-        op(target, *args[1:], **kwargs)
+        op(*args, **kwargs)
     t.b.alias(target, t.value(made), None)
     return target
 
@@ -378,8 +385,7 @@ def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @_WRITES.rule("resize_")
 def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, shape = args[0], args[1]
-    value = t.value(target)
-    if same_ints(shape, value.tensor.shape) and not kwargs:
+    if same_ints(shape, t.value(target).tensor.shape) and not kwargs:
         return target
     value = _own(t, op, target)
     x = value.tensor
@@ -391,13 +397,8 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         made = t.call(aten.empty.memory_format, list(shape), dtype=x.dtype, device=home)
         _become(t, value, made)
         return target
-    flat = t.call(aten.view.default, x, [-1])
-    made = t.call(aten.view.default, t.call(aten.slice.Tensor, flat, 0, 0, count), list(shape))
-    t.b.replace(value, target, on_metas(aten.alias.default, target))
-    with mode_of((target,)):
-        aten.resize_.default(target, shape)
-    t.b.alias(target, t.value(made), None)
-    return target
+    view, take = (functools.partial(t.call, op) for op in (aten.view.default, aten.slice.Tensor))
+    return _turn(t, op, args, kwargs, lambda x: view(take(view(x, [-1]), 0, 0, count), list(shape)))
 
 
 @_WRITES.rule("set_.source_Tensor")
@@ -574,8 +575,7 @@ def _has_open_views(node: fx.Node) -> bool:
     while views:
         views = [x for view in views for x in view.users if is_view(x.target)]
         found += views
-    given = pytree.tree_leaves([x.args for x in found])
-    return any(isinstance(x, Expr) for x in given)
+    return any(isinstance(x, Expr) for x in pytree.tree_leaves([x.args for x in found]))
 
 
 def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:

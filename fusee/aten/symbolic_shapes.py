@@ -291,9 +291,7 @@ def _select(node: fx.Node) -> None:
 
 def _put(number: int, node: fx.Node) -> None:
     """Use a number in place of a node."""
-
-    def instead(x: fx.Node) -> Any:
-        return number if x is node else x
-
     for user in list(node.users):
-        user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), instead)
+        user.args, user.kwargs = fx.node.map_arg(
+            (user.args, user.kwargs), lambda x: number if x is node else x
+        )

@@ -536,8 +536,8 @@ CASTS = {
 def autocast_kind(op: OpOverload, device: str) -> AutocastKind | None:
     """What autocast does to the arguments of `op` on a device; None if nothing."""
     casts = CASTS[device]
-    if op_name(op) not in ops_with_kernel(casts.key):
-        return None
+    if op.namespace != "aten" or op_name(op) not in ops_with_kernel(casts.key):
+        return None  # the kernel of a library's runs itself
     name = op_name(op).removeprefix("aten::").partition(".")[0]
     if name in casts.dtype:
         return "dtype"

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -503,6 +504,18 @@ def _takes_at_a_mask(node: fx.Node) -> bool:
     return masks and isinstance(vals[-1], Tensor) and vals[-1].requires_grad
 
 
+# Modules whose functions are torch's, ours, or no Python: those of a library's operators are none.
+_KNOWN = re.compile(r"(torch(?!\._ops)|torch\._ops\.(aten|prims?)|fusee|builtins|_operator|None)\b")
+
+
+def may_ask(module: torch.nn.Module) -> bool:
+    """Whether it runs Python of a library or of the program, which may ask for a device."""
+    calls: list[Any] = [type(module)]
+    if isinstance(module, fx.GraphModule):
+        calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    return not all(_KNOWN.match(str(getattr(call, "__module__", None))) for call in calls)
+
+
 def start(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -535,7 +548,8 @@ def start(
     if env is not None:
         mode = mode or fake_mode()
         mode.cache_enabled = False  # whose keys know torch's own symbols alone
-    twins = Twins(mode or (fake_mode() if with_devices else None), env)
+    asking = with_devices or any(map(may_ask, gm.modules()))
+    twins = Twins(mode or (fake_mode() if asking else None), env)
     b = Builder(twins, None if mode is None else to_size)
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)
     tracer = kind(
@@ -548,17 +562,20 @@ def _whatever_it_holds(op: OpOverload) -> Rule | None:
     """The rule of an operator that is the same for all dtypes; None if it has no such rule."""
     if op in ALWAYS or op in FOREACH:
         return ALWAYS.get(op) or FOREACH[op]
-    writes = write_rule(op)
-    if writes is not None:
+    if (writes := write_rule(op)) is not None:
         return writes
     return None if _NEEDS_VALUES.isdisjoint(op.tags) else _read_sizes
 
 
-def _policy(keep: Callable[[OpOverload], bool], table: Table | None, op: OpOverload) -> Rule:
+def _policy(keep: Callable[[OpOverload], bool] | None, table: Table | None, op: OpOverload) -> Rule:
+    """
+    keep   None: an operator on complex tensors, or on real ones that are negated lazily. It stays
+           whole, for ATen: what is above the tracer resolves such tensors where eager does
+    """
     if (rule := _whatever_it_holds(op)) is not None:
         return rule
     shares = any(r.alias_info is not None for r in op._schema.returns)
-    if (keep(op) or (may_raise(op) and not is_composite(op))) and not shares:
+    if keep and (keep(op) or (may_raise(op) and not is_composite(op))) and not shares:
         return Tracer.record
     if op in CANONICAL:
         return CANONICAL[op]
@@ -566,27 +583,15 @@ def _policy(keep: Callable[[OpOverload], bool], table: Table | None, op: OpOverl
         return _decompose(table[op])
     if is_composite(op):
         return Tracer.composite
-    if op_name(op).startswith("aten::_foreach_") and is_explicit(op):
+    if keep and op_name(op).startswith("aten::_foreach_") and is_explicit(op):
         return Tracer.explicit
-    function = decomposition(op)
+    function = decomposition(op) if keep else None
     if function is None and shares:
         return _refuse_view
     return Tracer.record if function is None else _decompose(function)
 
 
-@functools.cache
-def opaque_rule(op: OpOverload) -> Rule:
-    """What becomes of an operator on complex tensors, or on real ones that are negated lazily.
-
-    It stays whole, for ATen: what is above the tracer resolves such tensors where eager does.
-    """
-    if (rule := _whatever_it_holds(op)) is not None:
-        return rule
-    if op in CANONICAL or is_composite(op):
-        return CANONICAL.get(op) or Tracer.composite
-    if any(r.alias_info is not None for r in op._schema.returns):
-        return _refuse_view
-    return Tracer.record
+opaque_rule = functools.cache(functools.partial(_policy, None, None))
 
 
 def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -599,8 +604,7 @@ def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     # once for all that ask it of a tensor: nobody would know that its sizes are equal
     x = t.node(args[0])
     key = key_of((x.target, x.args, x.kwargs)) if is_pure(x) else x
-    known = t.b.places_in.get(key)
-    if known is None:
+    if (known := t.b.places_in.get(key)) is None:
         found = t.record(op, args, kwargs)
         t.b.places_in[key] = t.node(found)
         return found

@@ -122,16 +122,14 @@ class Budget:
         if node.meta.get("packed") or node.meta.get("free"):
             return True
         size = self.edit.bytes(node)
-        if size > self.left or (size > self.free and size > 2 * self._sources(node)):
+        below = closure([node]) if size > self.free else ()
+        given = sum(self.edit.bytes(x) for x in below if x.op in ("placeholder", "get_attr"))
+        if size > self.left or (size > self.free and size > 2 * given):
             self.refused.append(f"{node} is computed at each call: it takes {size} bytes to keep")
             return False
         self.left -= size
         self.spent += size
         return True
-
-    def _sources(self, node: fx.Node) -> int:
-        given = "placeholder", "get_attr"
-        return sum(self.edit.bytes(x) for x in closure([node]) if x.op in given)
 
 
 def constants(edit: Editor) -> tuple[Derived, ...]:

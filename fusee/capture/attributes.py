@@ -29,7 +29,7 @@ from fusee.capture.frame import (
     own_super,
     room,
 )
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import SHOW_ARGS, dict_class, empty_like, got, pairs_of, shown_in
@@ -566,10 +566,11 @@ class Super(types.SimpleNamespace):
 def super_of(m: Capturing, *args: Any) -> Any:
     """`super(...)`."""
     args = args or own_super(m)
-    if python_getattribute(type(args[-1])):
-        if len(args) == 2 and not issubclass(type(args[1]), (*_OURS, type, args[0])):
-            raise GraphBreak("super() of an object that says which class it has")
-    if issubclass(type(args[-1]), FakeTensor):
+    if (kind := type(args[-1])) is Opaque:
+        raise args[-1].met()
+    if python_getattribute(kind) and args[1:] and not issubclass(kind, (*_OURS, type, args[0])):
+        raise GraphBreak("super() of an object that says which class it has")
+    if issubclass(kind, FakeTensor):
         return Super(__thisclass__=args[0], __self__=args[1])
     return super(*args)
 

@@ -649,12 +649,13 @@ def own_super(m: Semantics) -> tuple[Any, Any]:
         raise RuntimeError("super(): no arguments")
     first = f.code.co_varnames[0]
     owner = m.load_cell(f, first) if first in f.cells else f.locals[first]
+    if owner is UNBOUND:
+        raise RuntimeError("super(): arg[0] deleted")
     if "__class__" not in f.cells:
         raise RuntimeError("super(): __class__ cell not found")
-    try:
+    cls: Any = UNBOUND
+    with contextlib.suppress(NameError):
         cls = m.load_cell(f, "__class__")
-    except NameError:
-        cls = UNBOUND
     if cls is UNBOUND:
         raise RuntimeError("super(): empty __class__ cell")
     if not isinstance(cls, type):

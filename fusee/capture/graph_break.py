@@ -158,12 +158,12 @@ class Anew(BaseException):
         self.how = how
 
 
+@dataclass(eq=False)
 class Opaque:
     """Stands for a value from outside of a kind that no graph takes, until something needs it."""
 
-    def __init__(self, reason: str, remedy: str) -> None:
-        self.reason = reason
-        self.remedy = remedy
+    reason: str
+    remedy: str
 
     def met(self) -> GraphBreak:
         return GraphBreak(self.reason, self.remedy)
@@ -341,14 +341,12 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     if isinstance(error, UnsupportedOperatorException):  # nobody knows results before it runs
         operator = op_of(error.func) or str(error.func)
     elif isinstance(error, NotImplementedError) or "no fake impl registered" in text:
-        found = re.search(r"\w+::\w+", text)
-        operator = found[0] if found else ""
+        operator = "".join(re.findall(r"\w+::\w+", text)[:1])
     else:
         return None
     operator = op_of(function) or operator or name
-    remedy = ""
-    if "::" in operator and is_foreign(operator):
-        remedy = f"torch.library.register_fake({operator!r}) says what they look like"
+    remedy = f"torch.library.register_fake({operator!r}) says what they look like"
+    remedy = remedy if "::" in operator and is_foreign(operator) else ""
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
 
 
@@ -370,13 +368,11 @@ def differentiates(func: Any, args: Args, kwargs: Kwargs) -> str:
     """
 
     def like(x: Any) -> Any:
-        if type(x) is torch.SymInt:
-            return x.node.hint
         if not isinstance(x, Tensor):
-            return x
+            return x.node.hint if type(x) is torch.SymInt else x
         sizes, strides = ([int(like(n)) for n in row] for row in (x.shape, x.stride()))
-        made = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
-        return made.requires_grad_(x.requires_grad)
+        options: Any = {"dtype": x.dtype, "device": x.device, "requires_grad": x.requires_grad}
+        return torch.empty_strided(sizes, strides, **options)
 
     with no_torch_function(), fake_mode():
         try:
@@ -385,6 +381,8 @@ def differentiates(func: Any, args: Args, kwargs: Kwargs) -> str:
         except Exception:  # noqa: BLE001  only the data knows a size: then the backward is traced
             return ""
         leaves = [x for x in tensors_in((given, named)) if x.requires_grad]
+        if any("WarnNotImplemented" in str(x.grad_fn and x.grad_fn.name()) for x in outs):
+            return "it has none, and eager's goes through its kernel"
         try:
             if outs:
                 torch.autograd.grad(outs, leaves, [*map(torch.ones_like, outs)], allow_unused=True)

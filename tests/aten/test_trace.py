@@ -346,6 +346,64 @@ def test_custom_operators() -> None:
         traced(lambda x: quadruple(x), torch.randn(3))
 
 
+LIBRARY = torch.library.Library("fusee_devices", "DEF")
+
+
+def by_device(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() if x.is_cpu else x.cos()
+
+
+def by_device_alone(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.float64 if x.device.type == "cpu" else None)
+
+
+def within_autocast(x: torch.Tensor) -> torch.Tensor:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        return torch.ops.fusee_devices.cast(x.to(torch.float16)).to(torch.float64)
+
+
+for _name, _key, _kernel in [
+    ("composite", "CompositeImplicitAutograd", by_device),
+    ("faked", "CPU", torch.Tensor.double),
+    ("faked", "Meta", by_device_alone),
+    ("cast", "CompositeImplicitAutograd", torch.exp),
+    ("cast", "AutocastCPU", within_autocast),
+]:
+    if not hasattr(torch.ops.fusee_devices, _name):
+        LIBRARY.define(f"{_name}(Tensor x) -> Tensor")
+    LIBRARY.impl(_name, _kernel, _key)
+
+
+class ByDevice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return by_device(x)
+
+
+STRANGERS: dict[str, Callable[[], Fn]] = {
+    "composite": lambda: torch.ops.fusee_devices.composite,
+    "composite.default": lambda: torch.ops.fusee_devices.composite.default,
+    "faked": lambda: torch.ops.fusee_devices.faked.default,
+    "cast": lambda: torch.ops.fusee_devices.cast.default,
+    "function": lambda: by_device,
+    "module": ByDevice,
+}
+
+
+@pytest.mark.parametrize("casts", [False, True])
+@pytest.mark.parametrize("name", STRANGERS)
+def test_what_strangers_ask_of_their_operands(name: str, casts: bool) -> None:
+    """Python of a library or the program is told eager's devices, and casts by its own kernel."""
+    call, x = STRANGERS[name](), torch.linspace(-1, 1, 6)
+    graph = fx.Graph()
+    given = (graph.placeholder("x"),)
+    is_module = isinstance(call, nn.Module)
+    graph.output(graph.call_module("m", given) if is_module else graph.call_function(call, given))
+    with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        found = trace(fx.GraphModule({"m": call} if is_module else {}, graph), [x])
+        assert_same_call(lambda *args: run(found, args), call, [x])
+
+
 @pytest.mark.parametrize(
     "make, reason",
     [
@@ -520,7 +578,10 @@ CASTING = [
     (device, name)
     for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA"))
     for name in sorted(ops_with_kernel(key))
-    if "imname" not in name and "names" not in name and name != "aten::binary_cross_entropy"
+    if name.startswith("aten::")
+    and "imname" not in name
+    and "names" not in name
+    and name != "aten::binary_cross_entropy"
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import fusee
+from fusee.errors import FuseeWarning
 from tests.capturing.same import Traced
 
 LOG: list[Any] = []
@@ -386,3 +389,37 @@ def test_where_subclasses_hear_of_no_call(off: Any) -> None:
             LOG.clear()
             outcomes.append(told([first(run, sample(Logged)), list(LOG)], {}))
         assert outcomes[0] == outcomes[1]
+
+
+class Sized(torch.Tensor):
+    @property
+    def shape(self) -> Any:  # type: ignore[override]
+        return torch.Size((1,))
+
+    def __add__(self, other: Any) -> Any:
+        return super().__add__(other).sin()
+
+
+class Deleting(Plain):
+    def twice(self) -> Any:
+        x = self
+        del self
+        return super().mul(x, x)  # type: ignore[call-arg]
+
+
+def test_super_of_what_is_not_there_for_a_graph() -> None:
+    """Of a tensor that no graph takes, and of an argument that the method deletes."""
+    outcomes: list[Any] = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*please report it.*", category=FuseeWarning)
+        warnings.filterwarnings("ignore", message=".*runs eagerly.*", category=FuseeWarning)
+        programs: list[tuple[Any, Any]] = [(Sized, lambda x: x + 1), (Deleting, Deleting.twice)]
+        for kind, program in programs:
+            for call in (program, fusee.compile(program)):
+                try:
+                    found = call(torch.ones(3).as_subclass(kind))
+                    outcomes.append((type(found), found.as_subclass(torch.Tensor).tolist()))
+                except RuntimeError as error:
+                    outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1] and outcomes[0][0] is Sized
+    assert outcomes[2] == outcomes[3] == "super(): arg[0] deleted"

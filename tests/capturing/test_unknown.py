@@ -74,6 +74,10 @@ def _with_rows(ctx: Any, inputs: Any, output: Tensor) -> None:
 reads_in_backward.register_autograd(_of_rows, setup_context=_with_rows)
 with_backward.register_autograd(lambda context, gradient: (2 * gradient, None))
 
+_library.define("through(Tensor x, Tensor rows) -> Tensor")
+_library.impl("through", lambda x, rows: x * 2, "CPU")
+_library.impl("through", lambda x, rows: torch.empty_like(x), "Meta")
+
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 WITHOUT_FAKE: dict[str, Callable[[Tensor], Any]] = {
@@ -273,6 +277,7 @@ def test_registering_operators_is_no_part_of_a_graph(fn: Callable[[Tensor], Any]
         assert_same(compiled(X), fn(X))
 
 
+@pytest.mark.filterwarnings("ignore:fusee_unknown..through. an autograd kernel was not registered")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
     ("operator", "why"),
@@ -280,6 +285,7 @@ def test_registering_operators_is_no_part_of_a_graph(fn: Callable[[Tensor], Any]
         (with_backward, ""),
         (reads_in_backward, "it reads values of tensors"),
         (without_backward, "no autograd formula was registered"),
+        (torch.ops.fusee_unknown.through, "it has none"),
     ],
 )
 def test_a_backward_that_no_graph_can_have_costs_its_operator_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.ao.quantization import (
+    FusedMovingAvgObsFakeQuantize,
+    MovingAverageMinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
 
 import fusee
 from fusee.backends import lookup
@@ -65,6 +71,32 @@ def test_a_fused_optimizer_kernel() -> None:
         made.append([x for one in lists for x in one])
     assert all(torch.equal(x, y) for x, y in zip(*made, strict=True))
     assert not torch.equal(made[0][0], torch.ones(3))
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_fake_quantization_that_observes(rows: bool) -> None:
+    """As in quantization-aware training: the first call gives what it writes to its size."""
+    found: list[Any] = []
+    for is_compiled in (False, True):
+        kind = torch.per_channel_symmetric if rows else torch.per_tensor_affine
+        quantize: Any = FusedMovingAvgObsFakeQuantize(
+            (MovingAveragePerChannelMinMaxObserver if rows else MovingAverageMinMaxObserver),
+            *(-128, 127), dtype=torch.qint8, qscheme=kind,
+        )  # fmt: skip
+
+        def program(x: Tensor, quantize: Any = quantize) -> Tensor:
+            return quantize(x.sin()).cos()
+
+        call = fusee.compile(program, options={"prices": False}) if is_compiled else program
+        for turn in range(4):
+            x = torch.linspace(-1, 2 + turn, 12).view(3, 4).requires_grad_()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error" if turn else "ignore")
+                y = call(x)
+            y.sum().backward()
+            found += [y.detach(), x.grad, *(b.clone() for b in quantize.buffers())]
+    half = len(found) // 2
+    torch.testing.assert_close(found[half:], found[:half])
 
 
 @pytest.mark.parametrize("backend", ["eager", "fusee"])
