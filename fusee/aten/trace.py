@@ -114,6 +114,7 @@ def run_nodes(
             continue
         outer, call = t.b.stack_trace, t.b.call
         t.b.stack_trace, t.b.call = node.stack_trace or outer, call or node
+        t.begin()
         args = fx.map_arg(node.args, load)
         kwargs = fx.map_arg(node.kwargs, load)
         if kwargs.get("generator", t) is None:  # it chose an overload that then lacks it

@@ -551,6 +551,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if self.b.devices != {self.device} and tensors_in(args):
             self.here = self.device_of(args)
 
+    def begin(self) -> None:
+        """A call of the captured graph begins."""
+
     def brought(self, call: Any, args: Args) -> Args:
         """The operands of a call of the program's, where they meet."""
         self.stand_at(args)

@@ -455,15 +455,17 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
             return None, None
         return self._lines[bisect_right(self._first, number) - 1]
 
+    def begin(self) -> None:
+        if not self.is_backward:
+            self._first.append(next_node_number())
+            self._lines.append((self.b.stack_trace, self.b.call))
+
     def brought(self, call: Any, args: Args) -> Args:
         """Numbers of the CPU that meet tensors of a GPU come there, and their gradients go back.
 
         The engine moves these where devices differ, and all twins are on one.
         source   torch/csrc/autograd/engine.cpp, validate_outputs
         """
-        if not self.is_backward:
-            self._first.append(next_node_number())
-            self._lines.append((self.b.stack_trace, self.b.call))
         super().brought(call, args)
         if self.here.type == "cpu" or self.b.devices == {self.device}:
             return args

@@ -466,7 +466,7 @@ def apart(gm: fx.GraphModule, call: fx.Node | None, compile_graph: CompiledFn) -
     if found is None:
         return None
     whole, parts = found
-    whole.meta[APART] = around, left - 1
+    whole.meta[APART] = gm.meta[APART] = around, left - 1
     return in_parts(whole, [*parts][1:], compile_graph, [*parts.values()])
 
 

@@ -481,9 +481,10 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
 
 
 def _is_tensor(node: fx.Node) -> bool:
-    """Whether it gives a tensor of sizes that are known before the graph runs."""
+    """Whether it gives a dense tensor of sizes that are known before the graph runs."""
     x = node.meta.get("example_value")
-    return isinstance(x, torch.Tensor) and not any(map(was_unbacked, x.shape))
+    is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
+    return is_dense and not any(map(was_unbacked, x.shape))  # type: ignore[union-attr]
 
 
 def _is_number(node: fx.Node) -> bool:

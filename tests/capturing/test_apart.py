@@ -9,6 +9,7 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusee
+from fusee.backends import lookup
 from fusee.backends.report import live_reports
+from fusee.capture.entries import CompiledFunction
+from fusee.capture.policy import Policy
 from fusee.errors import FuseeWarning
+from fusee.persist import Keeper
+from fusee.runtime.cache import ObjectCache
 
 WRITTEN = torch.zeros(16)
 
@@ -209,3 +215,15 @@ def test_an_error_behind_a_part_that_has_written() -> None:
     with pytest.raises(IndexError):
         run(x, torch.tensor([99]))
     assert buffer.equal(torch.full((16,), 2.0))
+
+
+@pytest.mark.parametrize(("program", "is_kept"), [(literal, False), (torch.add, True)])
+def test_in_another_process_it_is_captured_again(
+    program: Callable[..., Tensor], is_kept: bool, tmp_path: Path
+) -> None:
+    """What is read there says too little of sizes and writes."""
+    cache = ObjectCache(tmp_path, 2**24)
+    keeper = Keeper(cache=cache)
+    run = CompiledFunction(lambda x: program(x, 2).sin(), lookup("fusee"), Policy(), keeper=keeper)
+    run(torch.ones(3))
+    assert any(tmp_path.rglob("*")) == is_kept
