@@ -173,8 +173,12 @@ class SizeError(FuseeError, RuntimeError):
 
 
 class TraceError(FuseeError):
-    """The captured graph has no form in ATen ops."""
+    """The captured graph has no form in ATen ops.
 
+    call   which of its calls has none, if that is known
+    """
+
+    call: Any = None
     stopped = "stopped tracing this graph; the caller may run it eagerly"
 
 

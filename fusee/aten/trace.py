@@ -113,8 +113,9 @@ def run_nodes(
         if node.op == "get_attr":
             env[node] = attribute(gm, node.target)
             continue
-        outer = t.b.stack_trace
-        t.b.stack_trace = node.stack_trace or outer
+        outer, call = t.b.stack_trace, t.b.call
+        t.b.stack_trace, t.b.call = node.stack_trace or outer, call or node
+        t.begin()
         args = fx.map_arg(node.args, load)
         kwargs = fx.map_arg(node.kwargs, load)
         if kwargs.get("generator", t) is None:  # it chose an overload that then lacks it
@@ -123,7 +124,11 @@ def run_nodes(
         if region is not None:
             t.b.marks["recompute"] = region
             t.b.saves = node.meta.get("ac_policy")
-        env[node] = _run(t, gm, node, args, kwargs, attribute)
+        try:
+            env[node] = _run(t, gm, node, args, kwargs, attribute)
+        except TraceError as error:
+            error.call = t.b.call
+            raise
         if region is not None:
             del t.b.marks["recompute"]
             t.b.saves = None
@@ -134,7 +139,7 @@ def run_nodes(
                 env[node] = bool(env[node])
             except RuntimeError as error:
                 raise TraceError(f"{env[node]} is not known") from error
-        t.b.stack_trace = outer
+        t.b.stack_trace, t.b.call = outer, call
     raise TraceError("the captured graph has no output node")
 
 

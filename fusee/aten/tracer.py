@@ -119,6 +119,7 @@ class Builder:
         self.graph = NodeGraph()
         self.values: dict[int, TracedTensor] = {}
         self.stack_trace: str | None = None
+        self.call: fx.Node | None = None  # of the captured graph, while that runs
         self.constants: dict[str, Tensor] = {}
         self.marks: dict[str, Any] = {}  # more entries for the meta of new nodes
         # of a checkpointed region: `(result, operator, args, kwargs)`, whether it saves that
@@ -292,7 +293,9 @@ class Builder:
 
     def unsupported(self, reason: str, remedy: str | None = None) -> TraceError:
         """The error for a program that has no functional ATen graph."""
-        return TraceError(reason, where=user_line(self.stack_trace), remedy=remedy)
+        error = TraceError(reason, where=user_line(self.stack_trace), remedy=remedy)
+        error.call = self.call
+        return error
 
 
 def _with_size(x: Any, to_size: Callable[[Any], Size]) -> Any:
@@ -542,6 +545,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         """Take over where the operands of a call are."""
         if self.b.devices != {self.device} and tensors_in(args):
             self.here = self.device_of(args)
+
+    def begin(self) -> None:
+        """A call of the captured graph begins."""
 
     def brought(self, call: Any, args: Args) -> Args:
         """The operands of a call of the program's, where they meet."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from fusee.aten import (
     Mutation,
@@ -403,7 +404,8 @@ def trace_joint(
     unchecked = torch.autograd.set_detect_anomaly(False)
     with switches_restored(), torch.enable_grad(), symbolic, unseen_by_hooks(), unchecked:
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
-        finish = _Finish(tracer, inputs, leaves, Results(inputs, returned))
+        shown = *pytree.tree_leaves(gm.graph.output_node().args), *[None] * len(gm.graph.nodes)
+        finish = _Finish(tracer, inputs, leaves, Results(inputs, returned), shown)
         with without_autocast():
             finish.backward()
     torch.clear_autocast_cache()  # twins that autocast has cast
@@ -423,16 +425,13 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         self.higher_order = HIGHER_ORDER
         self.is_backward = False
         self._first: list[int] = []
-        self._lines: list[str | None] = []
+        self._lines: list[tuple[str | None, fx.Node | None]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if self.is_backward:
             number, is_function = current_node_number()
-            self.b.stack_trace = self._line(number)
+            self.b.stack_trace, self.b.call = self._line(number)
             self.b.marks["function"] = number if is_function else None
-        elif not self._lines or self._lines[-1] is not self.b.stack_trace:
-            self._first.append(next_node_number())
-            self._lines.append(self.b.stack_trace)
         # what we ask twins for is no call of the program's: `functions` need not see it
         with without_torch_functions():
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -440,7 +439,7 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Inside, a backward pass is recorded."""
-        marks, line = dict(self.b.marks), self.b.stack_trace
+        marks, line, call = dict(self.b.marks), self.b.stack_trace, self.b.call
         self.is_backward = True
         self.b.marks["backward"] = True
         try:
@@ -448,12 +447,17 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
                 yield
         finally:
             self.is_backward, self.b.stack_trace, self.b.marks = False, line, marks
+            self.b.call = call
 
-    def _line(self, number: int | None) -> str | None:
+    def _line(self, number: int | None) -> tuple[str | None, fx.Node | None]:
         if number is None:
-            return None
-        # an operator's node has its number before the operator comes here
-        return self._lines[min(bisect_right(self._first, number), len(self._lines) - 1)]
+            return None, None
+        return self._lines[bisect_right(self._first, number) - 1]
+
+    def begin(self) -> None:
+        if not self.is_backward:
+            self._first.append(next_node_number())
+            self._lines.append((self.b.stack_trace, self.b.call))
 
     def brought(self, call: Any, args: Args) -> Args:
         """Numbers of the CPU that meet tensors of a GPU come there, and their gradients go back.
@@ -527,13 +531,20 @@ class _Leaves:
 class _Finish:
     """From the program's results on: the backward and the gradients."""
 
-    def __init__(self, tracer: JointTracer, inputs: Inputs, leaves: _Leaves, results: Results):
+    def __init__(
+        self,
+        tracer: JointTracer,
+        inputs: Inputs,
+        leaves: _Leaves,
+        results: Results,
+        shown: Sequence[Any],
+    ):
         self.tracer, self.b, self.inputs, self.leaves = tracer, tracer.b, inputs, leaves
         self.results, mutations = results, results.mutations
         self.rebinds = tuple(m for m in mutations if self._is_differentiable(m))
         self.mutations = tuple(m for m in mutations if m not in self.rebinds)
         self.forward_results = len(self.results.nodes)
-        self.detached = tuple(map(self._is_detached, results.leaves, results.outputs))
+        self.detached = tuple(map(self._is_detached, results.leaves, results.outputs, shown))
         # not what only holds the memory of detached results: its history may be used up
         shown = [spec for spec, apart in zip(results.outputs, self.detached) if not apart]
         known = {getattr(spec, "position", None) for spec in (*shown, *self.rebinds)}
@@ -576,16 +587,14 @@ class _Finish:
         self.parts = tuple(part)
         edges = self.leaves.edges
         held = [x.store for x in inputs.values[: -len(given) or None] if x is not None]
-        held += self.results.memory.values()
-        before = [store.version for store in held]
+        for store in (*held, *self.results.memory.values()):
+            store.frozen = store.frozen or "a backward that writes to what was there before"
         with self.tracer.backward():
             try:
                 with active(self.tracer), self.tracer.functions:
                     found = gradients(ends, list(edges.values()), given) if ends else ()
             except (RuntimeError, IndexError, ValueError) as error:
                 raise failed(self.tracer, "backward", error) from error
-            if before != [store.version for store in held]:
-                raise b.unsupported("a backward that writes to what was there before")
             self._keep_gradients(dict(zip(edges, found)), given)
 
     def _keep_gradients(self, by_index: dict[int, Tensor | None], given: Sequence[Tensor]) -> None:
@@ -624,16 +633,19 @@ class _Finish:
             ),
         )
 
-    def _is_detached(self, x: Any, spec: OutputSpec) -> bool:
+    def _is_detached(self, x: Any, spec: OutputSpec, shown: Any) -> bool:
         """Whether an output shares the memory of another tensor, but not its place in autograd."""
+        self.b.call = shown
+        try:
+            if isinstance(x, Tensor) and x._is_view() and x.requires_grad and x.is_leaf:
+                raise self.b.unsupported("a view that was made while gradients were off")
+        except RuntimeError as error:  # of a view that may not be written to
+            raise failed(self.tracer, "backward", error) from error
         if not isinstance(spec, (ViewOfInput, ViewOfOutput)):
             return False
         owners = self.results.tensors if isinstance(spec, ViewOfOutput) else self.inputs.given
         of = owners[spec.index]
         root, base = (y if y._base is None else y._base for y in (x, of))
-        made = x._is_view() and torch._C._autograd._get_creation_meta(x).name
-        if x.requires_grad and made and (made == "NO_GRAD_MODE" or x.is_leaf):
-            raise self.b.unsupported("a view that was made while gradients were off")
         if x.requires_grad and root is not base:
             raise self.b.unsupported("a result whose gradient is not that of whose memory it has")
         return root is not base

@@ -39,7 +39,7 @@ from fusee.aten.trace import trace
 from fusee.autodiff import Joint, Split
 from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.partition import differentiate, partition
-from fusee.backends.report import CompiledGraph, Report, first_line, is_refused, remember
+from fusee.backends.report import CompiledGraph, Report, apart, first_line, is_refused, remember
 from fusee.errors import BackendError, FuseeWarning, MissingFake, OptionError, TraceError, warn
 from fusee.fake.layouts import extent, known
 from fusee.runtime.cache import Unread
@@ -139,17 +139,27 @@ def run_aten(
     except MissingFake:
         raise
     except TraceError as error:
-        return left_to_eager(gm, example_inputs, Report("aot_eager"), error)
+        again = partial(run_aten, options=options)
+        return left_to_eager(gm, example_inputs, Report("aot_eager"), error, again)
 
 
 def left_to_eager(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], report: Report, error: TraceError
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    report: Report,
+    error: TraceError,
+    compile_graph: Callable[..., Any],
 ) -> CompiledGraph:
-    """The captured graph itself, for what has no functional ATen form; the user is told, unless
-    the call is about to raise."""
-    report.where, report.eager = error.where or first_line(gm), error.what
+    """The captured graph in parts around the call that has no functional ATen form; itself, if it
+    cannot be cut there, or the call is about to raise. Of the one the user is told."""
+    report.where = error.where or first_line(gm)
     remember(report)
-    if error.__cause__ is None or not is_refused(gm, example_inputs):
+    is_raising = error.__cause__ is not None and is_refused(gm, example_inputs)
+    if not is_raising and (parts := apart(gm, error.call, compile_graph)) is not None:
+        report.notes.append(f"a part runs as it was captured: {error.what}")
+        return CompiledGraph(parts, report)
+    report.eager = error.what
+    if not is_raising:
         what = f"{report.name} runs eagerly: {error.what}"
         warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
     return CompiledGraph(gm.forward, report)

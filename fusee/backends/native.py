@@ -314,7 +314,8 @@ def compile_native(
         except MissingFake:
             raise
         except TraceError as error:
-            return left_to_eager(gm, example_inputs, report, error)
+            again = partial(compile_native, options=parsed)
+            return left_to_eager(gm, example_inputs, report, error, again)
 
 
 # Sizes that are open count as these times the first call's: a graph runs as it was captured where

@@ -31,7 +31,7 @@ from fusee.backends.dynamo import suppresses_errors
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
 from fusee.runtime import gc_paused
-from fusee.runtime.cache import CUTS, GraphCompiler, Sidecar, Unread
+from fusee.runtime.cache import APART, CUTS, GraphCompiler, Sidecar, Unread
 from fusee.runtime.jit import defer
 from fusee.source import tensors_in
 from fusee.sym.shape_env import is_unbacked
@@ -459,17 +459,35 @@ def _limits() -> Iterator[int] | None:
     return itertools.chain((min(first, most),), itertools.repeat(most))
 
 
-def in_parts(gm: fx.GraphModule, starts: Sequence[int], compile_graph: CompiledFn) -> Bucketed:
-    """The graph in parts that begin at these calls, each compiled by itself."""
+def apart(gm: fx.GraphModule, call: fx.Node | None, compile_graph: CompiledFn) -> Bucketed | None:
+    """The graph in parts, one of which runs a call as it was captured; None if it has none."""
+    around, left = gm.meta.get(APART, (None, 0))
+    found = around(gm, call) if left and call is not None else None
+    if found is None:
+        return None
+    whole, parts = found
+    whole.meta[APART] = gm.meta[APART] = around, left - 1
+    return in_parts(whole, [*parts][1:], compile_graph, [*parts.values()])
+
+
+def in_parts(
+    gm: fx.GraphModule,
+    starts: Sequence[int],
+    compile_graph: CompiledFn,
+    captured: Iterable[bool] = itertools.repeat(False),
+) -> Bucketed:
+    """The graph in parts that begin at these calls, each compiled by itself, or as captured."""
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     places = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     parts: list[BucketGraph] = []
-    for begin, end in itertools.pairwise((0, *starts, len(calls))):
+    ends = itertools.pairwise((0, *starts, len(calls)))
+    for (begin, end), is_captured in zip(ends, captured):
         part, given, results = _part(gm, calls[begin:end])
         rest = {output, *calls[end:]}
         dead = [places[node] for node in given if rest.isdisjoint(node.users)]
-        parts.append(BucketGraph(part, [places[node] for node in given], dead))
+        run = part.forward if is_captured else None
+        parts.append(BucketGraph(part, [places[node] for node in given], dead, run))
         places.update(zip(results, itertools.count(len(places))))
     return Bucketed(_in_turn, compile_graph, parts, fx.map_arg(output.args[0], places.__getitem__))
 
@@ -525,15 +543,22 @@ def _part(
 ) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
     """A graph of these calls, what it is given, and what others want of it."""
     copier, own = Copier(), {*calls}
-    read = dict.fromkeys(x for node in calls for x in node.all_input_nodes if x not in own)
-    given = [node for node in read if node.op != "get_attr"]
+    given = [x for x in gm.graph.find_nodes(op="placeholder") if not _is_tensor(x)]
+    read = [x for node in calls for x in node.all_input_nodes if x not in own]
+    given = [*dict.fromkeys((*given, *(x for x in read if x.op != "get_attr" and _is_tensor(x))))]
     for node in given:
         copier.placeholder(node)
-    for node in (*(node for node in read if node.op == "get_attr"), *calls):
-        copier.copy(node)
-    results = [node for node in calls if not own.issuperset(node.users)]
+    for node in (*read, *calls):  # numbers are computed anew
+        copier.demand(node)
+    results = [node for node in calls if _is_tensor(node) and not own.issuperset(node.users)]
     copier.graph.output(tuple(map(copier.argument, results)))
-    return fx.GraphModule(gm, copier.graph), given, results
+    part = fx.GraphModule(gm, copier.graph)
+    part.meta[APART] = gm.meta.get(APART, (None, 0))
+    return part, given, results
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("example_value"), Tensor)
 
 
 # ---------------------------------------------------------------------------- guarded
@@ -590,8 +615,11 @@ class GuardedBackend:
                 return compiled  # type: ignore[no-any-return]
             problem = f"returned {type(compiled).__name__}, which cannot be called"
         except FuseeError as error:
-            if isinstance(error, TraceError) and is_refused(gm, example_inputs):
-                return gm.forward
+            if isinstance(error, TraceError):
+                if is_refused(gm, example_inputs):
+                    return gm.forward
+                if (parts := apart(gm, error.call, self._compiled)) is not None:
+                    return parts
             if not (self.fall_back or suppresses_errors()):
                 raise
             problem = error.what

@@ -23,15 +23,18 @@ from fusee.capture.torch_api import (
     FakeTensor,
     OpOverload,
     OpOverloadPacket,
+    State,
     fake_again,
+    graph_module,
     leaf_gradients,
     pytree,
+    state_restored,
 )
 from fusee.fake import is_symbolic, name_may_raise, raises
 from fusee.fake.layouts import extent, known
 from fusee.fake.torch_python import overloads_of
 from fusee.runtime.cache import CUTS
-from fusee.source import Args, Kwargs, tensors_in
+from fusee.source import Args, Kwargs, NodeGraph, tensors_in
 
 # The attribute of a target that has the calls of a function under a transform: higher_order.py.
 BODY = "_fusee_body"
@@ -113,6 +116,8 @@ def written_by(node: fx.Node) -> Iterable[fx.Node]:
         given = {**dict(zip((row.name for row in rows), node.args)), **node.kwargs}
         written = (given.get(x.name) for x in rows if x.alias_info and x.alias_info.is_write)
         return [x for x in pytree.tree_leaves([*written]) if isinstance(x, fx.Node)]
+    if name in ("batch_norm", "instance_norm") and len(node.args) > 2:
+        return [x for x in node.args[1:3] if isinstance(x, fx.Node)] if "writes" in found else ()
     if "anywhere" in found or not says:
         return node.all_input_nodes if "writes" in found else ()
     first: Any = node.args[0] if "writes" in found else ()
@@ -423,3 +428,106 @@ def _is_free(nodes: list[fx.Node], calls: list[fx.Node], k: int) -> bool:
     memory = storages(crossing)
     written = storages(x for node in calls for x in written_by(node))
     return len(memory) == len(crossing) and memory.isdisjoint(written | storages(inputs))
+
+
+# ---------------------------------------------------------------------------- around a call
+# A call that a backend cannot compile runs as it was captured. What is before and behind it is
+# compiled by itself, as long as no part before may save for its backward what a later one writes
+# to: else all from where that begins runs so too.
+
+_NUMBERS = torch.SymInt, torch.SymFloat, torch.SymBool
+
+
+def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, bool]] | None:
+    """A graph in which a call can stand by itself, and its parts: how many calls stand before each,
+    and whether it runs as it was captured; None if it cannot be cut there.
+
+    Torch's state is the same at all cuts. A backward pass behind a cut is autograd's own.
+    """
+    graph, copies = NodeGraph(), dict[fx.Node, fx.Node]()
+    output = graph.output(graph.graph_copy(gm.graph, copies))
+    given = {*output.all_input_nodes}
+    for node in [*graph.nodes]:  # items come with what has them
+        for user in [*node.users] if not _is_tensor(node) else ():
+            if user.target is operator.getitem and type(user.args[1]) is int:
+                node.append(user)
+    calls = [node for node in graph.nodes if node.op.startswith("call_")]
+    if at not in copies or copies[at] not in calls:
+        return None
+    places = {node: k for k, node in enumerate([*calls, output])}
+    spans = {x: (k, max(map(places.__getitem__, x.users), default=k)) for x, k in places.items()}
+    passes = [k for k, node in enumerate(calls) if node.target is leaf_gradients]
+    # what no part can give to another
+    whole = [spans[x] for x in calls if not (_is_tensor(x) or (_is_number(x) and x not in given))]
+    (begin, _), end, before = spans[copies[at]], places[copies[at]] + 1, (-1, -1)
+    while before != (begin, end):
+        before = begin, end
+        stop = next((k for k in passes if k >= end), len(calls))
+        with torch._C.DisableTorchFunction():
+            begin = _before_saved(calls, begin, stop)
+            end = _behind_writes(calls[:stop], begin, end)
+        begin = min([begin, *(k for k, last in whole if k < begin <= last)])
+        end = max([end, *(last + 1 for k, last in whole if k < end <= last)])
+    is_lent = any(_requires_grad(x) and spans[x][1] >= begin for x in calls[:begin])
+    passes = [k for k in passes if k >= end or (k < begin and is_lent)]
+    captured = [(begin, end), *((k, spans[calls[k]][1] + 1) for k in passes)]
+    cuts = sorted({0, len(calls), *(k for pair in captured for k in pair)})
+    if any(k < cut <= last for cut in cuts for k, last in whole):
+        return None
+    starts = _in_one_state([*calls, output], cuts)
+    calls = [node for node in graph.nodes if node.op.startswith("call_")]
+    found = {calls.index(starts[k]): any(a <= k < b for a, b in captured) for k in cuts[:-1]}
+    return (graph_module(graph, gm), found) if len(found) > 1 else None
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    """Whether it gives a dense tensor of sizes that are known before the graph runs."""
+    x = node.meta.get("example_value")
+    is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
+    return is_dense and not any(map(was_unbacked, x.shape))  # type: ignore[union-attr]
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether it computes a number of others, which each part can do."""
+    numbers = [node, *node.all_input_nodes]
+    return all(isinstance(x.meta.get("example_value"), _NUMBERS) for x in numbers)
+
+
+def _requires_grad(node: fx.Node) -> bool:
+    found = pytree.tree_leaves(node.meta.get("example_value"))
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in found)
+
+
+def _before_saved(calls: list[fx.Node], begin: int, end: int) -> int:
+    """`begin`, or a call before it such that those from there to `end` write to nothing that the
+    backward of those before it may read."""
+    written = storages(x for node in calls[begin:end] for x in written_by(node))
+    for k, node in enumerate(calls[:begin] if torch.is_grad_enabled() else ()):
+        if _requires_grad(node) and written & storages((node, *node.all_input_nodes)):
+            return _before_saved(calls, k, end)
+    return begin
+
+
+def _behind_writes(calls: list[fx.Node], begin: int, end: int) -> int:
+    """`end`, or behind the last write to what autograd may save in between: eager may refuse it."""
+    saving = [node for node in calls[begin:end] if _requires_grad(node)]
+    memory = storages(x for node in saving for x in (node, *node.all_input_nodes))
+    late = (k for k, node in enumerate(calls) if k >= end and memory & storages(written_by(node)))
+    return max(late, default=end - 1) + 1
+
+
+def _in_one_state(nodes: list[fx.Node], cuts: list[int]) -> dict[int, fx.Node]:
+    """By cut, the node that follows; torch's state is there what it is where the graph begins."""
+    graph, initial, found = nodes[0].graph, State.now(), dict[int, fx.Node]()
+    with state_restored():
+        for k, node in enumerate(nodes):
+            if k in cuts:
+                now = State.now()
+                with graph.inserting_before(node):
+                    for call in now.switches(initial):
+                        graph.call_function(*call)
+                    again = [graph.call_function(*x) for x in initial.switches(now)]
+                found[k] = again[0] if again else node
+            if node.target in STATE_SWITCHES:
+                node.target(*node.args, **node.kwargs)  # type: ignore[operator]
+    return found

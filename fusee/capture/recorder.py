@@ -48,12 +48,9 @@ from fusee.capture.graph_break import (
     VALUE,
     GraphBreak,
     Lost,
-    differentiates,
     ended_by,
-    is_foreign,
     is_scale,
     memory_of,
-    op_of,
     refuse_new_geometry,
     refuse_overlaps,
     seen_memory,
@@ -195,7 +192,6 @@ class Recorder(TorchFunctionMode):
         self.seen: dict[int, Any] = {}  # their instances, by id
         # by id, tensors of the program's where autograd begins; False: views without gradients
         self.leaves: dict[int, bool] = {}
-        self.differentiated: dict[Any, str] = {}  # by a library's operator, see differentiates
         self.is_heard: Callable[[], bool] = lambda: False  # by the program, if a call raises here
         self.expects: Callable[[Any], bool] = lambda x: False  # lets the graph check a relation
         self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
@@ -317,8 +313,10 @@ class Recorder(TorchFunctionMode):
         args, kwargs, out = run_with_numbers(self, func, args, kwargs, name)
         if name == "as_strided":
             self._refuse_beyond(args[0], out)
-        if (not name or name in _RECURRENT) and torch.is_grad_enabled():
-            self._refuse_backward(func, name, args, kwargs)
+        if name in _RECURRENT and torch.is_grad_enabled():
+            with no_torch_function():
+                if any(x.is_cuda and x.requires_grad for x in tensors_in((args, kwargs))):
+                    raise GraphBreak(f"{name}() on a GPU in training: cuDNN has its weights as one")
         if out is not None and not holds_tensor(out):
             if is_mutable(func):
                 raise GraphBreak("an operator that writes to its operands and gives no tensor")
@@ -329,23 +327,6 @@ class Recorder(TorchFunctionMode):
         if isinstance(out, FakeTensor):
             out.constant = None  # whose value torch would take for a size: the graph is to have it
         return out
-
-    def _refuse_backward(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
-        """A recurrent layer, or an operator of a library, whose backward no graph can have."""
-        with no_torch_function():
-            given = [x for x in tensors_in((args, kwargs)) if x.requires_grad]
-        if name and any(x.is_cuda for x in given):
-            raise GraphBreak(
-                f"{name}() on a GPU in training: cuDNN keeps its weights in one buffer"
-            )
-        operator = op_of(func)
-        if not given or not is_foreign(operator) or is_mutable(func):
-            return
-        if func not in self.differentiated:
-            self.differentiated[func] = differentiates(func, args, kwargs)
-        if why := self.differentiated[func]:
-            remedy = "torch.library.register_autograd gives it one that is made of operators"
-            raise GraphBreak(f"the backward of {operator} cannot be traced: {why}", remedy)
 
     def known(self, name: str, fake: torch.Tensor) -> Any:
         """What a method reads of a tensor that numbers alone decide; None for other tensors."""

@@ -27,6 +27,7 @@ from fusee.capture.dynamic import Number, Specialise, Varying
 from fusee.capture.effects import (
     BODY,
     Repeated,
+    around,
     asks_for_gradients,
     cuts,
     effects,
@@ -71,6 +72,7 @@ from fusee.capture.torch_api import (
 from fusee.errors import source_line
 from fusee.fake.torch_python import heard
 from fusee.runtime import gc_paused
+from fusee.runtime.cache import APART, MOST_CUTS
 
 _INSTRUCTIONS = 12  # for each node, at most, of what Python runs as quickly as the captured program
 _ENTERING = 8  # instructions take as long as entering a function
@@ -406,6 +408,7 @@ class _Attempt:
 
     def _cut(self, graph: fx.GraphModule, returned: bool) -> fx.GraphModule:
         """Note where it is cut, if code behind it may ask for gradients of its results."""
+        graph.meta[APART] = around, MOST_CUTS
         if not self.captured.grad:
             return graph
         varies, within = self.world.varies, self.stop.within if self.stop is not None else ()

@@ -57,9 +57,11 @@ from fusee.persist.references import (
 )
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import (
+    APART,
     CUTS,
     GRADIENTS,
     KEPT,
+    MOST_CUTS,
     GraphCompiler,
     KeptGraph,
     ObjectCache,
@@ -384,11 +386,13 @@ def _sketch(x: Any, varies: bool) -> Any:
 
 
 def _written(captured: Captured) -> bytes:
-    why = captured.passing
+    why, known = captured.passing, {} if captured.graph is None else captured.graph.meta
     if captured.eager or captured.stop is not None or captured.place.at >= 0:
         why = "the function is not one graph"
-    elif captured.graph is not None and CUTS in captured.graph.meta:
+    elif CUTS in known:
         why = "gradients of its results may be asked for"
+    elif known.get(APART, (None, MOST_CUTS))[1] < MOST_CUTS:
+        why = "a call of it runs as it was captured"
     if why:
         raise NotKept(why)
     graph = captured.graph

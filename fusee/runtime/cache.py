@@ -304,6 +304,9 @@ class Sidecar:
 # In the meta of a graph that runs in parts: how many calls stand before each but the first. None:
 # it runs as it was captured.
 CUTS = "fusee_cuts"
+# In the meta of a graph: what tells how it can run in parts one of which is a call of it, and how
+# often it, and parts of it, may still be parted.
+APART, MOST_CUTS = "fusee_apart", 8
 # In the meta of a graph's output: which of its results become gradients of leaves, in place of
 # what the leaves have by then.
 GRADIENTS = "fusee_gradients"
