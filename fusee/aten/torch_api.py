@@ -656,7 +656,7 @@ class TorchSymbols:
                 if hasattr(env, "backed_var_to_val")
                 else (env.var_to_val.get(expr))
             )
-            if hint is None:
+            if not getattr(hint, "is_Integer", isinstance(hint, int)):  # of jagged tensors, too
                 raise TraceError(f"the size {name} depends on the values of tensors")
             bounds = env.var_to_range.get(expr)
             low = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0

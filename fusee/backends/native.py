@@ -78,7 +78,7 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import gc_paused
-from fusee.runtime.cache import GRADIENTS, KEPT
+from fusee.runtime.cache import GRADIENTS, KEPT, REFUSES
 from fusee.runtime.change_detection import why_not_derivable
 from fusee.targets import TARGETS, Loaded, Target, target_at
 from fusee.targets.cpu import TARGET as CPU
@@ -311,9 +311,9 @@ def compile_native(
             found = CompiledGraph(call, report)
             found.kept = None if kept is None else kept.begin
             return found
-        except MissingFake:
-            raise
         except TraceError as error:
+            if isinstance(error, MissingFake) or REFUSES in gm.meta:
+                raise
             return left_to_eager(gm, example_inputs, report, error)
 
 
