@@ -54,6 +54,7 @@ from fusee.backends.aot_autograd import (
 )
 from fusee.backends.kept import CompiledAten, Keeping, name_of, tensors_kept
 from fusee.backends.report import (
+    REFUSES,
     CompiledGraph,
     ExternRow,
     KernelRow,
@@ -78,7 +79,7 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import gc_paused
-from fusee.runtime.cache import GRADIENTS, KEPT, REFUSES
+from fusee.runtime.cache import GRADIENTS, KEPT
 from fusee.runtime.change_detection import why_not_derivable
 from fusee.targets import TARGETS, Loaded, Target, target_at
 from fusee.targets.cpu import TARGET as CPU

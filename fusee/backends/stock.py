@@ -17,9 +17,9 @@ from torch import Tensor, fx
 
 from fusee.aten.torch_api import why_not_dense
 from fusee.backends.registry import check_mode, later, lookup
+from fusee.backends.report import REFUSES
 from fusee.errors import FuseeWarning, TraceError, warn
 from fusee.runtime import signals_held
-from fusee.runtime.cache import REFUSES
 
 _capture = later("fusee.api", "compile")
 

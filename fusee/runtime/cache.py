@@ -310,8 +310,6 @@ GRADIENTS = "fusee_gradients"
 # Says in the meta of a graph that another process will ask for what is made of it; and whether it
 # has open sizes, as Sidecar.
 KEPT = "fusee_kept"
-# Says in the meta of a graph that an error is wanted in place of what runs it eagerly.
-REFUSES = "fusee_refuses"
 
 
 @dataclass(frozen=True)
