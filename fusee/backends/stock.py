@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.torch_api import why_not_dense
+from fusee.aten.torch_api import data_of, why_not_dense
 from fusee.backends.registry import check_mode, later, lookup
 from fusee.backends.report import REFUSES
 from fusee.errors import FuseeWarning, TraceError, warn
@@ -50,6 +50,7 @@ def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
             with contextlib.suppress(TraceError), signals_held():
                 made: Callable[..., Any] = found(gm, example_inputs)
                 return made
+        gm.recompile()
         gm.code  # noqa: B018  # which compiles what `forward` is
         again: Callable[..., Any] = _capture(gm.forward, backend=name, options=options, mode=mode)
         return again
@@ -93,6 +94,8 @@ def _open_data(gm: fx.GraphModule) -> bool:
         (lowered,) = node.users
         gm.graph.erase_node(lowered)
         node.target, node.args = setattr, (node.args[0], "data", node.args[1])
+    for node in [x for x in gm.graph.nodes if found and x.target is data_of]:
+        node.target, node.args = getattr, (*node.args, "data")
     return bool(found)
 
 

@@ -149,7 +149,10 @@ def _calls_back(ref: Any, x: Any) -> bool:
         return weakref.proxy(x) is not ref
     # dictionaries of torch's and of ours, of tensors or modules, forget what is gone: nobody sees
     # when
-    callback = ref.__callback__
+    callback: Any = ref.__callback__
+    if type(ref.__callback__) is weakref.finalize:
+        callback = callback.peek()[1]
+        callback = getattr(callback, "func", callback)  # of a partial
     return callback is not None and not str(callback.__module__).startswith(("torch.", "fusee."))
 
 

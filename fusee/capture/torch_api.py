@@ -179,8 +179,8 @@ AROUND_FORWARD = {
 
 def is_parallel(function: Any) -> bool:
     """Whether a function is what calling a DistributedDataParallel runs."""
-    home, name = "torch.nn.parallel.distributed", "DistributedDataParallel.forward"
-    return (function.__module__, function.__qualname__) == (home, name)
+    is_forward: bool = function.__qualname__ == "DistributedDataParallel.forward"
+    return is_forward and function.__module__ == "torch.nn.parallel.distributed"
 
 
 def run_parallel(
@@ -189,7 +189,7 @@ def run_parallel(
     """`forward` of a DistributedDataParallel, with `within` in place of calling its module."""
     if module._delay_all_reduce_all_params:
         return forward(module, *given, **kw)
-    with torch.autograd.profiler.record_function(forward.__qualname__):
+    with torch.profiler.record_function(forward.__qualname__):
         given, kw = module._pre_forward(*given, **kw)
         with module._inside_ddp_forward():
             found = within(module.module, *given, **kw)
@@ -210,8 +210,8 @@ FOR_DYNAMO = {
 
 def marks_static(function: Any) -> bool:
     """Whether a function is mark_static, of torch or ours."""
-    homes = ("torch._dynamo.decorators", "fusee.compiler")
-    return function.__name__ == "mark_static" and function.__module__ in homes
+    name = f"{function.__module__}.{function.__name__}"
+    return name in ("torch._dynamo.decorators.mark_static", "fusee.compiler.mark_static")
 
 
 class Mark(NamedTuple):

@@ -448,3 +448,30 @@ def test_data_of_inputs_is_replaced(program: Callable[..., Any]) -> None:
             told.append((shared, [x._version for x in (p, q, r)], p.grad is None))
     torch.testing.assert_close(values[:3], values[3:])
     assert told[:3] == told[3:]
+
+
+def test_an_average_of_weights_that_is_used_at_once() -> None:
+    """TorchDynamo watches parameters by finalizers, which are no reason to run eagerly."""
+
+    def trained(compiles: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        model, average = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @compiles
+        def step(x: torch.Tensor) -> torch.Tensor:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for a, b in zip(average.parameters(), model.parameters()):
+                a.data = a.data * 0.9 + b.data * 0.1
+            return average(x)
+
+        made = [step(torch.ones(2, 4) * k) for k in range(3)]
+        return [*made, *average.parameters(), *model.parameters()]
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FuseeWarning)
+        found = trained(torch.compile(backend="fusee"))
+    torch.testing.assert_close(found, trained(lambda f: f))
