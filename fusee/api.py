@@ -278,7 +278,7 @@ class Compiler:
                 self._refuse(f"{what}, and no graph holds its own lines", first_line(function))
             compiled = suspending(self.function(function).nested, function)
         else:
-            compiled = self.call_of(function)
+            compiled = self.function(function).call
         return types.MethodType(compiled, *before) if before else compiled
 
     def function(self, function: types.FunctionType) -> CompiledFunction:
@@ -296,10 +296,6 @@ class Compiler:
             keeper=self.keeper,
             is_tried=self.is_tried,
         )
-
-    def call_of(self, function: types.FunctionType) -> Callable[..., Any]:
-        """A function with the name, signature and attributes of `function`."""
-        return self.function(function).call
 
     def _class(self, cls: type) -> type:
         """A class whose instances are compiled."""
@@ -338,7 +334,9 @@ class _SeenClass:
         if module is None:
             return type(cls)
         torchs = getattr(sys.modules.get(DYNAMO), "OptimizedModule", None)
-        return cls if torchs is None else _as_torchs(cls, torchs)
+        # torch.distributed.checkpoint looks for a prefix then in names, which are ours without one
+        is_plain = torchs is None or sys._getframe(1).f_code.co_name == "_get_fqns"
+        return cls if is_plain else _as_torchs(cls, torchs)
 
     def __set__(self, module: Any, cls: type) -> None:
         object.__dict__["__class__"].__set__(module, cls)

@@ -67,6 +67,7 @@ BY_NAME: dict[str, set[str]] = {
         "backends.split_run",
         "backends.tvm",
     },
+    "fusee.backends.stock": {"api"},
     "fusee.backends.split_run": {"backends.native"},
     "fusee.capture.entries": {"capture.trace"},
     "fusee.targets": {"targets.cpu", "targets.cuda"},

@@ -106,28 +106,28 @@ def test_stock_torch_compile_leaves_out_what_dynamo_does_not_capture(
     next_call_works()
 
 
-def positions(x: Tensor) -> Tensor:
-    y = x + 1
-    x.mul_(2)
-    return torch.nonzero(y) * 2
+def test_what_no_capture_takes_runs_eagerly_with_one_warning_that_names_the_line() -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x * 2).sin()
 
-
-def test_data_dependent_sizes_run_eagerly_with_one_warning_that_names_the_line() -> None:
-    x = torch.tensor([0.0, -1.0, 3.0])
-    mine = x.clone()
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        compiled = torch.compile(positions, backend="fusee", fullgraph=True)
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    for x, reason in (
+        (jagged, "depends on the values"),
+        (TwoTensor(rows[0], rows[0] + 1), "is a TwoTensor"),
+    ):
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="fusee", fullgraph=True)
         with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            got = [compiled(mine), compiled(mine)]
-    ours = [str(w.message) for w in caught if issubclass(w.category, FuseeWarning)]
-    assert len(ours) == 1
-    assert "depends on the values" in ours[0]
-    assert "test_bad_input.py" in ours[0] and "torch.nonzero(y) * 2" in ours[0]
-    assert torch.equal(got[0], positions(x)) and torch.equal(got[1], positions(x))
-    assert torch.equal(mine, x)
-    next_call_works()
+            got = [compiled(x), compiled(x)]
+        (ours,) = (str(w.message) for w in caught if issubclass(w.category, FuseeWarning))
+        assert reason in ours and "test_bad_input.py" in ours and "(x * 2).sin()" in ours
+        for y in got:
+            assert type(y) is type(x)
+            parts = ("_values",) if x is jagged else ("a", "b")
+            assert all(torch.equal(getattr(y, k), getattr(program(x), k)) for k in parts)
+        next_call_works()
 
 
 # ------------------------------------------------------------------------------ custom operators

@@ -651,15 +651,12 @@ class TorchSymbols:
         name = str(expr)
         found = self.by_name.get(name)
         if found is None:
-            hint = (
-                env.backed_var_to_val.get(expr)
-                if hasattr(env, "backed_var_to_val")
-                else (env.var_to_val.get(expr))
-            )
-            if hint is None:
+            is_new = hasattr(env, "backed_var_to_val")
+            hint = (env.backed_var_to_val if is_new else env.var_to_val).get(expr)
+            if not getattr(hint, "is_Integer", False):  # of jagged tensors, too
                 raise TraceError(f"the size {name} depends on the values of tensors")
             bounds = env.var_to_range.get(expr)
-            low = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
+            low = int(bounds.lower) if bounds and bounds.lower.is_Integer else 0
             found = self.by_name[name] = Symbol(name, max(low, 0), hint=int(hint))
         return found
 

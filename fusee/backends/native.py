@@ -54,6 +54,7 @@ from fusee.backends.aot_autograd import (
 )
 from fusee.backends.kept import CompiledAten, Keeping, name_of, tensors_kept
 from fusee.backends.report import (
+    REFUSES,
     CompiledGraph,
     ExternRow,
     KernelRow,
@@ -311,9 +312,9 @@ def compile_native(
             found = CompiledGraph(call, report)
             found.kept = None if kept is None else kept.begin
             return found
-        except MissingFake:
-            raise
         except TraceError as error:
+            if isinstance(error, MissingFake) or REFUSES in gm.meta:
+                raise
             again = partial(compile_native, options=parsed)
             return left_to_eager(gm, example_inputs, report, error, again)
 

@@ -564,6 +564,9 @@ def _is_tensor(node: fx.Node) -> bool:
 # ---------------------------------------------------------------------------- guarded
 # A backend as capture calls it: what goes wrong in it becomes an error that one can act on.
 
+# Says in the meta of a graph that an error is wanted in place of what runs it eagerly.
+REFUSES = "fusee_refuses"
+
 
 class GuardedBackend:
     """A backend, with its failures as BackendError, or as a notice and the graph run eagerly.

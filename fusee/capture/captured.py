@@ -145,11 +145,11 @@ _HOLDING = {
 def _calls_back(ref: Any, x: Any) -> bool:
     """Whether a weak reference or proxy of `x` has a callback."""
     if type(ref) in weakref.ProxyTypes:
-        # its attributes are those of `x`; all proxies without a callback are one
-        return weakref.proxy(x) is not ref
-    # dictionaries of torch's and of ours, of tensors or modules, forget what is gone: nobody sees
-    # when
-    callback = ref.__callback__
+        return weakref.proxy(x) is not ref  # all without a callback are one; it looks like `x`
+    # dictionaries of torch's and of ours forget tensors and modules that are gone: nobody sees when
+    callback: Any = ref.__callback__
+    if type(ref.__callback__) is weakref.finalize:
+        callback = getattr(callback.peek()[1], "func", callback.peek()[1])  # of a partial
     return callback is not None and not str(callback.__module__).startswith(("torch.", "fusee."))
 
 

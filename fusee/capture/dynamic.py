@@ -116,21 +116,18 @@ class Named:
 
     def __call__(self, origin: Origin, value: Any) -> bool:
         """Whether they name the number, or size, at an origin."""
-        return (value in self.values and type(value) is int) or self._among(self.names, origin)
+        return (value in self.values and type(value) is int) or self.among(self.names, origin)
 
-    def as_unbacked(self, origin: Origin) -> bool:
-        """Whether the program may not ask for it."""
-        return self._among(self.unbacked, origin)
-
-    def _among(self, names: list[_Name], origin: Origin) -> bool:
+    def among(self, names: list[_Name], origin: Origin) -> bool:
         if not names:
             return False
         axis, of = (origin.axis, origin.of) if isinstance(origin, SizeOf) else (None, origin)
         ours, torchs = str(of), torchs_name(of)
         return any(
-            (axis is None or name.axis in (None, axis)) and name.fits(ours, torchs)
+            ((axis is None or name.axis in (None, axis)) and name.fits(ours, torchs))
+            or name.text == str(origin)
             for name in names
-        ) or any(name.text == str(origin) for name in names)
+        )
 
 
 # ---------------------------------------------------------------------------- varying
@@ -205,7 +202,7 @@ class Varying:
 
     def mark(self, origin: Origin, dynamic: bool = True) -> Mark:
         """That of a size or number which is not marked; by name it may be."""
-        is_unbacked = self.with_symbols and self.named.as_unbacked(origin)
+        is_unbacked = self.with_symbols and self.named.among(self.named.unbacked, origin)
         return Mark(dynamic or is_unbacked, unbacked=is_unbacked)
 
     def __call__(self, origin: Origin, value: Any) -> bool:

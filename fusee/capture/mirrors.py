@@ -337,6 +337,7 @@ def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
         m.world.set_slot(fake, "data", data)
     with no_torch_function():
         fake.data = data
+        recorder.renewed.setdefault(id(fake), fake._version)
     return True
 
 

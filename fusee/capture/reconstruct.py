@@ -468,6 +468,10 @@ class Rebuild:
             target, is_gone = self.source.variable(origin), value is DELETED
             given = [target, repr(name)] + ([] if is_gone else [self.value(value)])
             self.lines.append(self.call(writer(type(x), is_gone), *given))
+            if name == "data" and id(x) in (renewed := self.world.recorder.renewed):
+                count = self.call(torch.autograd.graph.increment_version, target)
+                with no_torch_function():
+                    self.lines += [count] * (x._version - renewed[id(x)])
         for x, name, args, kwargs in self.world.recorder.turned:
             if not torch.is_inference_mode_enabled():
                 require_normal(self.world, x)

@@ -201,6 +201,7 @@ class Recorder(TorchFunctionMode):
         self.said: list[Later] = []  # warnings of torch's own code
         self.is_parted = False  # whether the graph may not have both so
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
+        self.renewed: dict[int, int] = {}  # of inputs given other data, by id, the version then
         self.unsaved = ""  # why autograd must not save some input
         self.replaced = {x for x in vars(torch.Tensor).values() if is_the_programs(x)}
 

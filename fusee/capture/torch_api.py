@@ -179,34 +179,21 @@ AROUND_FORWARD = {
 
 def is_parallel(function: Any) -> bool:
     """Whether a function is what calling a DistributedDataParallel runs."""
-    home, name = "torch.nn.parallel.distributed", "DistributedDataParallel.forward"
-    return (function.__module__, function.__qualname__) == (home, name)
-
-
-@functools.lru_cache(maxsize=64)
-def _calling_within(cls: type) -> type:
-    """A class below one of DistributedDataParallels, that is told how to call the module within.
-
-    Its instances share the dict of another's.
-    """
-
-    def _run_ddp_forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        with self._inside_ddp_forward():
-            return self._within(self.module, *inputs, **kwargs)
-
-    space = {"_run_ddp_forward": _run_ddp_forward, "__slots__": ("_within",)}
-    return types.new_class(cls.__name__, (cls,), exec_body=lambda into: into.update(space))
+    is_forward: bool = function.__qualname__ == "DistributedDataParallel.forward"
+    return is_forward and function.__module__ == "torch.nn.parallel.distributed"
 
 
 def run_parallel(
     within: Callable[..., Any], forward: Any, module: Any, *given: Any, **kw: Any
 ) -> Any:
     """`forward` of a DistributedDataParallel, with `within` in place of calling its module."""
-    cls: Any = type(module)
-    made: Any = object.__new__(_calling_within(cls))
-    made.__dict__ = module.__dict__
-    object.__setattr__(made, "_within", within)
-    return forward(made, *given, **kw)
+    if module._delay_all_reduce_all_params:
+        return forward(module, *given, **kw)
+    with torch.profiler.record_function(forward.__qualname__):
+        given, kw = module._pre_forward(*given, **kw)
+        with module._inside_ddp_forward():
+            found = within(module.module, *given, **kw)
+        return module._post_forward(found)
 
 
 _FUNCTIONS = torch._C._VariableFunctions
@@ -223,8 +210,8 @@ FOR_DYNAMO = {
 
 def marks_static(function: Any) -> bool:
     """Whether a function is mark_static, of torch or ours."""
-    homes = ("torch._dynamo.decorators", "fusee.compiler")
-    return function.__name__ == "mark_static" and function.__module__ in homes
+    name = f"{function.__module__}.{function.__name__}"
+    return name in ("torch._dynamo.decorators.mark_static", "fusee.compiler.mark_static")
 
 
 class Mark(NamedTuple):

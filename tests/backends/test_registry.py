@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 import fusee
 from fusee.backends import Backend, list_backends, lookup, register, registry
 from fusee.backends.report import CompiledGraph
-from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend
+from fusee.errors import FuseeWarning, MissingDevice, MissingPackage, OptionError, UnknownBackend
 
 
 def program(x: Tensor) -> Tensor:
@@ -233,6 +237,82 @@ def test_stock_torch_compile_takes_our_options() -> None:
     for options in (None, {"fuse": False, "threads": 1}):
         with torch.no_grad():
             torch.testing.assert_close(stock(options=options)(x), program(x))
+
+
+def in_float64(x: Tensor) -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return torch.ones(2) * 2, x + torch.zeros(3), torch.arange(3) / 2
+    finally:
+        torch.set_default_dtype(before)
+
+
+def with_gradients_within(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+        with torch.enable_grad():
+            z = x.sin() * y
+    return y + z.cos()
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x.sin()
+    if y.requires_grad:
+        y.register_hook(lambda grad: grad * 2)
+    return y.cos()
+
+
+def there_and_back(x: Tensor) -> Tensor:
+    window = torch.hann_window(8)
+    waves = torch.stft(x, 8, window=window, return_complex=True)
+    return torch.istft(waves, 8, window=window) + 1
+
+
+def in_place(x: Tensor) -> Tensor:
+    y = x + 1
+    x.mul_(2)
+    return torch.nonzero(y) * 2
+
+
+# What has no functional form as TorchDynamo writes it down: how many rows in each call.
+OTHERWISE: dict[Callable[..., Any], tuple[int, ...]] = {
+    in_float64: (3,),
+    with_gradients_within: (3,),
+    hooked: (3,),
+    there_and_back: (64, 64),
+    in_place: (5, 7),
+    lambda x: x[torch.tensor(0)] * 2 + x: (3,),
+    lambda x: x[x > 0].exp() + 1: (8, 12),
+    lambda x: torch.zeros(2 ** math.ceil(math.log2(len(x)))) + x.sum(): (5, 9, 12),
+    lambda x: x[: int(np.ceil(len(x) / 4))] + 1: (5, 9, 13),
+    lambda x: F.interpolate(x.view(1, 1, -1), scale_factor=0.5, mode="linear") + 1: (8, 12, 20),
+    lambda x: torch.ones(x.abs().sum().long().item() + 1) * 2: (3, 9),
+}
+
+
+@pytest.mark.parametrize("with_grad", [False, True])
+@pytest.mark.parametrize("fn", OTHERWISE, ids=lambda fn: fn.__name__)
+def test_graphs_without_a_form_are_captured_by_us(fn: Callable[..., Any], with_grad: bool) -> None:
+    torch._dynamo.reset()
+    options: Any = {"name": "otherwise", "prices": False}
+    fast = torch.compile(fn, backend="fusee", fullgraph=True, options=options)
+    given = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    with torch._dynamo.config.patch(given), warnings.catch_warnings():
+        warnings.simplefilter("error", FuseeWarning)
+        for rows in OTHERWISE[fn]:
+            torch.manual_seed(rows)
+            x = torch.randn(rows)
+            found: list[Any] = []
+            for run in (fn, fast):
+                leaf = x.clone().requires_grad_(with_grad and fn is not in_place)
+                got = run(leaf)
+                found.append([got, leaf.detach()])
+                if isinstance(got, Tensor) and got.requires_grad:
+                    found[-1] += torch.autograd.grad(got.sum(), leaf)
+            torch.testing.assert_close(found[1], found[0])
+    reports = fusee.report("otherwise")
+    assert any(x.kernels for x in reports) and all(x.eager is None for x in reports)
 
 
 @pytest.mark.parametrize("name", ["fusee", "aot_eager"])

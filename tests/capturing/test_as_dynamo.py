@@ -526,6 +526,21 @@ def test_a_tensor_gets_the_data_of_another(program: Callable[[T, T], T]) -> None
     assert len(same(program, torch.ones(3), torch.arange(6.0).reshape(2, 3)).graphs) == 1
 
 
+def test_writes_behind_new_data_are_counted() -> None:
+    def fn(x: T, y: T) -> None:
+        x.data = y.data * 2
+        x.mul_(2).add_(1)
+        y.data = y + 1
+
+    told = []
+    for run in (fn, Traced(fn)):
+        x, y = torch.ones(3), torch.ones(3)
+        for _ in range(2):
+            run(x, y)
+        told.append((x._version, y._version))
+    assert told == [(4, 0)] * 2
+
+
 def test_a_leaf_gets_the_data_of_another() -> None:
     def fn(x: T, y: T) -> T:
         x.data = y

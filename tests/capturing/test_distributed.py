@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 # Each way trains on other data in each process; parameters must come out as in eager, in both.
 STEPS = """
-import os, sys, torch, fusee, fusee.compiler
+import functools, os, sys, torch, fusee, fusee.compiler
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -33,9 +33,9 @@ def net(width=64):
     return nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Linear(width, 4)).to(device)
 
 
-def parallel(module):
+def parallel(module, **how):
     ids = None if device == "cpu" else [rank]
-    return DDP(module, device_ids=ids, bucket_cap_mb=0.01, gradient_as_bucket_view=True)
+    return DDP(module, device_ids=ids, bucket_cap_mb=0.01, gradient_as_bucket_view=True, **how)
 
 
 def batches(count=5):
@@ -95,6 +95,21 @@ for make in (around, within, in_place, whole_step):
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
     assert not any(x.eager for x in fusee.report()), fusee.report()
     torch.testing.assert_close(*(unsynchronised(f(net())) for f in (make, parallel)))
+
+# What DistributedDataParallel does at the backward knows itself by a weak reference.
+for name in ("static_graph", "find_unused_parameters"):
+    make = functools.partial(parallel, **{name: True})
+    got, want = train(lambda m: fusee.compile(make(m))), train(make)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+# Checkpoints have the names of what was compiled, at any depth.
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+plain = net()
+for made in (fusee.compile(net()), nn.Sequential(*map(fusee.compile, net()))):
+    want = {name: x + 1 for name, x in plain.state_dict().items()}
+    assert [*get_model_state_dict(made)] == [*want]
+    set_model_state_dict(made, want)
+    torch.testing.assert_close(dict(made.state_dict()), want)
 
 # The parts of a graph send their gradients one after the other.
 made = within(net())
