@@ -113,7 +113,7 @@ class Inputs:
         if known != list(example.shape) or shaped.dim() != example.dim():
             raise self.b.unsupported(f"the graph changes the shape of the input {name}")
         device = device or example.device
-        twin = with_bits(self._twin(shaped, example.dtype, device), example)
+        twin = with_bits(self._twin(shaped, example.dtype, device), example, apart=True)
         if self.prepare is not None:
             self.prepare(index, twin, example)
         node.meta = {"val": twin, "device": device, "stack_trace": None}

@@ -219,7 +219,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
     is_out = all(name not in positions for name in written)
     plain = sum(r.alias_info is None for r in op._schema.returns)
     returns_nothing = not op._schema.returns
-    is_random = draws(op)
+    is_random, is_each = draws(op), "_foreach_" in op._schema.name and is_explicit(op)
 
     def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         targets = [
@@ -230,6 +230,11 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
             kwargs = {name: x for name, x in kwargs.items() if name not in written}
             if takes_dtype:
                 kwargs["dtype"] = kwargs.get("dtype") or targets[0].dtype
+        if is_each and targets[0]:
+            lists = [x for x in args if isinstance(x, (list, tuple)) and isinstance(x[0], Tensor)]
+            places = {(t.value(x).store, place) for xs in lists for place, x in enumerate(xs)}
+            if len({store for store, _ in places}) < len(places):  # eager writes one by one
+                return t.explicit(op, args, kwargs)
         refuse_overlap(t, op, targets, (args, kwargs))
         if is_random:
             _refuse_gaps(t, op, targets)
@@ -339,6 +344,7 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if not training:
         op = aten._native_batch_norm_legit_no_training.default
         return t.call(op, x, weight, bias, mean, var, *rest)
+    refuse_overlap(t, op, (mean, var), args)
     op = aten._native_batch_norm_legit_functional.default
     found = t.call(op, x, weight, bias, mean, var, training, *rest)
     store(t, mean, found[3])
@@ -349,7 +355,7 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ geometry
 
 
-_VIEWS = {
+TURNS = {
     aten.transpose_.default: aten.transpose.int,
     aten.swapaxes_.default: aten.transpose.int,
     aten.swapdims_.default: aten.transpose.int,
@@ -362,13 +368,13 @@ _VIEWS = {
 }
 
 
-@_WRITES.rule(*_VIEWS)
+@_WRITES.rule(*TURNS)
 def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target = args[0]
     value = _own(t, op, target)
     old = on_metas(aten.alias.default, target)
     t.b.replace(value, target, old)
-    made = t.call(_VIEWS[op], old, *args[1:], **kwargs)
+    made = t.call(TURNS[op], old, *args[1:], **kwargs)
     with mode_of((target,)):
         op(target, *args[1:], **kwargs)
     t.b.alias(target, t.value(made), None)
