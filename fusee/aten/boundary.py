@@ -148,7 +148,8 @@ class Inputs:
     def add_tangent(self, like: TracedTensor) -> Tensor:
         """Append an input of the geometry of `like`, to come with the backward."""
         name = f"tangent_{len(self._specs)}"
-        found: Tensor = self._add(name, like.tensor, None, device=like.store.device)
+        resolved = self._twin(like.tensor, like.tensor.dtype, like.store.device)
+        found: Tensor = self._add(name, resolved, None, device=like.store.device)
         return found
 
     def _placeholder(self, name: str) -> fx.Node:

@@ -253,6 +253,15 @@ def test_a_tangent_that_is_lazily_negated() -> None:
     torch.testing.assert_close(ours, eager)
 
 
+def test_reals_behind_a_result_that_is_lazily_conjugated() -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).to(torch.complex64).conj()
+
+    x = real(3, 4).requires_grad_()
+    ours, eager = (torch.autograd.grad(call(x).abs().sum(), x) for call in (fusee.compile(f), f))
+    torch.testing.assert_close(ours, eager)
+
+
 class _Rotated(torch.nn.Module):
     """The factors depend on buffers alone: made once, and kept by the forward for the backward."""
 
