@@ -283,7 +283,7 @@ def _quick_mode() -> type[FakeTensorMode]:
         if self.env is not None and func in UNBACKED and device is not None:
             found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
             return _wrapped(self, found, device)
-        if is_open and func in _SQUEEZES:
+        if is_open and packet_name(func) == "squeeze":
             _refuse_squeeze(*args)
         if func in makers:
             home = _with_index(torch.device(kwargs.get("device") or _CPU))
@@ -522,9 +522,6 @@ def _refuse_squeeze(x: Any, axes: Any = None) -> None:
             pending.node.env.data.refuse(pending.node.relation())
 
 
-_SQUEEZES = frozenset(
-    overloads("squeeze squeeze.dim squeeze.dims squeeze_ squeeze_.dim squeeze_.dims")
-)
 # Their results lie the same whether an operand is lazily conjugated.
 _WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_ slice.Tensor select.int"))
 

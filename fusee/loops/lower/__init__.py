@@ -243,9 +243,7 @@ class Outputs:
                     return False
         return True
 
-    def _detached(
-        self, tensor: Tensor, written: set[Buffer], copy: Callable[..., Strided]
-    ) -> Tensor:
+    def _detached(self, tensor: Tensor, written: set[Buffer], copy: Any) -> Tensor:
         """The same values in memory that no write changes."""
         storage = self.lowering.realise(tensor)
         if storage.buffer in written:
