@@ -102,18 +102,25 @@ def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any)
             others.setdefault(id(value.store), []).append(value.tensor)
     for target in pytree.tree_leaves(list(targets)):
         written = t.value(target)
-        x = written.tensor
-        if not _is_static(x):
-            continue
+        x = _at_first(written.tensor)
         if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride())):
             raise t.b.unsupported(f"{op} writes to elements that share memory")
         for y in others.get(id(written.store), ()):
-            if y is not x and _is_static(y) and _is_partial(x, y):
+            if y is not written.tensor and _is_partial(x, _at_first(y)):
                 raise t.b.unsupported(f"{op} writes to memory that it reads as another tensor")
 
 
-def _is_static(x: Tensor) -> bool:
-    return known((*x.shape, *x.stride(), x.storage_offset()))
+def _at_first(x: Tensor) -> Tensor:
+    """A tensor with the sizes of the first call; without elements where only data tells them."""
+    given = *x.shape, *x.stride(), x.storage_offset()
+    if known(given):
+        return x
+    sizes = [n if type(n) is int else n.node.hint for n in given]
+    if None in sizes:
+        return torch.empty(0, device="meta")
+    return torch.empty(0, dtype=x.dtype, device="meta").as_strided(
+        sizes[: x.dim()], sizes[x.dim() : -1], sizes[-1]
+    )
 
 
 def _is_partial(a: Tensor, b: Tensor) -> bool:

@@ -234,6 +234,19 @@ def test_gradients_through_what_changed_in_place() -> None:
         torch.testing.assert_close(grads[1:], grads[:1] * 3)
 
 
+@pytest.mark.filterwarnings("ignore:.*reads as another tensor")
+def test_a_part_of_open_size_that_is_read_as_it_is_written() -> None:
+    def run(x: Tensor) -> Tensor:
+        part = x.narrow(1, 0, 1)
+        x += part
+        return x
+
+    compiled = fusee.compile(run, dynamic=True)
+    for n in (5, 4):
+        x = torch.rand(n, n)
+        torch.testing.assert_close(compiled(x.clone()), run(x.clone()))
+
+
 def test_a_shuffle_that_moves_nothing_is_a_copy() -> None:
     x = torch.rand(2, 2, 3)
     found = fusee.compile(lambda x: F.channel_shuffle(x, 2))(x)
