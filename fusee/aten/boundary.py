@@ -113,7 +113,7 @@ class Inputs:
         if known != list(example.shape) or shaped.dim() != example.dim():
             raise self.b.unsupported(f"the graph changes the shape of the input {name}")
         device = device or example.device
-        twin = with_bits(self._twin(shaped, example.dtype, device), example)
+        twin = with_bits(self._twin(shaped, example.dtype, device), example, apart=True)
         if self.prepare is not None:
             self.prepare(index, twin, example)
         node.meta = {"val": twin, "device": device, "stack_trace": None}
@@ -148,7 +148,8 @@ class Inputs:
     def add_tangent(self, like: TracedTensor) -> Tensor:
         """Append an input of the geometry of `like`, to come with the backward."""
         name = f"tangent_{len(self._specs)}"
-        found: Tensor = self._add(name, like.tensor, None, device=like.store.device)
+        resolved = self._twin(like.tensor, like.tensor.dtype, like.store.device)
+        found: Tensor = self._add(name, resolved, None, device=like.store.device)
         return found
 
     def _placeholder(self, name: str) -> fx.Node:

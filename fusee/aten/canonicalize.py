@@ -34,6 +34,7 @@ from fusee.fake.layouts import (
     is_written,
     known,
     let_be_filled,
+    may_repeat,
     same_ints,
     suggested_layout,
 )
@@ -237,10 +238,12 @@ def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(op, x, axis, start, end, step)
 
 
-@ALWAYS.rule("slice_scatter select_scatter")
+@ALWAYS.rule("slice_scatter select_scatter diagonal_scatter")
 def _part_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """An open place, which gradients have as the program gave it, counts from the start."""
     given, x = bound(op, args, kwargs), t.value(args[0]).tensor
+    if 0 not in x.stride() and may_repeat(x):
+        raise t.b.unsupported("a part of a copy whose elements share memory")
     if type(given[3]) is not torch.SymInt:
         return t.record(op, args, kwargs)
     axis = given[2] % x.dim()
@@ -408,8 +411,9 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @in_torchs_words
 def _channel_shuffle(t: Tracer, x: Tensor, groups: int) -> Any:
     count, channels, *rest = x.shape
-    parts = x.reshape(count, groups, channels // groups, *rest).transpose(1, 2)
-    return parts.reshape(x.shape).contiguous(memory_format=_layout_of_shuffled(t, x))
+    parts = x.reshape(count, groups, channels // groups, *rest).transpose(1, 2).reshape(x.shape)
+    copied = parts.clone if t.value(x).store.device.type == "cpu" else parts.contiguous
+    return copied(memory_format=_layout_of_shuffled(t, x))
 
 
 def _layout_of_shuffled(t: Tracer, x: Tensor) -> torch.memory_format:
@@ -459,6 +463,7 @@ def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     env, to_size = t.b.twins.env, t.b.to_size
     part = _part(t, x, indices)
     if part is not None and t.value(x).store.device == t.value(values).store.device:
+        x = x if is_dense(x) else t.call(aten.clone.default, x)
         whole = t.call(aten.slice.Tensor, x, *part)
         if accumulate:
             values = t.call(aten.add.Tensor, whole, values)

@@ -102,18 +102,25 @@ def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any)
             others.setdefault(id(value.store), []).append(value.tensor)
     for target in pytree.tree_leaves(list(targets)):
         written = t.value(target)
-        x = written.tensor
-        if not _is_static(x):
-            continue
+        x = _at_first(written.tensor)
         if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride())):
             raise t.b.unsupported(f"{op} writes to elements that share memory")
         for y in others.get(id(written.store), ()):
-            if y is not x and _is_static(y) and _is_partial(x, y):
+            if y is not written.tensor and _is_partial(x, _at_first(y)):
                 raise t.b.unsupported(f"{op} writes to memory that it reads as another tensor")
 
 
-def _is_static(x: Tensor) -> bool:
-    return known((*x.shape, *x.stride(), x.storage_offset()))
+def _at_first(x: Tensor) -> Tensor:
+    """A tensor with the sizes of the first call; without elements where only data tells them."""
+    given = *x.shape, *x.stride(), x.storage_offset()
+    if known(given):
+        return x
+    sizes = [n if type(n) is int else n.node.hint for n in given]
+    if None in sizes:
+        return torch.empty(0, device="meta")
+    return torch.empty(0, dtype=x.dtype, device="meta").as_strided(
+        sizes[: x.dim()], sizes[x.dim() : -1], sizes[-1]
+    )
 
 
 def _is_partial(a: Tensor, b: Tensor) -> bool:
@@ -219,7 +226,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
     is_out = all(name not in positions for name in written)
     plain = sum(r.alias_info is None for r in op._schema.returns)
     returns_nothing = not op._schema.returns
-    is_random = draws(op)
+    is_random, is_each = draws(op), "_foreach_" in op._schema.name and is_explicit(op)
 
     def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         targets = [
@@ -230,6 +237,11 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
             kwargs = {name: x for name, x in kwargs.items() if name not in written}
             if takes_dtype:
                 kwargs["dtype"] = kwargs.get("dtype") or targets[0].dtype
+        if is_each and targets[0]:
+            lists = [x for x in args if isinstance(x, (list, tuple)) and isinstance(x[0], Tensor)]
+            places = {(t.value(x).store, place) for xs in lists for place, x in enumerate(xs)}
+            if len({store for store, _ in places}) < len(places):  # eager writes one by one
+                return t.explicit(op, args, kwargs)
         refuse_overlap(t, op, targets, (args, kwargs))
         if is_random:
             _refuse_gaps(t, op, targets)
@@ -348,6 +360,7 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if not training:
         op = aten._native_batch_norm_legit_no_training.default
         return t.call(op, x, weight, bias, mean, var, *rest)
+    refuse_overlap(t, op, (mean, var), args)
     op = aten._native_batch_norm_legit_functional.default
     found = t.call(op, x, weight, bias, mean, var, training, *rest)
     store(t, mean, found[3])
@@ -359,13 +372,13 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 _TURNS = overloads("t_ squeeze_ squeeze_.dim squeeze_.dims unsqueeze_ as_strided_")
-_VIEWS: dict[Any, Any] = {op: _counterpart(op, []) for op in _TURNS}
-_VIEWS |= dict.fromkeys(overloads("transpose_ swapaxes_ swapdims_"), aten.transpose.int)
+TURNS: dict[Any, Any] = {op: _counterpart(op, []) for op in _TURNS}
+TURNS |= dict.fromkeys(overloads("transpose_ swapaxes_ swapdims_"), aten.transpose.int)
 
 
-@_WRITES.rule(*_VIEWS)
+@_WRITES.rule(*TURNS)
 def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return _turn(t, op, args, kwargs, lambda x: t.call(_VIEWS[op], x, *args[1:], **kwargs))
+    return _turn(t, op, args, kwargs, lambda x: t.call(TURNS[op], x, *args[1:], **kwargs))
 
 
 def _turn(

@@ -32,6 +32,7 @@ from fusee.aten import (
 from fusee.aten.attention import as_causal, every_head
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
+from fusee.aten.mutation import TURNS
 from fusee.aten.torch_api import (
     CASTS,
     OpOverload,
@@ -255,6 +256,13 @@ def _pow(t: Tracer, *given: Any) -> Any:
     is_open = [type(x) is torch.SymInt for x in given]
     made = [torch.scalar_tensor(x) if open_ else x for x, open_ in zip(given, is_open)]
     return torch.pow(*made) if any(is_open) else None
+
+
+@_FUNCTIONS.rule(*(getattr(Tensor, op.overloadpacket.__name__) for op in TURNS))
+def _turned(t: Tracer, x: Tensor, *_: Any, **__: Any) -> None:
+    """Autograd takes views of FakeTensors by what made them, which no turn in place changes."""
+    if x._is_view() and not _is_plain(x):
+        raise t.b.unsupported("a view is turned in place")
 
 
 _FUNCTIONS.rule(Tensor.__rpow__)(lambda t, x, base: _pow(t, base, x))

@@ -113,12 +113,12 @@ def fake_of(mode: Any, x: Tensor, size: Sequence[Any] = (), stride: Sequence[Any
     return fake
 
 
-def with_bits(twin: Tensor, x: Tensor) -> Tensor:
-    """`twin`, lazily conjugated or negated if `x` is."""
+def with_bits(twin: Tensor, x: Tensor, apart: bool = False) -> Tensor:
+    """`twin`, lazily conjugated or negated if `x` is; `apart`: a view of none, for autograd."""
     with mode_of((twin,)):
-        if x.dtype.is_complex and x.is_conj():
-            twin = torch.conj(twin)
-        return torch._neg_view(twin) if x.is_neg() else twin
+        made = torch.conj(twin) if x.dtype.is_complex and x.is_conj() else twin
+        made = torch._neg_view(made) if x.is_neg() else made
+        return made.detach() if apart and made is not twin else made
 
 
 # ------------------------------------------------------------------------------ quick results
@@ -293,7 +293,7 @@ def _quick_mode() -> type[FakeTensorMode]:
         if self.env is not None and func in UNBACKED and device is not None:
             found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
             return _wrapped(self, found, device)
-        if is_open and func in _SQUEEZES:
+        if is_open and packet_name(func) == "squeeze":
             _refuse_squeeze(*args)
         if func in makers:
             home = _with_index(torch.device(kwargs.get("device") or _CPU))
@@ -532,7 +532,6 @@ def _refuse_squeeze(x: Any, axes: Any = None) -> None:
             pending.node.env.data.refuse(pending.node.relation())
 
 
-_SQUEEZES = frozenset(overloads("squeeze squeeze.dim squeeze.dims"))
 # Their results lie the same whether an operand is lazily conjugated.
 _WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_ slice.Tensor select.int"))
 

@@ -593,7 +593,8 @@ def _embedding(weight: Tensor, index: Tensor, *_: Any) -> Found:
 
 
 def _sorted(x: Tensor, dims: Iterable[int]) -> list[int]:
-    return sorted(dims, key=lambda d: -x.stride()[d])
+    step = like(x).stride if x.is_conj() else x.stride()  # of the copy that is transformed
+    return sorted(dims, key=lambda d: -step[d])
 
 
 def _transformed(x: Tensor, size: Sizes, dims: Sequence[int], dtype: torch.dtype) -> Spec:
@@ -659,9 +660,20 @@ def _onednn_layer(x: Tensor, *rest: Any) -> Found:
 
 
 RULES.rule("normal.Tensor_Tensor")(
-    lambda mean, std, **_: combined([mean, std], mean.dtype, alone=True)
+    lambda mean, std, **_: rows(broadcast(mean.shape, std.shape), mean.dtype)
 )
-RULES.rule("log_sigmoid rrelu_with_noise")(lambda x, *_: rows(x.shape, x.dtype))
+RULES.rule("normal.float_Tensor")(lambda mean, std, **_: rows(std.shape, std.dtype))
+
+
+@RULES.rule("grid_sampler_2d grid_sampler_3d")
+def _sampled(x: Tensor, grid: Tensor, *_: Any) -> Found:
+    fits = equal(grid.shape[:: grid.dim() - 1], (x.shape[0], x.dim() - 2)) and x.dim() == grid.dim()
+    return rows((*x.shape[:2], *grid.shape[1:-1]), x.dtype) if fits else None
+
+
+RULES.rule("log_sigmoid rrelu_with_noise poisson _standard_gamma")(
+    lambda x, *_, **__: rows(x.shape, x.dtype)
+)
 
 
 @RULES.rule("channel_shuffle native_channel_shuffle")

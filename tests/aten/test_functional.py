@@ -192,6 +192,12 @@ def foreach(x: torch.Tensor, y: torch.Tensor) -> Any:
     return torch._foreach_add([x, y], [y, x]), zeros
 
 
+def foreach_in_turn(x: torch.Tensor, y: torch.Tensor) -> Any:
+    torch._foreach_add_([x, x], 1.0)
+    torch._foreach_mul_([x, y], [y, x])
+    torch._foreach_addcmul_([x, y], [y, x], [y, y], value=2)
+
+
 def write_strided(x: torch.Tensor) -> Any:
     x[::2, 1::2].add_(100)
     return x[::2]
@@ -361,7 +367,7 @@ def test_writes_as_eager(fn: Fn) -> None:
 
 
 @pytest.mark.parametrize(
-    "fn", [copy_between_inputs, swap_inputs, foreach], ids=lambda f: f.__name__
+    "fn", [copy_between_inputs, swap_inputs, foreach, foreach_in_turn], ids=lambda f: f.__name__
 )
 def test_writes_to_two_inputs(fn: Fn) -> None:
     same(fn, x35(), x35() * 2)
@@ -505,6 +511,9 @@ def test_inputs_that_share_memory_and_are_written_run_as_captured() -> None:
         (lambda x: x[x > 0], "mask"),
         (lambda x: x.nonzero(), "depends on the values"),
         (lambda x: x.unfold(1, 2, 1).zero_(), "no functional form"),
+        (lambda x: x.unfold(0, 2, 1).slice_scatter(x[1:2, :, None], 0, 1), "share memory"),
+        (lambda x: x.unfold(0, 2, 1).diagonal_scatter(x[:2].t()), "share memory"),
+        (lambda x: F.batch_norm(x, x[0], x[1], training=True), "reads as another tensor"),
         (lambda x: x.to_sparse(), "gives a torch.float32 torch.sparse_coo tensor"),
     ],
 )

@@ -206,10 +206,59 @@ def test_inputs_that_are_lazily_conjugated_or_negated(way: str) -> None:
             same(compiled(*given), f(*given))
 
 
+def test_writes_that_read_what_others_write() -> None:
+    def copied(a: Tensor, b: Tensor) -> None:
+        b.mul_(0.5)
+        a.copy_(b.sin())
+
+    def swapped(a: Tensor, b: Tensor) -> None:
+        kept = a.clone()
+        a.copy_(b)
+        b.copy_(kept)
+
+    def turned_back(a: Tensor, b: Tensor) -> None:
+        part = torch._neg_view(b)
+        part.fill_(0.5)
+        b.copy_(part)
+
+    for f in (copied, swapped, turned_back):
+        for bits in (lambda x: x, torch._neg_view):
+            ours, eager = ([real(3, 4), real(4, 3).t()] for _ in range(2))
+            for memory, call in ((ours, fusee.compile(f)), (eager, f)):
+                call(torch._neg_view(memory[0]), bits(memory[1]))
+            torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("bits", [torch.conj, torch._neg_view])
+def test_open_sizes_of_a_written_input_that_is_lazily_flipped(bits: Callable[..., Tensor]) -> None:
+    def f(x: Tensor) -> Tensor:
+        x[0].mul_(2)
+        return x * 2
+
+    compiled = fusee.compile(f, dynamic=True)
+    for n in (3, 5):
+        told = []
+        for call in (compiled, f):
+            leaf = cplx(n, n) if bits is torch.conj else real(n, n)
+            found = call(bits(leaf.requires_grad_() * 1))
+            found.abs().sum().backward()
+            told.append((found, leaf.grad))
+        torch.testing.assert_close(*told)
+
+
 def test_a_tangent_that_is_lazily_negated() -> None:
     f, x, z = fusee.compile(lambda x: x.sin() * 2), real(3, 4).requires_grad_(), cplx(3, 4)
     (ours,) = torch.autograd.grad(f(x), x, z.conj().imag)
     (eager,) = torch.autograd.grad(x.sin() * 2, x, z.conj().imag)
+    torch.testing.assert_close(ours, eager)
+
+
+def test_reals_behind_a_result_that_is_lazily_conjugated() -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).to(torch.complex64).conj()
+
+    x = real(3, 4).requires_grad_()
+    ours, eager = (torch.autograd.grad(call(x).abs().sum(), x) for call in (fusee.compile(f), f))
     torch.testing.assert_close(ours, eager)
 
 

@@ -212,18 +212,45 @@ def test_memory_beyond_the_elements_is_eagers(ends: str) -> None:
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.filterwarnings("ignore:.*a view is turned in place")
 def test_gradients_through_what_changed_in_place() -> None:
     def run(x: Tensor, w: Tensor) -> Tensor:
         y = (x * w).unsqueeze_(0).t_() if x.dim() == 1 else x * w
         y.squeeze_()
         return (y * y).sum()
 
-    grads = []
-    for call in (run, fusee.compile(run), torch.compile(run, backend="fusee")):
-        w = torch.full((5,), 2.0, requires_grad=True)
-        call(torch.arange(5.0), w).backward()
-        grads.append(w.grad)
-    torch.testing.assert_close(grads[1:], grads[:1] * 2)
+    def view(x: Tensor, w: Tensor) -> Tensor:
+        y = (x * w).unsqueeze(0).t_()
+        y.cumsum_(1)
+        return (y * x).sum()
+
+    for fn in (run, view):
+        how = [fusee.compile(fn, dynamic=dynamic) for dynamic in (None, True)]
+        grads = []
+        for call in (fn, *how, torch.compile(fn, backend="fusee")):
+            w = torch.full((5,), 2.0, requires_grad=True)
+            call(torch.arange(5.0), w).backward()
+            grads.append(w.grad)
+        torch.testing.assert_close(grads[1:], grads[:1] * 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*reads as another tensor")
+def test_a_part_of_open_size_that_is_read_as_it_is_written() -> None:
+    def run(x: Tensor) -> Tensor:
+        part = x.narrow(1, 0, 1)
+        x += part
+        return x
+
+    compiled = fusee.compile(run, dynamic=True)
+    for n in (5, 4):
+        x = torch.rand(n, n)
+        torch.testing.assert_close(compiled(x.clone()), run(x.clone()))
+
+
+def test_a_shuffle_that_moves_nothing_is_a_copy() -> None:
+    x = torch.rand(2, 2, 3)
+    found = fusee.compile(lambda x: F.channel_shuffle(x, 2))(x)
+    assert torch.equal(found, x) and found.data_ptr() != x.data_ptr()
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
@@ -498,6 +525,12 @@ def _in_two_orders(function: Any) -> list[Any]:
     (lambda x: F.channel_shuffle(x, 2) + 1, (_A[None].expand(2, 4, 5, 6),)),
     (F.rrelu, (_IMAGES - 0.5,)),
     (lambda x: F.rrelu(x, training=True) * 2, (_TURNED - 0.5,)),
+    *[(torch.normal, args) for args in (*_ORDERS, (1.0, _TURNED), (_TURNED, 1.0))],
+    (torch.poisson, (_TURNED,)), (torch._standard_gamma, (_TURNED,)),
+    (lambda x: F.grid_sample(x, x.mT[:, :2].movedim(1, 3), align_corners=False), (_IMAGES,)),
+    (lambda x: torch.fft.hfft(torch.complex(x, x).expand(2, *x.shape)), (_A,)),
+    (lambda x: x.index_put((torch.tensor([1]),), x[:1] * 2) @ x.mT, (_A.unfold(2, 2, 1)[0],)),
+    (lambda x: x.index_put((torch.tensor([1]),), x[:1] * 2), (_TURNED[:, ::2],)),
     (F.logsigmoid, (_IMAGES,)), (F.logsigmoid, (_TURNED,)),
     (lambda x: x.masked_fill(x > 0.5, 0), (_TURNED,)),
     (lambda x: x.index_fill(0, torch.arange(1), 0.5), (_TURNED[:, ::2],)),

@@ -366,7 +366,11 @@ def test_a_size_that_no_result_shows() -> None:
     assert graphs_of(lambda x: twice(x) * 2, "fusee") > 1
 
 
-@pytest.mark.parametrize("program", [branch, loop, two_masks, squeezed])
+def squeezed_in_place(x: Tensor) -> Tensor:
+    return torch.nonzero(x[:, 0] > 0).squeeze_()
+
+
+@pytest.mark.parametrize("program", [branch, loop, two_masks, squeezed, squeezed_in_place])
 def test_what_needs_the_value_ends_the_graph(program: Program) -> None:
     graphs_of(program)
     line = program.__code__.co_firstlineno

@@ -35,6 +35,19 @@ def test_it_is_in_use() -> None:
     assert random._drawer() is not None
 
 
+def test_a_generator_and_no_elements() -> None:
+    def drawn(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return torch.bernoulli(x, 0.3, generator=generator), x.clone().bernoulli_(0.4)
+
+    compiled = fusee.compile(drawn, dynamic=True)
+    for size in ((3, 4), (5, 2), (0, 2)):
+        told = []
+        for call in (compiled, drawn):
+            torch.manual_seed(0)
+            told.append(call(torch.ones(size), torch.Generator().manual_seed(1)))
+        torch.testing.assert_close(*told)
+
+
 def test_no_probability() -> None:
     with pytest.raises(RuntimeError, match="p to be in"):
         random.bernoulli(1.5, out=torch.empty(3, dtype=torch.bool))

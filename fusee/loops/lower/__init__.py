@@ -212,17 +212,18 @@ class Outputs:
         self.plain(View(storage.buffer, target.shape, storage.strides, storage.offset))
 
     def finish(self) -> None:
-        written = {_storage(target).buffer for _, target in self.writes}
+        written = {_storage(target).buffer for _, target in (*self.writes, *self.copies)}
+        copies = [(self._detached(x, written, self._copied), target) for x, target in self.copies]
         ready: list[tuple[Tensor, Tensor]] = []
         for tensor, target in self.writes:
             if not self._is_direct(tensor, target, written):
-                tensor = self._detached(tensor, written)
+                tensor = self._detached(tensor, written, self.lowering.copy)
             ready.append((tensor, target))
         for tensor, target in ready:
             for part, place in self.lowering.parts(tensor, _storage(target)):
                 if not self._is_there(part, place):
                     self.lowering.write_into(part, place)
-        for tensor, target in self.copies:
+        for tensor, target in copies:
             windows = self.lowering.window(target), self.lowering.window(tensor)
             how = {"mutates": (windows[0].buffer,), **_BY_ATEN}
             self.lowering.call("aten.copy_", torch.Tensor.copy_, windows, (), **how)
@@ -242,11 +243,11 @@ class Outputs:
                     return False
         return True
 
-    def _detached(self, tensor: Tensor, written: set[Buffer]) -> Tensor:
+    def _detached(self, tensor: Tensor, written: set[Buffer], copy: Any) -> Tensor:
         """The same values in memory that no write changes."""
         storage = self.lowering.realise(tensor)
         if storage.buffer in written:
-            storage = self.lowering.copy(tensor, tensor.eager_strides)
+            storage = copy(tensor, tensor.eager_strides)
         return self.lowering.stored(storage, tensor.shape)
 
     def _is_there(self, tensor: Tensor, target: Strided) -> bool:
@@ -643,7 +644,7 @@ class GraphLowering:
                 target = self.writes[position]
                 written = self.placeholders[target]
                 assert isinstance(written, Tensor)
-                outputs.write(value, written, by_aten=target in self.opaque)
+                outputs.write(value, written, target in self.opaque or arg in self.odd)
             elif isinstance(value, Tensor):
                 assert isinstance(arg, fx.Node)
                 meta = self._meta(arg.meta["val"])

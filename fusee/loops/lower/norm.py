@@ -9,7 +9,7 @@ import torch
 
 from fusee.loops import Value, cast, const, op, where
 from fusee.loops.lower.index import Refused
-from fusee.loops.lower.pointwise import demand, elementwise, pointwise, result, unless
+from fusee.loops.lower.pointwise import demand, elementwise, pointwise, promote, result, unless
 from fusee.loops.lower.reduce import (
     Map,
     count_of,
@@ -481,7 +481,7 @@ def _distance_backward(formula: Callable[[Value, Any], Value]) -> Callable[..., 
         def fn(g: Value, a: Value, b: Value) -> Value:
             return _averaged(x, reduction, formula(a - b, option)) * g
 
-        return result(call, fn, grad, x, target)
+        return result(call, fn, grad, x, target, common=promote((x, target)))
 
     return handler
 

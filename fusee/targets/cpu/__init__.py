@@ -178,15 +178,15 @@ _MASK = (1 << 53) - 1
 _TRIALS = (1, 2, 311, 313, 700)
 
 
-def bernoulli(
-    p: float, *, out: Tensor, generator: torch.Generator = torch.default_generator
-) -> Tensor:
-    """Fill `out`, dense and of dtype bool, with what `out.bernoulli_(p)` draws, in memory's order.
+def bernoulli(*given: float, out: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Fill `out`, which is dense, with what `out.bernoulli_(p)` draws, in memory's order.
 
+    given    p, last
     raises   RuntimeError as torch does if p is no probability
     """
-    draw = _drawer()
-    if draw is None or not 0 <= p <= 1:
+    *_, p = given
+    draw, generator = _drawer(), generator or torch.default_generator
+    if draw is None or not 0 <= p <= 1 or out.dtype is not torch.bool:
         return out.bernoulli_(p, generator=generator)
     state = generator.get_state()
     # Python's lock is held: nobody else draws from this state in the meantime

@@ -72,6 +72,8 @@ def test_distances(reduction: int, dtype: torch.dtype) -> None:
     target[0, 0], target[0, 1] = x[0, 0] + 0.5, x[0, 1] - 0.5
     grad = torch.randn(4, 5, dtype=dtype) if reduction == 0 else torch.tensor(1.7, dtype=dtype)
     check_op(aten.mse_loss_backward.default, grad, x, target, reduction)
+    both = grad.double(), target, target.double() + 1e-9
+    check_op(aten.mse_loss_backward.default, *both, reduction)
     check_op(aten.huber_loss_backward.default, grad, x, target, reduction, 0.5)
     check_op(aten.smooth_l1_loss_backward.default, grad, x, target, reduction, 0.5)
     check_op(aten.soft_margin_loss_backward.default, grad, x * 8, target.sign(), reduction)
