@@ -332,7 +332,7 @@ def _costs_less(
     static = {x for x, spec in given if spec.is_static}
     nodes = [x for x in aten.graph.nodes if x.op == "call_function"]
     better = (lacks_heads(x) or "improved" in x.meta or target.improves(x, static) for x in nodes)
-    if not options.prices or any(better):
+    if any(better):
         return False
     if any(getattr(x.target, "namespace", "") == "fusee" for x in nodes):
         return False  # loops and branches: torch 2.11's own gradient of `scan` is wrong
@@ -341,8 +341,8 @@ def _costs_less(
     times = _TIMES if aten.symbols else _TIMES[:1]
     bills = [bill(aten, halves, supported(), target.prices, n) for n in times]
     report.bill = bills[0]
-    if not all(found.is_captured for found in bills):
-        for x, pair in bills[0].singles.items() if not aten.symbols else ():
+    if not (options.prices and all(found.is_captured for found in bills)):
+        for x, pair in bills[0].singles.items() if options.prices and not aten.symbols else ():
             call, loop = (price / target.prices.unit for price in pair)
             x.meta["called"] = f"costs {call:.1f} us as a call, {loop:.1f} as a loop"
         return False
