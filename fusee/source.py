@@ -104,7 +104,7 @@ def leaves(x: Any) -> Iterator[Any]:
 
 def tensors_in(x: Any) -> list[Tensor]:
     """The tensors among these."""
-    return [leaf for leaf in leaves(x) if isinstance(leaf, Tensor)]
+    return [x] if type(x) is Tensor else [y for y in leaves(x) if isinstance(y, Tensor)]
 
 
 def mapped(x: Any, part: Callable[[Any], Any]) -> Any:

@@ -197,15 +197,11 @@ def _has_number(node: fx.Node) -> bool:
 
 
 def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
-    return [
-        node
-        for node in aten.graph.nodes
-        if node.target in loops and not is_view(node.target)
-        # whatever its operator, what has complex operands or results is ATen's call
-        if not any(
-            t.is_complex() for x in (node, *node.all_input_nodes) for t in tensors_in(x.meta["val"])
-        )
-    ]
+    nodes = aten.graph.nodes
+    # whatever its operator, what has complex operands or results is ATen's call
+    odd = {x for x in nodes if any(t.is_complex() for t in tensors_in(x.meta.get("val")))}
+    called = (x for x in nodes if x.target in loops and not is_view(x.target))
+    return [x for x in called if odd.isdisjoint((x, *x.all_input_nodes))]
 
 
 def price_of(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:

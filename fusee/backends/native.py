@@ -330,24 +330,21 @@ def _costs_less(
     """Whether the calls of a graph as it was captured cost less than what it is compiled as."""
     if aten.is_staged:
         return False
-    bills = [
-        bill(aten, halves, supported(), target.prices, times)
-        for times in (_TIMES if aten.symbols else _TIMES[:1])
-    ]
-    report.bill = bills[0]
-    static = {x for x, spec in zip(halves[0].placeholders, halves[0].inputs) if spec.is_static}
-    if not options.derive_weights:
-        static = set()
+    given = zip(halves[0].placeholders, halves[0].inputs) if options.derive_weights else ()
+    static = {x for x, spec in given if spec.is_static}
     nodes = [x for x in aten.graph.nodes if x.op == "call_function"]
     better = (lacks_heads(x) or "improved" in x.meta or target.improves(x, static) for x in nodes)
-    if not options.prices or any(better):
+    if any(better):
         return False
     if any(getattr(x.target, "namespace", "") == "fusee" for x in nodes):
         return False  # loops and branches: torch 2.11's own gradient of `scan` is wrong
     if options.memory_budget < 1 or any("recompute" in x.meta for x in nodes):
         return False  # eager would save more than was asked for
-    if not all(found.is_captured for found in bills):
-        for x, pair in bills[0].singles.items() if not aten.symbols else ():
+    times = _TIMES if aten.symbols else _TIMES[:1]
+    bills = [bill(aten, halves, supported(), target.prices, n) for n in times]
+    report.bill = bills[0]
+    if not (options.prices and all(found.is_captured for found in bills)):
+        for x, pair in bills[0].singles.items() if options.prices and not aten.symbols else ():
             call, loop = (price / target.prices.unit for price in pair)
             x.meta["called"] = f"costs {call:.1f} us as a call, {loop:.1f} as a loop"
         return False

@@ -284,7 +284,7 @@ class Recorder(TorchFunctionMode):
         if name in _OF_ELEMENTS and args and args[0].layout is not torch.strided:
             raise self.ending(name, args[0], f"{name}() {VALUE}", "call to_dense()")
         is_known = takes_numbers(name.replace("_foreach_", ""))
-        for key in {"value", "alpha"} & {*kwargs} if is_known else ():
+        for key in {"value", "alpha"} & {*kwargs} if is_known and kwargs else ():
             if isinstance(scale := kwargs[key], FakeTensor):  # torch takes a number out of it
                 kind = float if scale.is_floating_point() else int
                 kwargs = {**kwargs, key: self.item(self._lifted(scale), kind=kind)}
@@ -662,7 +662,7 @@ class Recorder(TorchFunctionMode):
         if type(x) is dict:
             return {key: self._lifted(item) for key, item in x.items()}
         if type(x) in (tuple, list):
-            return type(x)(self._lifted(item) for item in x)
+            return type(x)([self._lifted(item) for item in x])
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             return type(x)(*(self._lifted(item) for item in x))
         return x

@@ -755,4 +755,4 @@ def is_method(func: Any) -> bool:
 
 
 def holds_tensor(x: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(x))
+    return isinstance(x, torch.Tensor) or any(isinstance(y, torch.Tensor) for y in leaves(x))

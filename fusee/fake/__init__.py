@@ -785,7 +785,7 @@ def raises(node: fx.Node, name: str, value: str) -> bool:
         return is_whole and not (is_safe and divisor != 0)
     found = (x.meta.get(value) for x in node.all_input_nodes)
     shapes = (x.shape for x in found if isinstance(x, Tensor))
-    is_empty = any(type(n) is int and n == 0 for n in itertools.chain(*shapes))
+    is_empty = any(0 in [n for n in shape if type(n) is int] for shape in shapes)
     return is_empty and _refuses_nothing(name)
 
 

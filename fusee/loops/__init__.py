@@ -22,7 +22,7 @@ offsets into a buffer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from ctypes import c_float
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -306,6 +306,7 @@ class Values:
     def __init__(self, profile: Profile = PLAIN) -> None:
         self.profile = profile
         self._known: dict[tuple[object, ...], Value] = {}
+        self.forms: dict[Hashable, tuple[Kernel, tuple[Any, ...]]] = {}  # see `ordered_once`
 
     def make(
         self, op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: object = None

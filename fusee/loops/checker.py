@@ -574,7 +574,7 @@ def show_kernel(kernel: Kernel) -> str:
         for axis in phase.inner:
             lines.append(f"{'  ' * inside}for {axis.name} in range({axis.hi}):")
             inside += 1
-        lines += ["  " * inside + line for line in show_body(phase.body)]
+        lines += ["  " * inside + line for line in _Body(phase.body).lines]
     return "\n".join(lines)
 
 
@@ -582,11 +582,6 @@ def show_schedule(schedule: Schedule) -> str:
     """The kernels, and why loops stayed apart."""
     rows = [f"{x.name}(...)" if isinstance(x, Extern) else show_kernel(x) for x in schedule.items]
     return "\n\n".join([*rows, "# stayed apart", *(f"# {row}" for row in schedule.refusals)])
-
-
-def show_body(body: Sequence[Statement]) -> list[str]:
-    """The lines of a phase's statements."""
-    return _Body(body).lines
 
 
 def _argument(argument: object) -> str:

@@ -48,7 +48,7 @@ from fusee.loops.schedule import (
     cuts_of,
     ends_of,
     in_one_pass,
-    order_loops,
+    ordered_once,
     points_of,
     reads,
     reads_back,
@@ -143,7 +143,7 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
         return None
     ordered = tuple(axis for m in group.members for axis in m.loop.ordered)
     origin = joined(part for m in group.members for part in m.loop.origin.split(" + ") if part)
-    return order_loops(Kernel(group.outer, kept, None, ordered, origin), group.profile)
+    return ordered_once(Kernel(group.outer, kept, None, ordered, origin), group.profile)
 
 
 def _forwarded(

@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fusee.loops import (
     Acc,
@@ -100,7 +100,7 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
     kernel.lanes = _choose_lanes(kernel, phases, profile.wide)
     phases = _order_outer(kernel, phases)
     for phase, own_accesses in zip(kernel.phases, phases, strict=True):
-        if len(phase.inner) > 1 and not keeps_order(phase):
+        if len(phase.inner) > 1 and not (is_scan(phase) or any(s.which for s in phase.accumulates)):
             last = None
             if kernel.lanes is None:
                 scores = {axis: _suits(own_accesses, axis, profile.wide) for axis in phase.inner}
@@ -153,10 +153,7 @@ def rewritten(
 ) -> Loop:
     """A copy of the loop whose values are those of `rewrite`. Its axes keep their names."""
     new = rewrite(loop.operands, axes, change)
-
-    def of(value: Value | None) -> Value | None:
-        return None if value is None else new[value]
-
+    of: Any = new.get  # None stays none
     return replace(
         loop,
         index=rewrite_index(loop.index, axes, new),
@@ -208,11 +205,8 @@ def is_scan(phase: Phase, values: Iterable[Value] | None = None) -> bool:
 def scans_along(phase: Phase) -> bool:
     """Whether a scan's elements may be put together in another order: products may overflow, and
     functions of the program's are of one element and what came before it."""
-    return not any(
-        isinstance(s, Accumulate)
-        and (s.acc.op == "fold" or (s.acc.op == "prod" and s.value.dtype.is_floating_point))
-        for s in phase.body
-    )
+    sorts = {(s.acc.op, s.value.dtype.is_floating_point) for s in phase.accumulates}
+    return sorts.isdisjoint((("fold", True), ("fold", False), ("prod", True)))
 
 
 def scanned_rows(kernel: Kernel) -> Symbol | None:
@@ -251,13 +245,6 @@ def _is_of_rows(phase: Phase, rows: Symbol, own: set[Symbol]) -> bool:
         if not is_along and (down[0] != 0 or along[0] != 0):
             return False
     return True
-
-
-def keeps_order(phase: Phase) -> bool:
-    """True if the order of the phase's inner points shows in its results."""
-    return is_scan(phase) or any(
-        isinstance(s, Accumulate) and s.which is not None for s in phase.body
-    )
 
 
 # ------------------------------------------------------------------------------ split
@@ -590,6 +577,31 @@ def form(kernel: Kernel, given: Mapping[Value, Given] = {}) -> tuple[Hashable, l
     given   constants that are passed
     """
     return _Form(given).of(kernel)
+
+
+def ordered_once(kernel: Kernel, profile: Profile) -> Kernel:
+    """`order_loops` for the first of a form; others are that one on buffers of their own."""
+    found, forms = _Form({}), kernel.phases[0].body[0].value.table.forms
+    key, own = found.of(kernel)[0], (*found.buffers, *found.accs)
+    if key not in forms:
+        forms[key] = order_loops(kernel, profile), own
+    first, others = forms[key]
+    if others is own:
+        return first
+    instead = dict(zip(others, own, strict=True))
+
+    def change(value: Value) -> Value | None:
+        if value.op not in ("load", "acc", "carry"):
+            return None
+        of = value.attr
+        attr = (instead[of[0]], of[1]) if value.op == "load" else instead[of]
+        return value.table.make(value.op, value.args, value.dtype, attr)
+
+    phases = [Phase(phase.inner, rewrite_body(phase.body, None, change)) for phase in first.phases]
+    for statement in (s for phase in phases for s in phase.body):
+        name = "buffer" if isinstance(statement, Store) else "acc"
+        setattr(statement, name, instead[getattr(statement, name)])
+    return Kernel(first.outer, phases, first.lanes, first.ordered, kernel.origin)
 
 
 class _Form:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import fusee
 from fusee.backends import lookup
-from fusee.loops import Buffer, Kernel, Loop, Role, Values, kernel_of
+from fusee.loops import PLAIN, Acc, Buffer, Kernel, Loop, Profile, Role, Values, kernel_of, schedule
 from fusee.loops.associative import SCAN, combine_of
+from fusee.loops.checker import show_kernel
 from fusee.loops.memory import are_apart, gathered
 from fusee.loops.schedule import writes
 from fusee.sym import Size, Symbol
@@ -68,6 +69,42 @@ def test_copies_of_inputs_are_made_together() -> None:
     assert order([one, sum_, copied(y, "input", more=1), two], 1 << 20) == "afyb"
     again = kernel_of(Loop(between, (axis,), axis.expr, values.load(y, axis.expr)))
     assert order([other, two, one, again], 1 << 20) == "dbaa"  # it is written in pieces
+
+
+def test_kernels_of_equal_form_are_ordered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each is what it would be alone, with buffers and accumulators of its own."""
+    values, (i, k) = Values(), (Symbol("i", 0, 8), Symbol("k", 0, 64))
+
+    def rows(name: str) -> Kernel:
+        x = Buffer(f"{name}_of", torch.float32, (64, 8), (1, 64), "input")
+        y = Buffer(name, torch.float32, (8,), (1,), "scratch")
+        value = values.load(x, i.expr * 64 + k.expr)
+        return kernel_of(
+            Loop(y, (i,), i.expr, value * value, (k,), Acc(f"{name}_sum", "sum", y.dtype))
+        )
+
+    alone = [schedule.order_loops(rows(name), PLAIN) for name in "ab"]
+    asked: list[Kernel] = []
+    order = schedule.order_loops
+
+    def noted(kernel: Kernel, profile: Profile) -> Kernel:
+        asked.append(kernel)
+        return order(kernel, profile)
+
+    monkeypatch.setattr(schedule, "order_loops", noted)
+    found = [schedule.ordered_once(rows(name), PLAIN) for name in "ab"]
+    assert len(asked) == 1 and [*map(show_kernel, found)] == [*map(show_kernel, alone)]
+    first, second = ({s.acc for s in kernel.accumulates} for kernel in found)
+    assert first.isdisjoint(second)
+
+    def layers(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.softmax(x * 2, -1) @ w
+        return x
+
+    x, w = torch.randn(6, 6), torch.randn(6, 6)
+    asked.clear()
+    assert len(kernels_of(layers, x, w)) == 4 and len(asked) < 4
 
 
 def test_loops_are_joined_before_a_call_where_that_makes_room() -> None:
