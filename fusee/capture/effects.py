@@ -501,11 +501,16 @@ def _requires_grad(node: fx.Node) -> bool:
 def _before_saved(calls: list[fx.Node], begin: int, end: int) -> int:
     """`begin`, or a call before it such that those from there to `end` write to nothing that the
     backward of those before it may read."""
-    written = storages(x for node in calls[begin:end] for x in written_by(node))
-    for k, node in enumerate(calls[:begin] if torch.is_grad_enabled() else ()):
-        if _requires_grad(node) and written & storages((node, *node.all_input_nodes)):
-            return _before_saved(calls, k, end)
-    return begin
+    saving = [
+        k for k, x in enumerate(calls[:begin]) if torch.is_grad_enabled() and _requires_grad(x)
+    ]
+    memory = {k: storages((calls[k], *calls[k].all_input_nodes)) for k in saving}
+    while True:
+        written = storages(x for node in calls[begin:end] for x in written_by(node))
+        first = next((k for k in saving if k < begin and memory[k] & written), begin)
+        if first == begin:
+            return begin
+        begin = first
 
 
 def _behind_writes(calls: list[fx.Node], begin: int, end: int) -> int:
