@@ -74,7 +74,15 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Builder, Rule, Tracer
 from fusee.errors import TraceError
-from fusee.fake import SCAN, Twins, associative_scan, combine_of, fake_mode, may_raise
+from fusee.fake import (
+    SCAN,
+    Twins,
+    associative_scan,
+    combine_of,
+    fake_mode,
+    is_there,
+    may_raise,
+)
 from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
@@ -553,7 +561,8 @@ def start(
     if env is not None:
         mode = mode or fake_mode()
         mode.cache_enabled = False  # whose keys know torch's own symbols alone
-    asking = with_devices or any(map(may_ask, gm.modules()))
+    devices = {x.device for x in example_inputs if isinstance(x, Tensor)}
+    asking = with_devices or (any(map(may_ask, gm.modules())) and all(map(is_there, devices)))
     twins = Twins(mode or (fake_mode() if asking else None), env)
     b = Builder(twins, None if mode is None else to_size)
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)

@@ -645,10 +645,11 @@ class _Finish:
         """Whether an output shares the memory of another tensor, but not its place in autograd."""
         self.b.call = shown
         try:
-            if isinstance(x, Tensor) and x._is_view() and x.requires_grad and x.is_leaf:
-                raise self.b.unsupported("a view that was made while gradients were off")
-        except RuntimeError as error:  # of a view that may not be written to
-            raise failed(self.tracer, "backward", error) from error
+            is_apart = isinstance(x, Tensor) and x._is_view() and x.requires_grad and x.is_leaf
+        except RuntimeError:  # autograd refuses to say it: what it is a view of was written to
+            is_apart = True
+        if is_apart:
+            raise self.b.unsupported("a view that was made while gradients were off")
         if not isinstance(spec, (ViewOfInput, ViewOfOutput)):
             return False
         owners = self.results.tensors if isinstance(spec, ViewOfOutput) else self.inputs.given

@@ -755,7 +755,7 @@ def run_with_numbers(recorder: Any, func: Any, args: Args, kwargs: Kwargs, name:
 
 
 def _run(recorder: Any, func: Any, args: Args, kwargs: Any, name: str) -> Any:
-    if func is operator.setitem and is_place_open(args[1]):  # what may raise comes first
+    if name.strip("_") == "setitem" and is_place_open(args[1]):  # what may raise comes first
         args = recorder.call(operator.getitem, *args[:2]), (), *args[2:]
     return args, kwargs, recorder.run(func, args, kwargs, name)
 
