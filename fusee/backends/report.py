@@ -485,7 +485,8 @@ def in_parts(
     for (begin, end), is_captured in zip(ends, captured):
         part, given, results = _part(gm, calls[begin:end])
         rest = {output, *calls[end:]}
-        dead = [places[node] for node in given if rest.isdisjoint(node.users)]
+        # every part is given the numbers
+        dead = [places[x] for x in given if _is_tensor(x) and rest.isdisjoint(x.users)]
         run = part.forward if is_captured else None
         parts.append(BucketGraph(part, [places[node] for node in given], dead, run))
         places.update(zip(results, itertools.count(len(places))))
