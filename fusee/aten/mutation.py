@@ -27,10 +27,10 @@ from fusee.aten.canonicalize import bound, convert
 from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
-from fusee.errors import MissingFake
+from fusee.errors import MissingFake, TraceError
 from fusee.fake import on_metas
 from fusee.fake.layouts import extent, is_row_major, known, may_repeat, meet, same_ints
-from fusee.fake.torch_python import is_each, mode_of
+from fusee.fake.torch_python import is_pointwise, mode_of
 from fusee.source import Args, Kwargs, OpRules, overloads, tensors_in
 from fusee.sym import Expr
 
@@ -94,23 +94,27 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 
 def refuse_overlap(
-    t: Tracer, op: object, targets: Sequence[Any], operands: Any, may_be_same: bool = True
+    t: Tracer, op: object, targets: Any, operands: Any, may_be_same: bool = True
 ) -> None:
     """
     may_be_same  whether a target may lie where an operand does, element by element
     raises       TraceError if elements of a target share memory, or it lies over an operand
     """
-    stop = RuntimeError("what eager may raise")
     others: dict[int, list[Tensor]] = {}  # by memory
     for other in map(t.value, tensors_in(operands)):
         others.setdefault(id(other.store), []).append(other.tensor)
     for written in map(t.value, tensors_in(targets)):
         x = _at_first(written.tensor)
         if may_repeat(x):
-            raise t.b.unsupported(f"{op} writes to elements that share memory") from stop
-        for y in others.get(id(written.store), ()):
-            if _overlap(x, _at_first(y), may_be_same):
-                raise t.b.unsupported(f"{op} writes to what it reads as another tensor") from stop
+            raise _stop(t, op, "writes to elements that share memory")
+        if any(_overlap(x, _at_first(y), may_be_same) for y in others.get(id(written.store), ())):
+            raise _stop(t, op, "writes to memory that it reads as another tensor")
+
+
+def _stop(t: Tracer, op: object, why: str) -> TraceError:
+    error = t.b.unsupported(f"{op} {why}")
+    error.__cause__ = RuntimeError("what eager may raise")
+    return error
 
 
 def _at_first(x: Tensor) -> Tensor:
@@ -232,7 +236,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
     is_out = positional.isdisjoint(written)
     plain = sum(r.alias_info is None for r in op._schema.returns)
     returns_nothing = not op._schema.returns
-    is_random, may_be_same = draws(op), is_each(op)
+    is_random, may_be_same = draws(op), is_pointwise(op)
     is_list = "_foreach_" in op._schema.name and is_explicit(op)
 
     def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -242,10 +246,10 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
             kwargs = {name: x for name, x in kwargs.items() if name not in written}
             if takes_dtype:
                 kwargs["dtype"] = kwargs.get("dtype") or targets[0].dtype
-        if is_list and targets[0]:
-            lists = [x for x in args if isinstance(x, (list, tuple)) and isinstance(x[0], Tensor)]
-            places = {(t.value(x).store, place) for xs in lists for place, x in enumerate(xs)}
-            if len({store for store, _ in places}) < len(places):  # eager writes one by one
+        if is_list:
+            stores = {t.value(x).store for x in targets[0]}
+            others = {t.value(x).store for x in tensors_in([*given.values()])}
+            if len(stores) < len(targets[0]) or stores & others:  # eager writes one by one
                 return t.explicit(op, args, kwargs)
         refuse_overlap(t, op, targets, [*given.values()], may_be_same)
         if is_random:
@@ -253,6 +257,9 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
         found = t.call(pure, *args, **kwargs)
         results = list(found) if len(written) + plain > 1 else [found]
         for target, result in zip(targets, results[plain:], strict=True):
+            kinds = {x.dtype for x in tensors_in((target, result))}
+            if is_out and not may_be_same and len(kinds) > 1:
+                raise _stop(t, op, "gives another dtype than out= has")
             store(t, target, result, may_resize=is_out)
         if returns_nothing:
             return None

@@ -32,7 +32,7 @@ from fusee.errors import FuseeError, RegionError
 from fusee.fake import associative_scan as associative_scan
 from fusee.fake import combine_of as combine_of
 from fusee.fake.gradients import goes_beside
-from fusee.fake.torch_python import NotDeterministic, is_pointwise, on_ones, overloads_of
+from fusee.fake.torch_python import NotDeterministic, overloads_of
 from fusee.source import Args, Kwargs, tensors_in
 
 # ---------------------------------------------------------------------------- breaks
@@ -423,14 +423,6 @@ def refuse_new_geometry(
     into = {key: x for key, x in kwargs.items() if key in names and x is not None}
     outs = tensors_in(into)
     with torch._C.DisableTorchFunction():
-        if outs and not is_operator:
-            made = run(func, args, {key: x for key, x in kwargs.items() if key not in into})
-            kinds = [x.dtype for x in tensors_in(made)]
-            if kinds != [x.dtype for x in outs] and not _casts(func, name, args, kwargs):
-                raise GraphBreak(
-                    "out= has another dtype than the result, which some operators refuse",
-                    "give it a tensor of the result's dtype",
-                )
         kept = [x for x in outs if is_input(x) or x.untyped_storage().nbytes()]
         if not kept:
             return
@@ -451,20 +443,6 @@ def refuse_new_geometry(
                 )
             if like.requires_grad != x.requires_grad:  # a factory's result begins without
                 raise GraphBreak(f"{name}(out=) ends that a tensor requires gradients")
-
-
-def _casts(func: Any, name: str, args: Args, kwargs: Kwargs) -> bool:
-    """Whether ATen casts what an element-wise function gives to the dtypes of its `out=`."""
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(func, types.BuiltinFunctionType) or packet is None:
-        return False
-    if not any(is_pointwise(x) for x in overloads_of(packet)):
-        return False
-    try:
-        on_ones(func, args, kwargs)
-    except (RuntimeError, TypeError):
-        return False
-    return True
 
 
 def storages(nodes: Iterable[fx.Node]) -> set[int]:

@@ -563,12 +563,12 @@ def takes_any_size(op: Any) -> bool:
     name = packet_name(op)
     # 25 operators in place lack the tag that those of the same name have
     whole = getattr(getattr(torch.ops.aten, name, None), op._overloadname, op)
-    is_known = is_each(op) or is_pointwise(whole) or name in _OF_ALL_SIZES
+    is_known = _is_each(op) or is_pointwise(whole) or name in _OF_ALL_SIZES
     is_sure = is_known and torch.Tag.nondeterministic_seeded not in op.tags
     return op.namespace == "aten" and (is_sure or name in _DRAWS)
 
 
-def is_each(op: Any) -> bool:  # of the elements, or of the tensors of lists
+def _is_each(op: Any) -> bool:  # of the elements, or of the tensors of lists
     return is_pointwise(op) or packet_name(op).startswith("_foreach_")
 
 
@@ -649,7 +649,7 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
     if (whom := _asked(device, name, kinds)) is None:
         return
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
-    if is_usual and (is_each(op) or name == "masked_fill"):  # x - True, alpha=True
+    if is_usual and (_is_each(op) or name == "masked_fill"):  # x - True, alpha=True
         is_usual = {bool, complex}.isdisjoint(map(type, (*args, *kwargs.values())))
     if (is_usual and name not in _ALWAYS) or (torch.uint8 in kinds and name in _WARN_OF_BYTES):
         return
