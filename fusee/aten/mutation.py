@@ -15,7 +15,7 @@ import bisect
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,11 @@ from fusee.aten.canonicalize import bound, convert
 from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
-from fusee.errors import MissingFake
+from fusee.errors import MissingFake, TraceError
 from fusee.fake import on_metas
-from fusee.fake.layouts import extent, is_row_major, known, meet, same_ints
-from fusee.fake.torch_python import mode_of
-from fusee.source import Args, Kwargs, OpRules, overloads
+from fusee.fake.layouts import extent, is_row_major, known, may_repeat, meet, same_ints
+from fusee.fake.torch_python import is_pointwise, mode_of
+from fusee.source import Args, Kwargs, OpRules, overloads, tensors_in
 from fusee.sym import Expr
 
 # ---------------------------------------------------------------------------- custom
@@ -93,21 +93,28 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 # tell apart pass, as there; a target that meets an operand does not, which ATen reads as it writes.
 
 
-def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any) -> None:
-    """raises  TraceError if elements of a target share memory, or it lies partly over an operand"""
+def refuse_overlap(
+    t: Tracer, op: object, targets: Any, operands: Any, may_be_same: bool = True
+) -> None:
+    """
+    may_be_same  whether a target may lie where an operand does, element by element
+    raises       TraceError if elements of a target share memory, or it lies over an operand
+    """
     others: dict[int, list[Tensor]] = {}  # by memory
-    for other in pytree.tree_leaves(operands):
-        if isinstance(other, Tensor):
-            value = t.value(other)
-            others.setdefault(id(value.store), []).append(value.tensor)
-    for target in pytree.tree_leaves(list(targets)):
-        written = t.value(target)
+    for other in map(t.value, tensors_in(operands)):
+        others.setdefault(id(other.store), []).append(other.tensor)
+    for written in map(t.value, tensors_in(targets)):
         x = _at_first(written.tensor)
-        if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride())):
-            raise t.b.unsupported(f"{op} writes to elements that share memory")
-        for y in others.get(id(written.store), ()):
-            if y is not written.tensor and _is_partial(x, _at_first(y)):
-                raise t.b.unsupported(f"{op} writes to memory that it reads as another tensor")
+        if may_repeat(x):
+            raise _stop(t, op, "writes to elements that share memory")
+        if any(_overlap(x, _at_first(y), may_be_same) for y in others.get(id(written.store), ())):
+            raise _stop(t, op, "writes to memory that it reads as another tensor")
+
+
+def _stop(t: Tracer, op: object, why: str) -> TraceError:
+    error = t.b.unsupported(f"{op} {why}")
+    error.__cause__ = RuntimeError("what eager may raise")
+    return error
 
 
 def _at_first(x: Tensor) -> Tensor:
@@ -123,11 +130,13 @@ def _at_first(x: Tensor) -> Tensor:
     )
 
 
-def _is_partial(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors of one storage share memory, but not each element with its counterpart."""
+def _overlap(a: Tensor, b: Tensor, may_be_same: bool) -> bool:
+    """Whether tensors of one storage share memory."""
     places = [(x.storage_offset() * x.element_size(), x.shape, x.stride()) for x in (a, b)]
-    if places[0] == places[1] or not (a.numel() and b.numel()):
+    if not (a.numel() and b.numel()):
         return False
+    if places[0] == places[1]:
+        return not may_be_same
     if a.dtype == b.dtype:
         return meet(a, b, int(b.storage_offset() - a.storage_offset()))
     (start, end), (first, last) = (
@@ -221,33 +230,36 @@ def _types(op: OpOverload) -> list[str]:
 
 
 def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
-    positions = {a.name: i for i, a in enumerate(op._schema.arguments) if not a.kwarg_only}
-    takes_dtype = "dtype" in {a.name for a in pure._schema.arguments} and "dtype" not in positions
-    is_out = all(name not in positions for name in written)
+    names = [a.name for a in op._schema.arguments]
+    positional = {a.name for a in op._schema.arguments if not a.kwarg_only}
+    takes_dtype = "dtype" in {a.name for a in pure._schema.arguments} and "dtype" not in positional
+    is_out = positional.isdisjoint(written)
     plain = sum(r.alias_info is None for r in op._schema.returns)
     returns_nothing = not op._schema.returns
-    is_random, is_each = draws(op), "_foreach_" in op._schema.name and is_explicit(op)
+    is_random, may_be_same = draws(op), is_pointwise(op)
+    is_list = "_foreach_" in op._schema.name and is_explicit(op)
 
     def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        targets = [
-            args[positions[name]] if positions.get(name, len(args)) < len(args) else kwargs[name]
-            for name in written
-        ]
+        given = dict(zip(names, bound(op, args, kwargs), strict=True))
+        targets = [given.pop(name) for name in written]
         if is_out:
             kwargs = {name: x for name, x in kwargs.items() if name not in written}
             if takes_dtype:
                 kwargs["dtype"] = kwargs.get("dtype") or targets[0].dtype
-        if is_each and targets[0]:
-            lists = [x for x in args if isinstance(x, (list, tuple)) and isinstance(x[0], Tensor)]
-            places = {(t.value(x).store, place) for xs in lists for place, x in enumerate(xs)}
-            if len({store for store, _ in places}) < len(places):  # eager writes one by one
+        if is_list:
+            stores = {t.value(x).store for x in targets[0]}
+            others = {t.value(x).store for x in tensors_in([*given.values()])}
+            if len(stores) < len(targets[0]) or stores & others:  # eager writes one by one
                 return t.explicit(op, args, kwargs)
-        refuse_overlap(t, op, targets, (args, kwargs))
+        refuse_overlap(t, op, targets, [*given.values()], may_be_same)
         if is_random:
             _refuse_gaps(t, op, targets)
         found = t.call(pure, *args, **kwargs)
         results = list(found) if len(written) + plain > 1 else [found]
         for target, result in zip(targets, results[plain:], strict=True):
+            kinds = {x.dtype for x in tensors_in((target, result))}
+            if is_out and not may_be_same and len(kinds) > 1:
+                raise _stop(t, op, "gives another dtype than out= has")
             store(t, target, result, may_resize=is_out)
         if returns_nothing:
             return None

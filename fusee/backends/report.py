@@ -428,8 +428,7 @@ def in_buckets(
 ) -> Bucketed | None:
     """The graph in parts, each compiled by itself; None if it is to be one graph.
 
-    So are graphs with open sizes, whose parts would not know them, and those that switch torch's
-    state on their way.
+    So are those that switch torch's state on their way.
     """
     limits = _limits()
     if limits is None:
@@ -437,12 +436,7 @@ def in_buckets(
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True))
-    values = [node.meta.get("example_value") for node in inputs]
-    is_open = any(
-        not isinstance(x, Tensor) or any(isinstance(n, torch.SymInt) for n in x.shape)
-        for x in values
-    )
-    if is_open or not all("example_value" in node.meta for node in calls):
+    if not all("example_value" in node.meta for node in calls):
         return None
     starts = _starts(calls, output.all_input_nodes, inputs, limits)
     return in_parts(gm, [*reversed(starts)], compile_graph) if starts else None
@@ -485,7 +479,8 @@ def in_parts(
     for (begin, end), is_captured in zip(ends, captured):
         part, given, results = _part(gm, calls[begin:end])
         rest = {output, *calls[end:]}
-        dead = [places[node] for node in given if rest.isdisjoint(node.users)]
+        # every part is given the numbers
+        dead = [places[x] for x in given if _is_tensor(x) and rest.isdisjoint(x.users)]
         run = part.forward if is_captured else None
         parts.append(BucketGraph(part, [places[node] for node in given], dead, run))
         places.update(zip(results, itertools.count(len(places))))
@@ -550,7 +545,9 @@ def _part(
         copier.placeholder(node)
     for node in (*read, *calls):  # numbers are computed anew
         copier.demand(node)
-    results = [node for node in calls if _is_tensor(node) and not own.issuperset(node.users)]
+    shown = gm.graph.output_node().all_input_nodes
+    wanted = [node for node in calls if not own.issuperset(node.users)]
+    results = [node for node in wanted if _is_tensor(node) or node in shown]
     copier.graph.output(tuple(map(copier.argument, results)))
     part = fx.GraphModule(gm, copier.graph)
     part.meta[APART] = gm.meta.get(APART, (None, 0))

@@ -31,7 +31,7 @@ from fusee.capture.torch_api import (
     state_restored,
 )
 from fusee.fake import is_symbolic, name_may_raise, raises
-from fusee.fake.layouts import extent, known
+from fusee.fake.layouts import extent
 from fusee.fake.torch_python import overloads_of
 from fusee.runtime.cache import CUTS
 from fusee.source import Args, Kwargs, NodeGraph, tensors_in
@@ -413,18 +413,14 @@ def cuts(graph: fx.Graph) -> dict[str, Any]:
 
 
 def _is_free(nodes: list[fx.Node], calls: list[fx.Node], k: int) -> bool:
-    """Whether two graphs may stand in place of one: they pass whole tensors of known sizes, which
-    share no memory and are not written to, and torch's state is the same in both."""
-    inputs = [node for node in nodes if node.op == "placeholder"]
-    for node in inputs:
-        x = node.meta.get("example_value")
-        if not isinstance(x, torch.Tensor) or not known(x.shape):
-            return False
+    """Whether two graphs may stand in place of one: they pass whole tensors, which share no memory
+    and are not written to, and torch's state is the same in both."""
     if any("example_value" not in n.meta or n.target is leaf_gradients for n in calls):
         return False
     crossing = [node for node in calls[:k] if not {*calls[:k]}.issuperset(node.users)]
-    if not all(isinstance(node.meta["example_value"], torch.Tensor) for node in crossing):
+    if not all(map(_is_tensor, crossing)):
         return False
+    inputs = [node for node in nodes if node.op == "placeholder"]
     memory = storages(crossing)
     written = storages(x for node in calls for x in written_by(node))
     return len(memory) == len(crossing) and memory.isdisjoint(written | storages(inputs))
@@ -446,7 +442,6 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     """
     graph, copies = NodeGraph(), dict[fx.Node, fx.Node]()
     output = graph.output(graph.graph_copy(gm.graph, copies))
-    given = {*output.all_input_nodes}
     for node in [*graph.nodes]:  # items come with what has them
         for user in [*node.users] if not _is_tensor(node) else ():
             if user.target is operator.getitem and type(user.args[1]) is int:
@@ -458,7 +453,7 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     spans = {x: (k, max(map(places.__getitem__, x.users), default=k)) for x, k in places.items()}
     passes = [k for k, node in enumerate(calls) if node.target is leaf_gradients]
     # what no part can give to another
-    whole = [spans[x] for x in calls if not (_is_tensor(x) or (_is_number(x) and x not in given))]
+    whole = [spans[x] for x in calls if not (_is_tensor(x) or _is_number(x))]
     (begin, _), end, before = spans[copies[at]], places[copies[at]] + 1, (-1, -1)
     while before != (begin, end):
         before = begin, end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 import threading
@@ -33,8 +32,7 @@ from fusee.errors import FuseeError, RegionError
 from fusee.fake import associative_scan as associative_scan
 from fusee.fake import combine_of as combine_of
 from fusee.fake.gradients import goes_beside
-from fusee.fake.layouts import extent, is_dense, known, meet
-from fusee.fake.torch_python import NotDeterministic, is_pointwise, on_ones, overloads_of
+from fusee.fake.torch_python import NotDeterministic, overloads_of
 from fusee.source import Args, Kwargs, tensors_in
 
 # ---------------------------------------------------------------------------- breaks
@@ -310,7 +308,8 @@ class Failing:
             if frame.f_code is forward.__code__:  # what has run has a variable
                 names = [node.name for node in self.eagerly.graph.nodes]
                 raised = next(k for k, name in enumerate(names) if name not in frame.f_locals)
-                return names[raised] != "output" and not {*self.changes} & {*names[: raised + 1]}
+                begun = raised if _OVERLAP in str(error) else raised + 1
+                return names[raised] != "output" and not {*self.changes} & {*names[:begun]}
         return False
 
     def _restore(self, generators: States) -> None:
@@ -327,6 +326,9 @@ class Failing:
 
 # Whose operators are not the user's to complete.
 _TORCHS = tuple("aten prim prims quantized mkldnn torchvision".split())
+
+
+_OVERLAP = "memory location"  # ATen refuses such writes before they begin
 
 
 def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
@@ -421,14 +423,6 @@ def refuse_new_geometry(
     into = {key: x for key, x in kwargs.items() if key in names and x is not None}
     outs = tensors_in(into)
     with torch._C.DisableTorchFunction():
-        if outs and not is_operator:
-            made = run(func, args, {key: x for key, x in kwargs.items() if key not in into})
-            kinds = [x.dtype for x in tensors_in(made)]
-            if kinds != [x.dtype for x in outs] and not _casts(func, name, args, kwargs):
-                raise GraphBreak(
-                    "out= has another dtype than the result, which some operators refuse",
-                    "give it a tensor of the result's dtype",
-                )
         kept = [x for x in outs if is_input(x) or x.untyped_storage().nbytes()]
         if not kept:
             return
@@ -449,20 +443,6 @@ def refuse_new_geometry(
                 )
             if like.requires_grad != x.requires_grad:  # a factory's result begins without
                 raise GraphBreak(f"{name}(out=) ends that a tensor requires gradients")
-
-
-def _casts(func: Any, name: str, args: Args, kwargs: Kwargs) -> bool:
-    """Whether ATen casts what an element-wise function gives to the dtypes of its `out=`."""
-    packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(func, types.BuiltinFunctionType) or packet is None:
-        return False
-    if not any(is_pointwise(x) for x in overloads_of(packet)):
-        return False
-    try:
-        on_ones(func, args, kwargs)
-    except (RuntimeError, TypeError):
-        return False
-    return True
 
 
 def storages(nodes: Iterable[fx.Node]) -> set[int]:
@@ -490,64 +470,10 @@ def seen_memory(graph: fx.Graph, name: str, fake: Tensor) -> str:
     return "" if made.op == "placeholder" else made.name
 
 
-# The memory of a tensor, and where it begins there.
-PlaceOf = Callable[[Tensor], tuple[int, Any]]
-
-
-def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> bool:
-    """End the graph at a write that ATen may refuse, since elements share memory. Whether it is a
-    write.
-
-    FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
-    """
-    written, is_operator = kwargs.get("out"), False
-    if written is None:
-        is_operator = name.strip("_") in CHANGING
-        if not ((is_in_place(name) or is_operator) and args):
-            return False
-        written, *args = args
-        if name.strip("_") == "setitem":  # by numbers a view is written to, by tensors elements
-            index, *args = args
-            if tensors_in(index):
-                return True
-            written = written[index]
-    operands = tensors_in(args)
-    may_be_operand = name == "copy_" or is_operator or _is_pointwise(name)
-    for x in tensors_in(written):
-        if x.layout is not torch.strided:
-            continue
-        # no size of a result hangs on whether an open one is 0
-        axes = zip(x.shape, x.stride())
-        again = (s == 0 and (n > 1 if type(n) is int else n != 1) for n, s in axes)
-        shares = x.numel() > extent(x.shape, x.stride()) or any(again)
-        if shares or any(_overlap(x, y, may_be_operand, place) for y in operands):
-            raise GraphBreak(
-                f"{name} writes to memory that several elements or operands share", "clone() first"
-            )
-    return True
-
-
-def _overlap(x: torch.Tensor, y: torch.Tensor, may_be_same: bool, place: PlaceOf) -> bool:
-    """Whether two tensors have a part of their memory in common, or all of it."""
-    if y is x or y.layout is not torch.strided:
-        return y is x and not may_be_same
-    (memory, begin), (other, begin_other) = place(x), place(y)
-    if memory != other:
-        return False
-    if not (is_dense(x) and is_dense(y)):  # which ATen does not refuse: it reads as it writes
-        places = (begin, *x.shape, *x.stride()), (begin_other, *y.shape, *y.stride())
-        is_certain = known([*places[0], *places[1]]) and places[0] != places[1]
-        return is_certain and meet(x, y, begin_other - begin)
-    first, second = (begin, begin + x.numel()), (begin_other, begin_other + y.numel())
-    if first == second and x.stride() == y.stride():
-        return not may_be_same
-    return bool(first[0] < second[1] and second[0] < first[1])
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_pointwise(name: str) -> bool:
-    """Whether each element depends on those at its place alone: `out` may be an operand."""
-    return any(map(is_pointwise, overloads_of(getattr(torch.ops.aten, name, None))))
+def is_write(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a call writes to an operand."""
+    is_operator = name.strip("_") in CHANGING
+    return kwargs.get("out") is not None or bool(args and (is_operator or is_in_place(name)))
 
 
 def is_scale(tensors: Any, other: Any) -> bool:

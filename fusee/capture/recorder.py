@@ -50,9 +50,9 @@ from fusee.capture.graph_break import (
     Lost,
     ended_by,
     is_scale,
+    is_write,
     memory_of,
     refuse_new_geometry,
-    refuse_overlaps,
     seen_memory,
     storages,
 )
@@ -376,7 +376,7 @@ class Recorder(TorchFunctionMode):
             with (
                 no_torch_function(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip
-                if refuse_overlaps(name, args, kwargs, self._place) and self.is_heard():
+                if is_write(name, args, kwargs) and self.is_heard():
                     self.heard.append((*args, *kwargs.values()))
                 out = func(*shown(args), **shown(kwargs))
                 self.symbols.look(out, first)
@@ -427,15 +427,6 @@ class Recorder(TorchFunctionMode):
             below = self._of_memory.get(fake.untyped_storage()._cdata)
             more = 0 if below is None or self.begins is None else self.begins(below)
             return fake.storage_offset() + more
-
-    def _place(self, fake: torch.Tensor) -> tuple[int, Any]:
-        """The memory of a tensor, which inputs may share now, and where it begins there."""
-        memory, offset = fake.untyped_storage()._cdata, fake.storage_offset()
-        below = self._of_memory.get(memory)
-        if below is None:
-            return memory, offset
-        real, _ = self.given[id(below)]
-        return real.untyped_storage()._cdata, offset + real.storage_offset()
 
     def _attribute(self, func: Any, access: str, args: Args) -> Any:
         name = func.__self__.__name__

@@ -309,7 +309,6 @@ def test_a_copy_is_saved_where_the_program_makes_one(backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*a view that was made while gradients were off")
-@pytest.mark.filterwarnings("ignore:.*a view that was made while gradients were off")
 def test_a_view_made_without_gradients_of_what_is_then_written_to() -> None:
     """Autograd refuses to say what it is part of."""
 

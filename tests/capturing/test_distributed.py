@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from torch import nn
+
+import fusee
+from fusee.backends import report
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,3 +162,31 @@ def run(device: str) -> None:
 def test_steps_are_those_of_eager() -> None:
     assert torch.distributed.is_gloo_available()
     run("cpu")
+
+
+def test_buckets_of_open_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_limits", lambda: itertools.repeat(40))
+    cut, run = list[Any](), report._in_turn
+
+    def noted(compile_graph: Any, parts: Any, *given: Any) -> Any:
+        cut.append(parts)
+        return run(compile_graph, parts, *given)
+
+    monkeypatch.setattr(report, "_in_turn", noted)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    twin = copy.deepcopy(module)
+
+    def step(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = module(x).view(x.shape[0] * 2, -1) * x.shape[0]
+        loss: torch.Tensor = module(y.reshape(x.shape)).sum()
+        return loss
+
+    compiled = fusee.compile(step, dynamic=True)
+    for rows in (3, 5, 6):
+        x = torch.randn(rows, 4)
+        (wanted := step(module, x)).backward()
+        (found := compiled(twin, x)).backward()
+        torch.testing.assert_close(found, wanted)
+    for ours, theirs in zip(twin.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert len(cut) == 3 and all(len(parts) > 1 for parts in cut)

@@ -412,6 +412,13 @@ def test_calls_with_overlapping_inputs_say_that_they_run_eagerly() -> None:
         compiled(*PLACES["shifted"]())
 
 
+def _refused(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x[1:].add_(x[:-1])
+    except RuntimeError:
+        return x - 1
+
+
 @pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
 @pytest.mark.parametrize(
     ("run", "inputs"),
@@ -425,6 +432,9 @@ def test_calls_with_overlapping_inputs_say_that_they_run_eagerly() -> None:
         (lambda b: b[::2].copy_(b[1:5]), lambda: (torch.arange(8.0),)),
         (lambda b: b[::2].__setitem__(slice(None), b[:4]), lambda: (torch.arange(8.0),)),
         (lambda b: b.as_strided((2, 2), (1, 1)).add_(1), lambda: (torch.arange(8.0),)),
+        (lambda b: b.scatter_(0, torch.arange(8), b), lambda: (torch.arange(8.0),)),
+        (lambda b: torch.mm(b, b, out=b), lambda: (torch.ones(4, 4),)),
+        (_refused, lambda: (torch.arange(8.0),)),
         (lambda b: copy.deepcopy(b[1:3]), lambda: (torch.arange(8.0),)),
         (lambda a: a.mT[0].fill_(1) + a[0], lambda: (_x(3, 5)[:, :1].expand(3, 5),)),
         (lambda a: a.mT[0].fill_(1) + a.mT[1], lambda: (_x(7, 5).unfold(0, 3, 1),)),
