@@ -224,7 +224,9 @@ def _is_written(node: fx.Node) -> bool:
 _HOMES = "torch", "_operator"
 _IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional", "torch._tensor"))
 _OF_NOW = frozenset(("cuda", torch.device("cuda")))  # the present device: another one later
-_BITS = (torch.Tensor.is_conj, torch.Tensor.is_neg)
+# What these give is a view, mostly, or the operand: as quick to make as to find.
+_NAMES = "view transpose permute unsqueeze squeeze expand reshape contiguous cuda".split()
+_RUN = {operator.getitem, *(getattr(torch.Tensor, name) for name in _NAMES)}
 
 
 class Repeated:
@@ -237,12 +239,12 @@ class Repeated:
     def key(self, mode: Any, func: Any, args: Args, kwargs: Kwargs) -> Hashable:
         """By what the result of a call is known; None: it has to run."""
         kind, home = type(func), getattr(func, "__module__", None) or "torch"
+        if kind not in FUNCTIONS or func in _RUN:
+            return None
         if kind is types.FunctionType and home not in _IN_PYTHON:
             return None
         if kind is types.BuiltinFunctionType and home.partition(".")[0] not in _HOMES:
             return None  # of a package of the program's
-        if kind not in FUNCTIONS or func is torch.Tensor.cuda:
-            return None
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return None
         state = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -263,11 +265,9 @@ class Repeated:
 
     def note(self, mode: Any, key: Hashable, operands: Args, out: Any) -> None:
         """Keep what a call gave for tensors among its arguments, if it is a new one."""
-        if type(out) is not FakeTensor or out.fake_mode is not mode or out.requires_grad:
+        if type(out) is not FakeTensor or out.requires_grad or not _add([], mode, out):
             return
-        if out.layout is not torch.strided or out.is_quantized or out.constant is not None:
-            return
-        if out._has_symbolic_sizes_strides or any(bit(out) for bit in _BITS):
+        if out.is_conj() or out.is_neg():
             return
         memory = out.untyped_storage()
         given = tensors_in(operands)

@@ -39,6 +39,7 @@ from fusee.fake.layouts import (
     broadcast,
     equal,
     extent,
+    has_zero,
     is_row_major,
     let_be_filled,
     together,
@@ -289,7 +290,8 @@ def _quick_mode() -> type[FakeTensorMode]:
             if torch.is_inference_mode_enabled():  # where tensors do not count writes
                 self.env.data.forget_counts()
         device = _home(self, func, args, kwargs, is_open, func in _WITH_BITS)
-        refuse(func, args, kwargs, device)
+        if func not in OPEN_VIEWS:
+            refuse(func, args, kwargs, device)
         if self.env is not None and func in UNBACKED and device is not None:
             found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
             return _wrapped(self, found, device)
@@ -429,8 +431,7 @@ def _home(
     return home if home.type in _KINDS else None
 
 
-# Of devices.
-_KINDS = ("cpu", "cuda")
+_KINDS = "cpu", "cuda"  # of devices
 
 
 def _with_index(device: torch.device) -> torch.device:
@@ -785,8 +786,7 @@ def raises(node: fx.Node, name: str, value: str) -> bool:
         return is_whole and not (is_safe and divisor != 0)
     found = (x.meta.get(value) for x in node.all_input_nodes)
     shapes = (x.shape for x in found if isinstance(x, Tensor))
-    is_empty = any(0 in [n for n in shape if type(n) is int] for shape in shapes)
-    return is_empty and _refuses_nothing(name)
+    return _refuses_nothing(name) and any(map(has_zero, shapes))
 
 
 @functools.cache
