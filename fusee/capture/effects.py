@@ -102,7 +102,7 @@ def _effects(node: fx.Node) -> set[str]:
         opens = (x for x in operands if not isinstance(x, (list, tuple)) and is_symbolic(x))
         sizes = (n for x in opens for n in (x.shape if isinstance(x, torch.Tensor) else (x,)))
         refuses = refuses or any(map(was_unbacked, sizes))
-    if indexes or refuses:
+    if indexes or refuses or node.kwargs.get("out") is not None:
         found.add("raises")
     return found
 
