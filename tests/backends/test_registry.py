@@ -291,6 +291,7 @@ OTHERWISE: dict[Callable[..., Any], tuple[int, ...]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch 2.11's own
 @pytest.mark.parametrize("with_grad", [False, True])
 @pytest.mark.parametrize("fn", OTHERWISE, ids=lambda fn: fn.__name__)
 def test_graphs_without_a_form_are_captured_by_us(fn: Callable[..., Any], with_grad: bool) -> None:
