@@ -32,6 +32,7 @@ from fusee.errors import FuseeError, RegionError
 from fusee.fake import associative_scan as associative_scan
 from fusee.fake import combine_of as combine_of
 from fusee.fake.gradients import goes_beside
+from fusee.fake.layouts import extent, is_dense
 from fusee.fake.torch_python import NotDeterministic, overloads_of
 from fusee.source import Args, Kwargs, tensors_in
 
@@ -474,6 +475,19 @@ def is_write(name: str, args: Any, kwargs: Any) -> bool:
     """Whether a call writes to an operand."""
     is_operator = name.strip("_") in CHANGING
     return kwargs.get("out") is not None or bool(args and (is_operator or is_in_place(name)))
+
+
+def settle_overlaps(args: Any, kwargs: Any) -> None:
+    """Guard that a write goes over what it reads, or over itself, in later calls as in this one:
+    FakeTensors do not look, and the graph is made for the sizes and strides of this call."""
+    targets = tensors_in(args[0] if kwargs.get("out") is None else kwargs["out"])
+    for x in (x for x in targets if x.layout is torch.strided):
+        bool(x.numel() > extent(x.shape, x.stride()))
+        for y in tensors_in((args, kwargs)):
+            if y.layout is torch.strided and memory_of(y) == memory_of(x) and y is not x:
+                begin, other = x.storage_offset(), y.storage_offset()
+                if is_dense(x) and is_dense(y):
+                    bool(begin < other + y.numel() and other < begin + x.numel())
 
 
 def is_scale(tensors: Any, other: Any) -> bool:

@@ -54,6 +54,7 @@ from fusee.capture.graph_break import (
     memory_of,
     refuse_new_geometry,
     seen_memory,
+    settle_overlaps,
     storages,
 )
 from fusee.capture.mirrors import Later
@@ -376,8 +377,10 @@ class Recorder(TorchFunctionMode):
             with (
                 no_torch_function(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip
-                if is_write(name, args, kwargs) and self.is_heard():
-                    self.heard.append((*args, *kwargs.values()))
+                if is_write(name, args, kwargs):
+                    settle_overlaps(args, kwargs)
+                    if self.is_heard():
+                        self.heard.append((*args, *kwargs.values()))
                 out = func(*shown(args), **shown(kwargs))
                 self.symbols.look(out, first)
             if key is not None and not (self.said or self.is_told()):  # a call that warns is run

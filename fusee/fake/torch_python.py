@@ -648,8 +648,8 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
     key = device.type, op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
     if (whom := _asked(device, name, kinds)) is None:
         return
-    is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
-    if is_usual and (_is_each(op) or name == "masked_fill"):  # x - True, alpha=True
+    is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point and "mask" not in name
+    if is_usual and _is_each(op):  # x - True, alpha=True
         is_usual = {bool, complex}.isdisjoint(map(type, (*args, *kwargs.values())))
     if (is_usual and name not in _ALWAYS) or (torch.uint8 in kinds and name in _WARN_OF_BYTES):
         return
