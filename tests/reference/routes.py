@@ -26,7 +26,7 @@ class Route:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._before = {id(one) for one in self._known()}
+        self._before = self._known()  # held, so that no later one has the id of one of these
         self._kept: list[Any] = []
 
     def _known(self) -> list[Report]:
@@ -45,7 +45,8 @@ class Route:
 
     @property
     def graphs(self) -> list[Report]:
-        return [one for one in self._known() if id(one) not in self._before]
+        before = {id(one) for one in self._before}
+        return [one for one in self._known() if id(one) not in before]
 
 
 def routes(name: str) -> Iterator[Route]:
