@@ -33,7 +33,7 @@ from fusee.fake import associative_scan as associative_scan
 from fusee.fake import combine_of as combine_of
 from fusee.fake.gradients import goes_beside
 from fusee.fake.layouts import extent, is_dense
-from fusee.fake.torch_python import NotDeterministic, overloads_of
+from fusee.fake.torch_python import NotDeterministic, is_pointwise, overloads_of
 from fusee.source import Args, Kwargs, tensors_in
 
 # ---------------------------------------------------------------------------- breaks
@@ -477,10 +477,17 @@ def is_write(name: str, args: Any, kwargs: Any) -> bool:
     return kwargs.get("out") is not None or bool(args and (is_operator or is_in_place(name)))
 
 
-def settle_overlaps(args: Any, kwargs: Any) -> None:
+def settle_overlaps(name: str, args: Any, kwargs: Any) -> None:
     """Guard that a write goes over what it reads, or over itself, in later calls as in this one:
-    FakeTensors do not look, and the graph is made for the sizes and strides of this call."""
+    FakeTensors do not look, and the graph is made for the sizes and strides of this call. Of an
+    operand that is `out=` too they take over what a copy's strides would be: the graph ends."""
     targets = tensors_in(args[0] if kwargs.get("out") is None else kwargs["out"])
+    if kwargs.get("out") is not None:
+        read = set[int]().union(*map(memory_of, tensors_in(args)))
+        written = set[int]().union(*map(memory_of, targets))
+        packet = getattr(torch.ops.aten, name, None)
+        if read & written and not any(map(is_pointwise, overloads_of(packet))):
+            raise GraphBreak(f"{name} writes to what it reads, by out=", "clone() first")
     for x in (x for x in targets if x.layout is torch.strided):
         bool(x.numel() > extent(x.shape, x.stride()))
         for y in tensors_in((args, kwargs)):

@@ -378,10 +378,14 @@ class Recorder(TorchFunctionMode):
                 no_torch_function(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip
                 if is_write(name, args, kwargs):
-                    settle_overlaps(args, kwargs)
+                    settle_overlaps(name, args, kwargs)
                     if self.is_heard():
                         self.heard.append((*args, *kwargs.values()))
+                given = [(x, x.shape, x.stride()) for x in tensors_in(kwargs.get("out"))]
                 out = func(*shown(args), **shown(kwargs))
+                for x, size, stride in given:  # which ATen keeps, and some meta kernels don't
+                    if x.shape == size and x.stride() != stride:
+                        x.as_strided_(size, stride, x.storage_offset())
                 self.symbols.look(out, first)
             if key is not None and not (self.said or self.is_told()):  # a call that warns is run
                 with no_torch_function():

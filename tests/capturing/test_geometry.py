@@ -715,3 +715,19 @@ def test_a_view_of_a_leaf_that_nobody_reads(backend: str) -> None:
     with torch.no_grad(), pytest.raises(ValueError, match="behind it"):
         fast(leaf)
     assert leaf.tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("is_operand", [False, True])
+def test_out_keeps_its_strides(is_operand: bool) -> None:
+    """The meta kernel of sort gives `out=` those of a copy."""
+
+    def program(x: Tensor, q: Tensor) -> Tensor:
+        places = torch.empty(0, dtype=torch.int64)
+        return torch.sort(q if is_operand else x, dim=0, out=(q, places))[0] * 2
+
+    found = []
+    for run in (program, fusee.compile(program, options={"prices": False})):
+        memory = torch.linspace(2, -2, 16)
+        got = run(torch.linspace(1, -1, 8), memory[::2])
+        found.append([got, memory])
+    torch.testing.assert_close(*found)
