@@ -608,10 +608,13 @@ class _Finish:
     def _keep_gradients(self, by_index: dict[int, Tensor | None], given: Sequence[Tensor]) -> None:
         b, inputs = self.b, self.inputs
         tangents = {b.node(self.tracer.value(x)) for x in given}
-        places: dict[int, int | None] = {id(None): None}
+        places: dict[int, int] = {}
         for index in range(len(inputs.values) - len(given)):
             gradient = by_index.get(index)
-            if gradient is not None and id(gradient) not in places:
+            if gradient is None:
+                self.gradients.append(None)
+                continue
+            if id(gradient) not in places:
                 target = inputs.values[index]
                 assert target
                 value = self.tracer.value(gradient)

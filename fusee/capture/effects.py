@@ -418,7 +418,7 @@ def _is_free(nodes: list[fx.Node], calls: list[fx.Node], k: int) -> bool:
     if any("example_value" not in n.meta or n.target is leaf_gradients for n in calls):
         return False
     crossing = [node for node in calls[:k] if not {*calls[:k]}.issuperset(node.users)]
-    if not all(map(_is_tensor, crossing)):
+    if not all(map(_may_cross, crossing)):
         return False
     inputs = [node for node in nodes if node.op == "placeholder"]
     memory = storages(crossing)
@@ -443,7 +443,7 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     graph, copies = NodeGraph(), dict[fx.Node, fx.Node]()
     output = graph.output(graph.graph_copy(gm.graph, copies))
     for node in [*graph.nodes]:  # items come with what has them
-        for user in [*node.users] if not _is_tensor(node) else ():
+        for user in [*node.users] if not _may_cross(node) else ():
             if user.target is operator.getitem and type(user.args[1]) is int:
                 node.append(user)
     calls = [node for node in graph.nodes if node.op.startswith("call_")]
@@ -453,7 +453,7 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     spans = {x: (k, max(map(places.__getitem__, x.users), default=k)) for x, k in places.items()}
     passes = [k for k, node in enumerate(calls) if node.target is leaf_gradients]
     # what no part can give to another
-    whole = [spans[x] for x in calls if not (_is_tensor(x) or _is_number(x))]
+    whole = [spans[x] for x in calls if not (_may_cross(x) or _is_number(x))]
     (begin, _), end, before = spans[copies[at]], places[copies[at]] + 1, (-1, -1)
     while before != (begin, end):
         before = begin, end
@@ -475,8 +475,8 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     return (graph_module(graph, gm), found) if len(found) > 1 else None
 
 
-def _is_tensor(node: fx.Node) -> bool:
-    """Whether it gives a dense tensor of sizes that are known before the graph runs."""
+def _may_cross(node: fx.Node) -> bool:
+    """Whether parts can give it to each other: a dense tensor of sizes that no data tells."""
     x = node.meta.get("example_value")
     is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
     return is_dense and not any(map(was_unbacked, x.shape))  # type: ignore[union-attr]

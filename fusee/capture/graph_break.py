@@ -344,12 +344,14 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     if isinstance(error, UnsupportedOperatorException):  # nobody knows results before it runs
         operator = op_of(error.func) or str(error.func)
     elif isinstance(error, NotImplementedError) or "no fake impl registered" in text:
-        operator = "".join(re.findall(r"\w+::\w+", text)[:1])
+        found = re.search(r"\w+::\w+", text)
+        operator = found[0] if found else ""
     else:
         return None
     operator = op_of(function) or operator or name
-    remedy = f"torch.library.register_fake({operator!r}) says what they look like"
-    remedy = remedy if "::" in operator and is_foreign(operator) else ""
+    remedy = ""
+    if "::" in operator and is_foreign(operator):
+        remedy = f"torch.library.register_fake({operator!r}) says what they look like"
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
 
 

@@ -22,7 +22,6 @@ from fusee.loops import (
     Extern,
     Kernel,
     Loop,
-    Phase,
     Schedule,
     Store,
     Value,
@@ -33,9 +32,9 @@ from fusee.loops import (
 )
 from fusee.loops.schedule import (
     first_write,
+    on_others,
     points_of,
     reads,
-    rewrite_body,
     split_loop,
     stride,
     views,
@@ -253,6 +252,8 @@ def _written_over(kernel: Kernel, store: Store, free: Container[Buffer]) -> Buff
 
 def _with_operands(item: Kernel | Extern, instead: Mapping[Buffer, Buffer]) -> Kernel | Extern:
     """The item on other buffers."""
+    if isinstance(item, Kernel):
+        return replace(item, phases=on_others(item.phases, instead), reads_memo=None)
 
     def buffer_of(buffer: Buffer) -> Buffer:
         return instead.get(buffer, buffer)
@@ -260,19 +261,9 @@ def _with_operands(item: Kernel | Extern, instead: Mapping[Buffer, Buffer]) -> K
     def view_of(x: object) -> object:
         return replace(x, buffer=buffer_of(x.buffer)) if isinstance(x, View) else x
 
-    def load_of(value: Value) -> Value | None:
-        if value.op != "load" or value.attr[0] not in instead:
-            return None
-        return value.table.load(instead[value.attr[0]], value.attr[1], *value.args)
-
-    if isinstance(item, Extern):
-        mutates = tuple(map(buffer_of, item.mutates))
-        args, kwargs = mapped(item.args, view_of), mapped(item.kwargs, view_of)
-        return replace(item, args=args, kwargs=kwargs, mutates=mutates)
-    phases = [Phase(p.inner, rewrite_body(p.body, None, load_of)) for p in item.phases]
-    for store in (store for phase in phases for store in phase.stores):
-        store.buffer = buffer_of(store.buffer)
-    return replace(item, phases=phases, reads_memo=None)
+    mutates = tuple(map(buffer_of, item.mutates))
+    args, kwargs = mapped(item.args, view_of), mapped(item.kwargs, view_of)
+    return replace(item, args=args, kwargs=kwargs, mutates=mutates)
 
 
 def _neighbours(lives: dict[Buffer, Life]) -> dict[Buffer, list[Buffer]] | None:

@@ -590,18 +590,29 @@ def ordered_once(kernel: Kernel, profile: Profile) -> Kernel:
         return first
     instead = dict(zip(others, own, strict=True))
 
+    phases = on_others(first.phases, instead)
+    return Kernel(first.outer, phases, first.lanes, first.ordered, kernel.origin)
+
+
+def on_others(phases: Iterable[Phase], instead: Mapping[Any, Any]) -> list[Phase]:
+    """The phases with other buffers and accumulators in place of some."""
+
     def change(value: Value) -> Value | None:
         if value.op not in ("load", "acc", "carry"):
             return None
-        of = value.attr
-        attr = (instead[of[0]], of[1]) if value.op == "load" else instead[of]
+        of, *index = value.attr if value.op == "load" else (value.attr,)
+        if of not in instead:
+            return None
+        attr = (instead[of], *index) if index else instead[of]
         return value.table.make(value.op, value.args, value.dtype, attr)
 
-    phases = [Phase(phase.inner, rewrite_body(phase.body, None, change)) for phase in first.phases]
-    for statement in (s for phase in phases for s in phase.body):
-        name = "buffer" if isinstance(statement, Store) else "acc"
-        setattr(statement, name, instead[getattr(statement, name)])
-    return Kernel(first.outer, phases, first.lanes, first.ordered, kernel.origin)
+    found = [Phase(phase.inner, rewrite_body(phase.body, None, change)) for phase in phases]
+    for statement in (s for phase in found for s in phase.body):
+        if isinstance(statement, Store):
+            statement.buffer = instead.get(statement.buffer, statement.buffer)
+        else:
+            statement.acc = instead.get(statement.acc, statement.acc)
+    return found
 
 
 class _Form:
