@@ -195,7 +195,7 @@ class Capturing(Semantics):
             return x.kind
         if symbols.is_open(x):
             return symbols.kind_of(x)
-        if issubclass(type(x), FakeTensor):
+        if type(x) is FakeTensor:
             return torch.nn.Parameter if getattr(x, "_is_param", False) else torch.Tensor
         return type(x)
 
@@ -411,7 +411,7 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
 
 def _lookup(m: Capturing, obj: Any, name: str) -> Any:
     kind = type(obj)
-    if issubclass(kind, FakeTensor):
+    if kind is FakeTensor:
         m.world.mirrors.read = None
         return _of_tensor(m, obj, name)
     if issubclass(kind, Computed):
@@ -570,7 +570,7 @@ def super_of(m: Capturing, *args: Any) -> Any:
         raise args[-1].met()
     if python_getattribute(kind) and args[1:] and not issubclass(kind, (*_OURS, type, args[0])):
         raise GraphBreak("super() of an object that says which class it has")
-    if issubclass(kind, FakeTensor):
+    if kind is FakeTensor:
         return Super(__thisclass__=args[0], __self__=args[1])
     return super(*args)
 
@@ -712,7 +712,7 @@ def bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
 def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`, or `del obj.name` for DELETED."""
     obj = symbols.value(obj) if symbols.is_open(obj) else obj  # a SymInt would take any
-    if issubclass(type(obj), FakeTensor):
+    if type(obj) is FakeTensor:
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
             kind, mirror = m.world.seen[id(obj)]
             if value is DELETED or is_data_descriptor(_in_own_classes(m, kind, name)):

@@ -117,7 +117,7 @@ def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
         return issubclass(m.kind_of(obj), kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(m, obj, kind) for kind in kinds)
-    own = m.kind_of(obj) if issubclass(type(obj), FakeTensor) else type(obj)
+    own = m.kind_of(obj) if type(obj) is FakeTensor else type(obj)
     meta = type(kinds)
     if not isinstance(kinds, type) or (meta is not type and kinds is not own):
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
@@ -125,7 +125,7 @@ def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
             return m.truth(m.call(custom, kinds, obj))
     for kind in typing.get_args(kinds) if type(kinds) is types.UnionType else (kinds,):
         asked_again(m, own, kind, obj)
-    if not issubclass(type(obj), FakeTensor):
+    if type(obj) is not FakeTensor:
         return isinstance(obj, kinds)
     if kinds is torch.nn.Buffer and _getattr(m, obj, "_is_buffer", False):
         return True
@@ -162,7 +162,7 @@ def _hasattr(m: Capturing, obj: Any, name: str, /) -> bool:
 @stands_for(type)
 def _type(m: Capturing, obj: Any, /, *body: Any, **kwargs: Any) -> Any:
     if not body:
-        is_fake = issubclass(type(obj), FakeTensor)
+        is_fake = type(obj) is FakeTensor
         return m.attribute(obj, "__class__") if is_fake else m.kind_of(obj)
     if len(body) != 2 or not all(map(isinstance, body, (tuple, dict))):
         return type(obj, *body, **kwargs)  # the TypeError
@@ -194,7 +194,7 @@ def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> No
 def _id(m: Capturing, obj: Any, /) -> int:
     real, at = m.world.inputs.get(id(obj), (obj, m.world.origin(obj)))  # guards a module
     is_fixed = isinstance(obj, (type, types.ModuleType, torch.nn.Module, torch.optim.Optimizer))
-    is_tensor = isinstance(obj, FakeTensor)
+    is_tensor = type(obj) is FakeTensor
     if m.frames[-1].globals is vars(copy):  # which no one else looks at
         return id(obj)
     if not (is_fixed or is_scalar(obj)):
@@ -227,10 +227,10 @@ def handled(m: Capturing) -> BaseException | None:
 def _hash(m: Capturing, x: Any, /) -> int:
     if (found := attributes.ask(m, x, "__hash__")) is not ABSENT:
         return attributes.by_c(hash, "__hash__", symbols.value(found))  # type: ignore[no-any-return]
-    if isinstance(x, FakeTensor):
+    if type(x) is FakeTensor:
         return _id(m, x)  # type: ignore[no-any-return]
     x = symbols.value(x)
-    if any(isinstance(part, FakeTensor) for part in attributes.flat(x)):
+    if any(type(part) is FakeTensor for part in attributes.flat(x)):
         raise GraphBreak("the hash of a tensor differs from call to call")
     m.look((x,), COMPARED)
     for part in by_identity(x):
@@ -408,14 +408,14 @@ def _fspath(m: Capturing, path: Any) -> Any:
 def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any) -> Any:
     if not base and not kwargs and symbols.is_open(x):
         return symbols.converted(x, kind)
-    if isinstance(x, FakeTensor) and (base or kwargs):
+    if type(x) is FakeTensor and (base or kwargs):
         return kind(object(), *base, **kwargs)  # the TypeError
     method = f"__{kind.__name__}__"
     if is_array(x) and not (base or kwargs or x.known) and x.is_number():
         x = x.tensor
     elif (found := attributes.ask(m, x, method)) is not ABSENT:
         return found
-    if isinstance(x, FakeTensor):
+    if type(x) is FakeTensor:
         return m.call(getattr(x, method))  # C code would refuse a Number
     if type(x) is Number:
         found = None if x.kind is kind else before_graph(m.world, kind, x)
@@ -427,7 +427,7 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
 @stands_for(bool)
 def _to_bool(m: Capturing, x: Any = False, /) -> Any:
     recorder, found = m.recorder, x
-    if issubclass(type(x), FakeTensor) and not m.modes:
+    if type(x) is FakeTensor and not m.modes:
         with no_torch_function():
             found = read(recorder, "item", (x,))
     if type(found) is Number and found.is_late:

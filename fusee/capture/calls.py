@@ -60,12 +60,11 @@ from fusee.capture.frame import (
     ABSENT,
     CONTAINERS,
     METHODS_IN_C,
-    OPCODES,
     Frame,
+    begun,
     called,
     is_iterable,
     is_scalar,
-    suspended,
 )
 from fusee.capture.graph_break import Forbidden, GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
@@ -126,11 +125,11 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if name and args and (found := attributes.ask(m, args[0], name, *args[1:])) is not ABSENT:
             return found
     home = getattr(getattr(function, "__objclass__", None), "__name__", "")
-    if isinstance(owner, FakeTensor):
+    if type(owner) is FakeTensor:
         stand = special(getattr(torch.Tensor, function.__name__, None))
         if stand is not None:
             return stand(m, owner, *args, **kwargs)
-    if isinstance(owner, FakeTensor) or (args and home in ("TensorBase", "Tensor")):
+    if type(owner) is FakeTensor or (args and home in ("TensorBase", "Tensor")):
         return on_tensors(m, function, args, kwargs)
     is_unbound = isinstance(function, METHODS_IN_C)
     error = args[0] if is_unbound and args else owner
@@ -246,7 +245,7 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if m.world.seen or m.modes:
             why = "a float that the graph computes beside subclasses of torch.Tensor, modes"
             raise GraphBreak(why)
-        if isinstance(owner, FakeTensor):
+        if type(owner) is FakeTensor:
             given, function = (owner, *given), getattr(torch.Tensor, function.__name__)
         if type(function) is types.FunctionType:
             need_values(given, named)
@@ -279,7 +278,7 @@ def _split(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     given: Any = (*args, None, None, None)
     x, sizes, *rest = given
     parts = m.plain(sizes)
-    if isinstance(x, FakeTensor) and isinstance(parts, (list, tuple)) and symbols.holds_open(parts):
+    if type(x) is FakeTensor and isinstance(parts, (list, tuple)) and symbols.holds_open(parts):
         whole = x.shape[kwargs.get("dim", rest[0] or 0)]
         *ends, total = itertools.accumulate(
             parts, functools.partial(symbols.operated, operator.add)
@@ -473,7 +472,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         owner: Any = function.__self__
         if function.__name__ == "__next__" and not args:
             return m.next(owner)
-        if type(owner) is types.GetSetDescriptorType and args and isinstance(args[0], FakeTensor):
+        if type(owner) is types.GetSetDescriptorType and args and type(args[0]) is FakeTensor:
             return on_tensors(m, function, args, kwargs)  # torch.Tensor.shape.__get__
         args = (owner, *args)
         function = vars(function.__objclass__)[function.__name__]
@@ -520,7 +519,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call_native(m, function, args, kwargs)
     if issubclass(type(function), torch.nn.Module):
         return _call_module(m, function, args, kwargs)
-    if issubclass(type(function), FakeTensor):
+    if type(function) is FakeTensor:
         raise TypeError("'Tensor' object is not callable")
     if method is not None:
         return call(m, method, function, *args, **kwargs)
@@ -559,7 +558,7 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
         return on_tensors(m, function, args, kwargs)
     if (function.__module__, function.__qualname__) in FOR_DYNAMO:
         return None
-    if marks_static(function) and args and isinstance(args[0], FakeTensor):
+    if marks_static(function) and args and type(args[0]) is FakeTensor:
         index = kwargs.get("index", (*args[1:], None)[0])
         axes = range(args[0].dim()) if index is None else [index] if type(index) is int else index
         symbols.value(tuple(args[0].shape[k] for k in axes))
@@ -574,11 +573,7 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
     if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
         raise GraphBreak(f"{function.__qualname__} is asynchronous")
     if flags & inspect.CO_GENERATOR:
-        while f.instruction.name != "RETURN_GENERATOR":
-            OPCODES[f.instruction.name](f, f.instruction)
-            f.at += 1
-        f.at += 1
-        made = suspended(f)
+        made = begun(f)
         m.generators[made] = f
         return made
     if len(m.frames) > m.deepest:

@@ -68,7 +68,7 @@ from fusee.capture.sources import (
     SizeOf,
     at_key,
 )
-from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, run_for_real
+from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, no_torch_function, run_for_real
 from fusee.source import Args
 
 # ---------------------------------------------------------------------------- iteration
@@ -80,7 +80,7 @@ def _len(m: Capturing, x: Any, /) -> Any:
         return attributes.by_c(len, "__len__", symbols.value(found))
     if isinstance(x, CONTAINERS):
         return m.length(x)
-    if isinstance(x, FakeTensor):
+    if type(x) is FakeTensor:
         if m.modes or id(x) in m.world.seen:  # which hear of it
             found = m.call(torch.Tensor.__len__, x)
             return attributes.by_c(len, "__len__", symbols.value(found))
@@ -105,7 +105,7 @@ def _next(m: Capturing, iterator: Any, /, *default: Any) -> Any:
 
 def _iterable(m: Capturing, x: Any) -> Any:
     """An iterable that C code may go through."""
-    if isinstance(x, FakeTensor) or m.is_generator(x):
+    if type(x) is FakeTensor or m.is_generator(x):
         return x
     iterator = m.iterate(x)
     if m.is_outside(iterator) and is_finite_iterator(iterator):
@@ -199,7 +199,7 @@ def _islice(m: Capturing, x: Any, /, *ends: Any) -> Any:
 
 @stands_for(functools.reduce)
 def _reduce(m: Capturing, function: Any, x: Any, /, *start: Any) -> Any:
-    if not is_iterable(x) or (isinstance(x, FakeTensor) and not x.dim()):
+    if not is_iterable(x) or (type(x) is FakeTensor and not x.dim()):
         return functools.reduce(function, 0)  # type: ignore[call-overload]  # the TypeError
     return functools.reduce(functools.partial(m.call, function), in_turn(m, x), *start)
 
@@ -342,7 +342,7 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
         m.look((key,), COMPARED + AS_NUMBERS)
         return dict.get(container, m.plain(key), ABSENT)
     mirror = m.world.mirror(container)
-    if isinstance(key, FakeTensor) and mirror.copy is None and not mirror.writes:
+    if type(key) is FakeTensor and mirror.copy is None and not mirror.writes:
         real, origin = m.world.inputs.get(id(key), (None, None))
         if real is not None and real in mirror.obj:
             if origin is None or mirror.is_changed():
@@ -648,7 +648,7 @@ def _copy(function: Any, m: Capturing, /, x: Any, *memo: Any, **named: Any) -> A
 @stands_for(torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__)
 def _tensor(m: Capturing, x: Any, memo: Any) -> Any:
     made = m.plain(memo)
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         storages = [y.untyped_storage()._cdata for y in made.get(_TENSORS, [])]
         is_plain = not (x.requires_grad or m.modes or getattr(x, "_is_param", False))
         strides = torch.empty_like(x, device="meta").stride()

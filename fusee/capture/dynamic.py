@@ -46,6 +46,7 @@ from fusee.capture.torch_api import (
     compiler_setting,
     dynamo_switch,
     marks,
+    no_torch_function,
 )
 from fusee.config import CaptureOptions
 from fusee.fake.layouts import known
@@ -538,7 +539,7 @@ def load_number(world: Any, value: float, origin: Origin) -> Number:
     world.fact(TypeMatch, origin, type(value))
     if type(value) is int:
         world.fact(EqualsMatch, ResultOf(origin, fits_double, "whether a double holds "), True)
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         fake = world.input(as_tensor(value), ResultOf(origin, as_tensor, ""), origin)
     number: Number = world.recorder.item(fake, frozenset({str(origin)}), type(value))
     number.now, world.numbers[origin] = value, number

@@ -12,7 +12,7 @@ import datetime
 import itertools
 import sys
 import types
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,7 +34,8 @@ from fusee.capture.sources import (
     looking,
     raw_class,
 )
-from fusee.capture.watched import UNCHANGING, Watched
+from fusee.capture.torch_api import STATE_ASKED, no_torch_function
+from fusee.capture.watched import Watched
 from fusee.errors import GENERATED, OptionError
 from fusee.source import HostSource
 
@@ -216,7 +217,7 @@ class Fact:
         if isinstance(type(value).__repr__, types.FunctionType):  # code of the program's
             return object.__repr__(value)
         try:
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 text = repr(value).splitlines()
         except ValueError:  # it has too many digits
             return object.__repr__(value)
@@ -421,7 +422,7 @@ class TypeMatch(Fact):
     def watched(self, seen: Watched) -> bool:
         if isinstance(self.origin, Item) and self.value is float:
             return seen.any_float(self.origin)
-        return seen.reaches(self.origin) and self.value in UNCHANGING
+        return seen.stays(self.origin)
 
     def shown(self, value: Any) -> str:
         is_class = isinstance(value, type)
@@ -541,7 +542,7 @@ class TensorMatch(Fact):
         return found
 
     def now(self, found: Any) -> Any:
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             return TensorFact.of(found) if issubclass(type(found), torch.Tensor) else found
 
     def fits(self, now: Any) -> bool:
@@ -709,11 +710,24 @@ class Facts:
         self.rows = [fact for fact in self.rows if id(fact) not in dropped]
 
     def compile(
-        self, parameters: list[str], also: dict[str, Any], conditions: list[str]
+        self,
+        parameters: list[str],
+        state: Mapping[str, Any],
+        also: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> tuple[Callable[..., bool], str]:
-        """The check, a function of the locals, and its source."""
+        """The check, a function of the locals, and its source.
+
+        state   torch's, as `state_conditions` has it
+        also    what is watched and listed, by the names that the check has for it
+        """
         source = Source(self.kinds)
-        source.lines += [f"if not ({condition}): return False" for condition in conditions]
+        for name, x in state.items():
+            source.names[f"_{name}"] = STATE_ASKED[name]
+            text = f"{source.constant(x)} {'!=' if type(x) is int else 'is not'} _{name}()"
+            source.lines.append(f"if {text}: return False")
+        if "_watched" in also:
+            text = "_changed(_watched.address) >= 0 and not _watched.look()"
+            source.lines.append(f"if {text}: return False")
         later = {origin for origin in self.listed if origin in self.kinds}
         for fact in self.rows:
             self._ask_first(fact.origin, later, source)
@@ -741,24 +755,17 @@ class Facts:
 
     def unlike(self, look: Look) -> Fact | None:
         """The first fact that does not hold."""
-        fact = None
-        try:
-            for fact in self.rows:
-                if not fact.holds(look):
-                    return fact
-        except GONE:
-            return fact
-        return None
+        return next((fact for fact in self.rows if fails(fact, look)), None)
 
     def first_miss(self, values: Values) -> tuple[Fact, Any] | None:
         """The first fact that does not hold for these locals, and what is there instead."""
-        with torch._C.DisableTorchFunction():  # modes of the program's would see it
+        with no_torch_function():  # modes of the program's would see it
             fact = self.unlike(looking(values))
             return None if fact is None else (fact, self.found(fact, values))
 
     def misses(self, values: Values) -> bool:
         """Whether some fact does not hold: most often the one of the last time."""
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             if self.missed is None or not fails(self.missed, self.looking(values)):
                 self.missed = self.unlike(looking(values))
         return self.missed is not None
@@ -768,7 +775,7 @@ class Facts:
     ) -> list[tuple[str, bool, Any, Any]]:
         """As Fact.varying, of the fact that was missed and of all tensors and numbers."""
         found = [] if missed is None else [*missed[0].varying(missed[1])]
-        with torch._C.DisableTorchFunction():  # modes of the program's would see it
+        with no_torch_function():  # modes of the program's would see it
             look = self.looking(values)
             for fact in self.rows:
                 is_asked = missed is None or fact is not missed[0]

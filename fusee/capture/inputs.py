@@ -89,7 +89,7 @@ from fusee.capture.sources import (
     own_dict,
 )
 from fusee.capture.symbols import Symbols, is_open
-from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
+from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of, no_torch_function
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- world
@@ -225,7 +225,7 @@ class World:
             return found
         kind: Any = type(obj)  # isinstance() asks objects for their class, by code of the program
         if issubclass(kind, torch.Tensor):
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 return self._load_tensor(obj, origin)
         known = self.origin(obj)
         if issubclass(kind, types.FunctionType) and is_remade(obj, known, origin):
@@ -367,7 +367,7 @@ class World:
     def referent(self, ref: weakref.ref[Any]) -> Any:
         """What a weak reference leads to."""
         origin, obj = self._origins.get(id(ref)), ref()
-        is_made = isinstance(obj, FakeTensor) and id(obj) not in self.inputs  # and kept alive
+        is_made = type(obj) is FakeTensor and id(obj) not in self.inputs  # and kept alive
         if is_made or self._is_let_go(self._fakes.get(id(obj), obj)):
             raise GraphBreak("a weak reference to what the program lets go of may lead nowhere")
         if origin is None:
@@ -526,7 +526,7 @@ class World:
         known = self._fakes.get(id(x))
         if known is not None:
             return known
-        if isinstance(x, FakeTensor):
+        if type(x) is FakeTensor:
             raise GraphBreak("a tensor of another capture came in")
         raise GraphBreak("a tensor came in by a way that capture did not see")
 
@@ -582,7 +582,7 @@ class World:
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         is_moved = key in mirror.moved or mirror.writes.get(key) is DELETED
-        if issubclass(type(value), FakeTensor) and mirror.copy is None and not is_moved:
+        if type(value) is FakeTensor and mirror.copy is None and not is_moved:
             there = ("item", id(mirror.obj), type(key), key) in self._parts
             if there and self._fakes.get(id(dict.get(mirror.obj, key))) is value:
                 mirror.writes.pop(key, None)  # what was there is back

@@ -175,7 +175,7 @@ class Interpreter(Capturing):
     def binary(self, kind: int, left: Any, right: Any) -> Any:
         in_place = kind >= _IN_PLACE
         function = BINARY[kind]
-        is_written = in_place and isinstance(left, FakeTensor)  # numbers never are
+        is_written = in_place and type(left) is FakeTensor  # numbers never are
         made_by = function if is_written or not in_place else BINARY[kind - _IN_PLACE]
         if _is_of_tensors(left, right):
             return self.tensor_operator(made_by, left, right)
@@ -205,12 +205,12 @@ class Interpreter(Capturing):
         tries = [(left, name, right)] if in_place else []
         tries += self._in_turn((left, plain, right), (right, f"r{plain}", left))
         # of a number that a class derives from int or float torch takes the value
-        is_taken = issubclass(type(left), FakeTensor) and issubclass(type(right), int | float)
+        is_taken = type(left) is FakeTensor and issubclass(type(right), int | float)
         is_done = is_taken or type(left) is type(right)
         custom = self._by_method(*(tries[:-1] if is_done else tries))
         if custom is not NotImplemented:
             return custom
-        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+        if type(left) is FakeTensor or type(right) is FakeTensor:
             return self.tensor_operator(made_by, left, right)
         self._refuse_asked(function, left, right, name, plain, f"r{plain}")
         if name == "iadd" and isinstance(left, (list, collections.deque)):
@@ -282,7 +282,7 @@ class Interpreter(Capturing):
     def _by_method(self, *tries: tuple[Any, str, Any]) -> Any:
         """What methods in Python make of an operator; NotImplemented if there are none."""
         for owner, name, other in tries:
-            if issubclass(type(owner), FakeTensor):
+            if type(owner) is FakeTensor:
                 continue  # torch does it, which knows when to leave it to the other one
             result = ask(self, owner, f"__{name}__", other)
             if result is not ABSENT and result is not NotImplemented:
@@ -290,7 +290,7 @@ class Interpreter(Capturing):
         return NotImplemented
 
     def unary(self, kind: str, x: Any) -> Any:
-        if isinstance(x, FakeTensor):
+        if type(x) is FakeTensor:
             return self.tensor_operator(UNARY[kind], x)
         if type(x) is Number:
             return x if kind == "pos" else compute(self.recorder.graph, UNARY[kind], (x,))
@@ -323,7 +323,7 @@ class Interpreter(Capturing):
             custom = self._by_method((x, "eq" if is_not else asked, other))
             if custom is not NotImplemented:
                 return not self.truth(custom) if is_not else custom
-        if issubclass(type(left), FakeTensor) or issubclass(type(right), FakeTensor):
+        if type(left) is FakeTensor or type(right) is FakeTensor:
             return self.tensor_operator(function, left, right)
         left, right = symbols.comparable(left, right)
         pairs = (left, right), (right, left)
@@ -348,7 +348,7 @@ class Interpreter(Capturing):
         return left is right
 
     def contains(self, container: Any, item: Any) -> bool:
-        if isinstance(container, FakeTensor):
+        if type(container) is FakeTensor:
             return bool(container.__contains__(item))
         if (answer := ask(self, container, "__contains__", item)) is not ABSENT:
             return self.truth(answer)
@@ -427,7 +427,7 @@ class Interpreter(Capturing):
 
     def subscript(self, container: Any, key: Any) -> Any:
         container = symbols.whole_text(container)
-        if issubclass(type(container), FakeTensor):
+        if type(container) is FakeTensor:
             return self.tensor_operator(operator.getitem, container, self.plain(key))
         if is_array(container) and symbols.is_open(key):
             return container[key]
@@ -456,7 +456,7 @@ class Interpreter(Capturing):
         """A place in a sequence: objects are asked for their `__index__`."""
         if type(key) is slice:
             return slice(*map(self._place, (key.start, key.stop, key.step)))
-        if isinstance(key, FakeTensor):  # C code of sequences takes no open number
+        if type(key) is FakeTensor:  # C code of sequences takes no open number
             return symbols.value(self.call(torch.Tensor.__index__, key))
         is_int = is_scalar(key) or issubclass(type(key), int)  # C takes its value
         found = ABSENT if is_int else ask(self, key, "__index__")
@@ -478,8 +478,8 @@ class Interpreter(Capturing):
         raise GraphBreak(f"an element of a {type(container).__qualname__}")
 
     def store_subscript(self, container: Any, key: Any, value: Any) -> None:
-        key = key if isinstance(container, FakeTensor) else symbols.value(key)
-        if isinstance(container, FakeTensor):
+        key = key if type(container) is FakeTensor else symbols.value(key)
+        if type(container) is FakeTensor:
             self.tensor_operator(operator.setitem, container, self.plain(key), value)
         elif ask(self, container, "__setitem__", key, value) is not ABSENT:
             return
@@ -518,7 +518,7 @@ class Interpreter(Capturing):
             format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
             return symbols.Text((format, (x, spec or "")))
         x = symbols.value(x)
-        if issubclass(type(x), FakeTensor):
+        if type(x) is FakeTensor:
             raise GraphBreak("printing a tensor needs its values")
         names = ("__repr__",) if conversion == "r" else ("__str__", "__repr__")
         if not conversion and spec is not None:
@@ -632,12 +632,12 @@ _SHOWING: dict[str, Any] = {"__str__": str, "__repr__": repr, "__format__": form
 
 def _is_of_tensors(left: Any, right: Any) -> bool:
     """Whether torch is asked for an operator: no class of the program's has a say."""
-    if issubclass(type(left), FakeTensor):
+    if type(left) is FakeTensor:
         left, right = right, left
     kind: Any = type(left)
     is_in_c = bool(kind.__flags__ & IN_C) or hasattr(kind, "__torch_function__")
     is_number = kind is Number or symbols.is_open(left)
-    return issubclass(type(right), FakeTensor) and (is_in_c or is_number)
+    return type(right) is FakeTensor and (is_in_c or is_number)
 
 
 def _are_numbers(left: Any, right: Any) -> bool:

@@ -282,7 +282,7 @@ def write_grad(m: Any, fake: torch.Tensor, value: Any) -> None:
         is_plain = not (fake.requires_grad or fake.is_inference())
     if id(fake) in m.world.seen or not (is_input or (is_plain and m.recorder.is_main)):
         raise GraphBreak("setting the grad of a tensor that the graph computes")
-    if isinstance(value, FakeTensor):
+    if type(value) is FakeTensor:
         same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
         if same[0] != same[1] or value.requires_grad or value is fake:
             raise GraphBreak("a grad unlike its tensor", "give it the tensor's size and dtype")
@@ -316,7 +316,7 @@ def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
     if name == "requires_grad" and isinstance(value, bool) and is_leaf:
         m.recorder.call(torch.Tensor.requires_grad_, fake, value)
         return True
-    if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
+    if name != "data" or type(value) is not FakeTensor or id(value) in m.world.seen:
         return False
     if _is_data(fake, value):
         return True

@@ -274,7 +274,7 @@ def _instead(other: Any) -> Callable[..., Any]:
 
 def _constant(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The result of a function that is said to give always the same."""
-    if any(isinstance(x, FakeTensor) for x in (*args, *kwargs.values())):
+    if any(type(x) is FakeTensor for x in (*args, *kwargs.values())):
         raise GraphBreak(f"{function.__qualname__} is said to be constant, and gets a tensor")
     result = run_for_real(function, *args, **kwargs)
     m.recorder.answers.append((function, args, kwargs, result))

@@ -326,7 +326,7 @@ class Recorder(TorchFunctionMode):
                 self.answers.append((func, args, kwargs, out))
             return out
         self.write(func, name, args, kwargs, out)
-        if isinstance(out, FakeTensor):
+        if type(out) is FakeTensor:
             out.constant = None  # whose value torch would take for a size: the graph is to have it
         return out
 
@@ -398,7 +398,7 @@ class Recorder(TorchFunctionMode):
                 raise unknown from None
             self.raised, self.raised_by = error, name or str(func)
             raise
-        if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):
+        if isinstance(out, torch.Tensor) and type(out) is not FakeTensor:
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
         return out
 
@@ -456,7 +456,7 @@ class Recorder(TorchFunctionMode):
             except RuntimeError as error:
                 self.raised, self.raised_by = error, name
                 raise
-        if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
+        if type(out) is FakeTensor and name in _TENSOR_ATTRIBUTES:
             self._finish(self.graph.call_function(getattr, (self.node(args[0]), name)), out)
         return out
 

@@ -486,12 +486,7 @@ def is_buffer(origin: Origin) -> bool:
 
 def input_name(origin: Origin) -> str:
     """Words for a tensor that is an input of a graph: the end of its path, if that is long."""
-    parts: list[Origin] = []
-    at: Origin | None = origin
-    while at is not None and len(parts) < _MOST_NAMED:
-        parts.append(at)
-        at = at.parent
-    text = _words(parts[::-1])
+    text = _words(origin.path()[-_MOST_NAMED:])
     return text.replace("._parameters", "").replace("._modules", "").replace("._buffers", "")
 
 

@@ -137,18 +137,18 @@ def value(x: Any, *, is_fixed: bool = True) -> Any:
         if type(x) is Text:
             return x.text()
         return x.node.guarded() if is_fixed else x.node.hint
-    if type(x) in (tuple, list, torch.Size) and any(map(holds_open, x)):
-        return type(x)(value(item, is_fixed=is_fixed) for item in x)
-    if type(x) is dict and any(map(holds_open, x.values())):
-        return {key: value(item) for key, item in x.items()}
-    if issubclass(type(x), list) and any(map(holds_open, list.__iter__(x))):
-        kind: Any = type(x)
-        made = kind.__new__(kind)  # for C code, which looks at its elements
-        list.extend(made, map(value, list.__iter__(x)))
-        return made
-    if isinstance(x, tuple) and hasattr(x, "_fields") and any(map(holds_open, x)):
-        return tuple.__new__(type(x), (value(item, is_fixed=is_fixed) for item in x))
-    return x
+    if not holds_open(x):
+        return x
+    kind: Any = type(x)
+    if kind is dict:
+        return {key: value(item, is_fixed=is_fixed) for key, item in x.items()}
+    home = list if issubclass(kind, list) else tuple
+    items = (value(item, is_fixed=is_fixed) for item in home.__iter__(x))
+    if home is tuple:
+        return kind(items) if kind in (tuple, torch.Size) else tuple.__new__(kind, items)
+    made = kind.__new__(kind)  # for C code, which looks at its elements
+    list.extend(made, items)
+    return made
 
 
 def settle(x: Any) -> None:

@@ -155,7 +155,7 @@ class _Attempt:
         place: Place,
         values: Values,
         policy: Policy,
-        conditions: tuple[list[str], dict[str, Any]],
+        conditions: dict[str, Any],
         varies: Varying,
     ) -> None:
         self.place = place

@@ -227,7 +227,7 @@ def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[
         given[k] = value(x)
         if type(x) is slice:
             given[k] = slice(*map(value, (x.start, x.stop, x.step)))
-        if function in _OF_TENSORS and isinstance(x, FakeTensor):
+        if function in _OF_TENSORS and type(x) is FakeTensor:
             given[k] = _numpy(m, m.call(Tensor.contiguous, x) if name.endswith("_like") else x)
     if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
         given[1] = _fixed(m, given[1])
