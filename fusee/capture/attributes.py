@@ -49,6 +49,7 @@ from fusee.capture.sources import (
     tells_dict,
 )
 from fusee.capture.torch_api import FakeTensor, own_classes, run_for_real
+from fusee.source import Function
 
 # ---------------------------------------------------------------------------- capturing
 
@@ -106,8 +107,8 @@ class Capturing(Semantics):
     def __init__(self, policy: Policy, varies: Varying | None = None) -> None:
         super().__init__()
         self.policy = policy
-        self.world = World(self.where, varies or Varying())
-        self.world.machine, self.recorder = self, self.world.recorder
+        self.world = World(self, varies or Varying())
+        self.recorder = self.world.recorder
         if self.world.varies.reads_sizes:
             self.world.mode.env = self.world.symbols.env
         self.recorder.reads_numbers = self.world.varies.reads_numbers
@@ -163,7 +164,7 @@ class Capturing(Semantics):
         self.world.fact(Length, mirror.origin, len(x))
         return len(x)
 
-    def tensor_operator(self, function: Callable[..., Any], *operands: Any) -> Any:
+    def tensor_operator(self, function: Function, *operands: Any) -> Any:
         """An operator with a tensor among its operands, in the graph as the operator."""
         if function is operator.setitem and isinstance(operands[-1], Computed):
             kind = operands[-1].kind  # torch takes Python's numbers there, and integers of NumPy
@@ -350,7 +351,7 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
     return known[0]
 
 
-def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | None:
+def python_method(m: Capturing, obj: Any, name: str) -> Function | None:
     """The method of a class, but for C's own: a function, or what gives one to each instance."""
     cls = type(obj)  # not isinstance(): that asks the object for its class, by code of the program
     if cls.__flags__ & IN_C or issubclass(cls, _WITHOUT_METHODS):

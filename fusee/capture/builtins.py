@@ -51,13 +51,13 @@ from fusee.capture.torch_api import (
     no_torch_function,
     set_default_dtype,
 )
-from fusee.source import Args, Kwargs, Rules
+from fusee.source import Args, Function, Kwargs, Rules
 from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- stand ins
 
 
-Stand = Callable[..., Any]  # takes the machine, and then what the function takes
+Stand = Function  # takes the machine, and then what the function takes
 
 SPECIAL: Rules[Any, Stand] = Rules()
 stands_for = SPECIAL.rule
@@ -322,7 +322,7 @@ def _is_there(function: Any, m: Capturing) -> int:
 # ------------------------------------------------------------------------------ operators
 
 
-def _operator(name: str, kind: Any) -> Callable[..., Any]:
+def _operator(name: str, kind: Any) -> Function:
     return lambda m, *operands: getattr(m, name)(kind, *operands)
 
 

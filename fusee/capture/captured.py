@@ -60,7 +60,7 @@ from fusee.runtime.change_detection import (
     changed,
     differs,
 )
-from fusee.source import HostSource, define
+from fusee.source import Function, HostSource, define
 from fusee.sym import Size, Steps, Symbol, coefficient, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
 
@@ -275,15 +275,15 @@ class Captured:
         ):  # fmt: skip
             yield
 
-    def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:
+    def compiled(self, compile_graph: Function) -> Function | None:
         """What a backend makes of the graph; None if there is none."""
         if self.graph is None:
             return None
         with self.modes():
-            found: Callable[..., Any] = compile_graph(self.graph, self.examples)
+            found: Function = compile_graph(self.graph, self.examples)
             return found
 
-    def run(self, graph: Callable[..., Any] | None, nested: Any = None) -> Callable[..., Any]:
+    def run(self, graph: Function | None, nested: Any = None) -> Function:
         """The function that runs this piece with `graph` as its compiled graph.
 
         nested   as Between has it
@@ -319,8 +319,8 @@ class Entry:
     captured: Captured
     check: Callable[..., bool]
     check_source: Callable[[], str]
-    run: Callable[..., Any] | None
-    compiled: Callable[..., Any] | None = None
+    run: Function | None
+    compiled: Function | None = None
     quick: Callable[..., int] | None = None
     times: dict[str, float] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
@@ -355,7 +355,7 @@ class Site:
     entries: list[Entry] = field(default_factory=list)
     index: Index | None = None
     quick: Callable[..., int] | None = None
-    run: Callable[..., Any] | None = None
+    run: Function | None = None
     is_full: bool = False
     is_last: bool = False
     is_met: bool = False

@@ -18,7 +18,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -128,19 +128,18 @@ class Itself:
 class World:
     """All that one capture knows of the outside.
 
-    where    gives the user's present line
+    machine  whose world it is; where: gives the user's present line
     varies   whether a float from outside is an input of the graph, not a constant
     """
 
-    def __init__(self, where: Callable[[], str], varies: Varying) -> None:
-        self.where = where
+    def __init__(self, machine: Any, varies: Varying) -> None:
+        self.machine, self.where = machine, machine.where
         self.varies = varies
         self.facts = Facts()
         self.mode = fake_mode()
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
-        self.recorder = Recorder(self.mode, self._stray, self.inputs)
-        self.recorder.where = where
-        self.recorder.begins = self._begins
+        self.symbols = Symbols(self.where, self.mode)
+        self.recorder = Recorder(self)
         self.mirrors = Mirrors()
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
         # what backward passes in the graph have used up of autograd's; None: there may be none
@@ -155,11 +154,8 @@ class World:
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.numbers: dict[Origin, Number] = {}
         self.computed: dict[Any, Origin] = {}  # what is made of such numbers before the graph
-        self.symbols = Symbols(where, self.mode)
-        self.recorder.symbols = self.symbols
         self._open: dict[Origin, Any] = {}  # integers that vary
         self.arrays: dict[int, tuple[Any, Origin, Origin, Any]] = {}  # by id of the real one
-        self.machine: Any = None  # whose world this is
         # subclass and attributes, by id of the fake
         self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
         self.put_on: dict[int, Mirror] = {}
@@ -513,7 +509,7 @@ class World:
         is_same = all(a is b for a, (b, _) in zip(loaded, ends))
         return self.know(obj if is_same else slice(*loaded), origin)
 
-    def _begins(self, fake: torch.Tensor) -> int:
+    def begins_at(self, fake: torch.Tensor) -> int:
         """Where an input begins in its memory, as a fact."""
         real, origin = self.inputs[id(fake)]
         begin = int(real.storage_offset())
@@ -521,7 +517,7 @@ class World:
         self.fact(guards.EqualsMatch, place, begin)
         return begin
 
-    def _stray(self, x: torch.Tensor) -> torch.Tensor:
+    def stray(self, x: torch.Tensor) -> torch.Tensor:
         """A real tensor among the arguments of a torch function."""
         known = self._fakes.get(id(x))
         if known is not None:

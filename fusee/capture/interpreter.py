@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import functools
 import gc
 import importlib.util
 import itertools
@@ -71,12 +70,16 @@ class Interpreter(Capturing):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
-        self.recorder.is_heard = functools.partial(is_heard, self.frames, True)
-        self.recorder.expects = self.expects
         if not self.policy.is_exporting:  # then Python runs nothing that the graph refuses
             self.world.symbols.env.data.expects = self._expects
-        self.recorder.is_told = lambda: any(getattr(x, "said", 0) for _, x in self.regions)
+
+    def is_heard(self) -> bool:
+        """Whether the program hears of it if a torch call raises here."""
+        return is_heard(self.frames, True)
+
+    def is_told(self) -> bool:
+        """Whether the program hears of warnings of torch's."""
+        return any(getattr(x, "said", None) for _, x in self.regions)
 
     # ---------------------------------------------------------------------- names
 
@@ -624,6 +627,7 @@ class Interpreter(Capturing):
         return {key: self.subscript(x, key) for key in keys}
 
     call = call
+    dispatch = tensor_objects.dispatch
 
 
 _MOST_ITEMS = 2**32  # for which Python asks memory at once

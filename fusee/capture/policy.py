@@ -39,6 +39,7 @@ from fusee.capture.torch_api import (
     run_for_real,
 )
 from fusee.errors import OptionError
+from fusee.source import Function
 
 # ---------------------------------------------------------------------------- policy
 
@@ -67,7 +68,7 @@ ORIGINAL = "_torchdynamo_orig_callable"
 WRAPPER = "_torchdynamo_wrapper_id"
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Function)
 
 
 _TABLED = (*FUNCTIONS, type)  # which hash by themselves
@@ -96,7 +97,7 @@ class Policy:
         self.constant: set[Any] = set()
         self.substitutes: dict[Any, Any] = {}
         self.stance = Stance()
-        self.lookup: Callable[[Any], tuple[Callable[..., Any], dict[str, bool]]] | None = None
+        self.lookup: Callable[[Any], tuple[Function, dict[str, bool]]] | None = None
         self.recompile_limit = 8
         self.is_unusual = False
         self.usual: Any = None
@@ -153,7 +154,7 @@ class Policy:
         """Whether allow_in_graph, of torch or ours, was called for it."""
         return function in self.in_graph or bool(is_allowed_by_torch(function))
 
-    def replacement(self, function: Any) -> Callable[..., Any] | None:
+    def replacement(self, function: Any) -> Function | None:
         """What stands in for a function, as in builtins.py; or None."""
         if not issubclass(type(function), _TABLED):
             return None  # an instance may have a hash of its own, in Python
@@ -268,7 +269,7 @@ def innermost(x: Any) -> Any:
     return x
 
 
-def _instead(other: Any) -> Callable[..., Any]:
+def _instead(other: Any) -> Function:
     return lambda m, /, *args, **kw: m.call(m.world.hold(other, other.__name__), *args, **kw)
 
 
@@ -381,7 +382,7 @@ def whole_call(cls: type[nn.Module], method: str = "__call__") -> types.Function
     return types.FunctionType(code, {"__name__": cls.__module__})
 
 
-def calling(target: Callable[..., Any]) -> types.FunctionType:
+def calling(target: Function) -> types.FunctionType:
     """A Python function that calls what is none."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

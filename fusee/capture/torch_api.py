@@ -50,7 +50,7 @@ from fusee.fake.gradients import as_autograd_keeps as as_autograd_keeps
 from fusee.fake.gradients import history as history
 from fusee.fake.gradients import leaf_gradients as leaf_gradients
 from fusee.fake.gradients import saves as saves
-from fusee.source import Args, leaves
+from fusee.source import Args, Function, leaves
 
 pytree = _pytree
 without_modes = _python_dispatch._disable_current_modes
@@ -183,9 +183,7 @@ def is_parallel(function: Any) -> bool:
     return is_forward and function.__module__ == "torch.nn.parallel.distributed"
 
 
-def run_parallel(
-    within: Callable[..., Any], forward: Any, module: Any, *given: Any, **kw: Any
-) -> Any:
+def run_parallel(within: Function, forward: Any, module: Any, *given: Any, **kw: Any) -> Any:
     """`forward` of a DistributedDataParallel, with `within` in place of calling its module."""
     if module._delay_all_reduce_all_params:
         return forward(module, *given, **kw)
@@ -474,7 +472,7 @@ class _CapturedGraph(_LazyGraphModule):
     """Its code is made when it is first asked for; the source, which torch keeps, goes with it."""
 
     @property
-    def _lazy_forward(self) -> Callable[..., Any]:
+    def _lazy_forward(self) -> Function:
         self.real_recompile()
         return self.forward
 
@@ -514,7 +512,7 @@ def note_lines(module: Any) -> None:
     weakref.finalize(module, GENERATED.pop, code.co_filename, None).atexit = False
 
 
-def set_compiled_call(module: torch.nn.Module, call: Callable[..., Any]) -> None:
+def set_compiled_call(module: torch.nn.Module, call: Function) -> None:
     """Let calls of a module go to `call`."""
     module._compiled_call_impl = call
 
@@ -609,7 +607,7 @@ class State(NamedTuple):
         refusal, dtype = _hooks_refusal(), torch.get_default_dtype()
         return cls(*on, deterministic, attention, refusal, dtype)
 
-    def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], Any]]:
+    def switches(self, then: State) -> Iterator[tuple[Function, tuple[Any, ...], Any]]:
         """The calls that lead from this state to another, with their arguments."""
         if self.grad != then.grad:
             yield set_grad_enabled, (then.grad,), {}
