@@ -39,6 +39,7 @@ from fusee.capture.sources import (
     IN_C,
     Held,
     ResultOf,
+    in_classes,
     is_data_descriptor,
     is_trusted,
     keeps_in_c,
@@ -48,6 +49,7 @@ from fusee.capture.sources import (
     python_getattribute,
     tells_dict,
 )
+from fusee.capture.symbols import OPEN, concrete, is_open
 from fusee.capture.torch_api import FakeTensor, own_classes, run_for_real
 from fusee.source import Function
 
@@ -69,7 +71,7 @@ AS_VALUES = (
 # What an object is asked for itself.
 _CALLED_BY_C = frozenset((*_COMPUTED, *COMPARED, *SHOWN, *AS_NUMBERS))
 
-_OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
+_OURS = (FakeTensor, Computed, *OPEN)  # they raise by themselves
 _WITHOUT_METHODS = (*_OURS, types.ModuleType)
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
 _FUNCTION = types.FunctionType
@@ -194,7 +196,7 @@ class Capturing(Semantics):
             return self.world.seen[id(x)][0]
         if issubclass(type(x), Computed):
             return x.kind
-        if symbols.is_open(x):
+        if is_open(x):
             return symbols.kind_of(x)
         if type(x) is FakeTensor:
             return torch.nn.Parameter if getattr(x, "_is_param", False) else torch.Tensor
@@ -247,7 +249,7 @@ class Capturing(Semantics):
             cls = type(x)
             if is_hash:
                 self.world.hash((x,))
-            if is_held and isinstance(x, (Computed, *symbols.OPEN)):
+            if is_held and isinstance(x, (Computed, *OPEN)):
                 raise GraphBreak("C code would look at numbers that an exception holds")
             if is_scalar(x) or (id(x), is_held) in seen or issubclass(cls, _OURS):
                 continue
@@ -271,7 +273,7 @@ class Capturing(Semantics):
                 is_compared = methods and cls is types.SimpleNamespace  # by what it holds
                 held = shown_in(x) if is_compared or "__repr__" in methods else ()
                 todo += held
-                symbols.value(self.deep(held))  # which makes facts of it
+                concrete(self.deep(held))  # which makes facts of it
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
             is_state = not is_known and keeps_in_c(cls)
@@ -303,7 +305,7 @@ class Capturing(Semantics):
 
     def hashed(self, keys: Sequence[Any]) -> list[Any]:
         self.look(keys, COMPARED)
-        return [symbols.value(key) for key in keys]
+        return [concrete(key) for key in keys]
 
     def writable(self, x: Any) -> Any:
         return self.plain(x)
@@ -417,7 +419,7 @@ def _lookup(m: Capturing, obj: Any, name: str) -> Any:
         return _of_tensor(m, obj, name)
     if issubclass(kind, Computed):
         return obj.attribute(m, name)
-    if symbols.is_open(obj):
+    if is_open(obj):
         return symbols.attribute(obj, name)
     if issubclass(kind, types.ModuleType):
         return _of_module(m, obj, name)
@@ -712,7 +714,7 @@ def bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
 
 def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`, or `del obj.name` for DELETED."""
-    obj = symbols.value(obj) if symbols.is_open(obj) else obj  # a SymInt would take any
+    obj = concrete(obj) if is_open(obj) else obj  # a SymInt would take any
     if type(obj) is FakeTensor:
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
             kind, mirror = m.world.seen[id(obj)]
@@ -737,8 +739,8 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")
     if issubclass(type(obj), types.ModuleType):
         own = _own_of_module(obj)
-        in_class = next((vars(c)[name] for c in type(obj).__mro__ if name in vars(c)), ABSENT)
-        is_own = is_data_descriptor(in_class) or {"__setattr__", "__delattr__"} & {*own}
+        found = in_classes(type(obj), name)
+        is_own = is_data_descriptor(found) or {"__setattr__", "__delattr__"} & {*own}
         if is_own and (name in own or not is_trusted(obj.__name__)):
             raise GraphBreak(f"setting {name} of a module, which its class takes care of")
         m.world.set(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name, value)

@@ -29,7 +29,7 @@ from fusee.capture.frame import BINARY, Frame, Semantics, begun, variables
 from fusee.capture.guards import Facts, IdMatch, TypeMatch, Values
 from fusee.capture.mirrors import CALLING, CALLING_NAMES
 from fusee.capture.policy import ORIGINAL, is_plain
-from fusee.capture.sources import ComputedAt, Local
+from fusee.capture.sources import ComputedAt, Local, in_classes
 from fusee.capture.torch_api import dynamo_switch, has_global_hooks
 from fusee.source import Args, Kwargs
 
@@ -145,7 +145,7 @@ class Between(Semantics):
                 args, function = (function, *args), method
         elif issubclass(type(function), type):
             is_plain_call = type(function).__call__ is type.__call__
-            if is_plain_call and type(_in_class(function, "__init__")) is types.FunctionType:
+            if is_plain_call and type(in_classes(function, "__init__")) is types.FunctionType:
                 return self._make(function, args, kwargs)
         elif (found := _python_method(function, "__call__")) is not None:
             args, function = (function, *args), found
@@ -219,7 +219,7 @@ class Between(Semantics):
         return iter(self._ask("__iter__", lambda x: x, x))
 
     def attribute(self, obj: Any, name: str) -> Any:
-        found = _in_class(type(obj), name)
+        found = in_classes(type(obj), name)
         if type(found) is not property or type(found.fget) is not types.FunctionType:
             return getattr(obj, name)
         cls: Any = type(obj)
@@ -233,12 +233,8 @@ class Between(Semantics):
         return cls.__getattr__(obj, name)
 
 
-def _in_class(cls: type, name: str) -> Any:
-    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-
-
 def _python_method(x: Any, name: str) -> types.FunctionType | None:
-    found = _in_class(type(x), name)
+    found = in_classes(type(x), name)
     return found if type(found) is types.FunctionType else None
 
 

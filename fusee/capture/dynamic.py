@@ -538,7 +538,7 @@ def load_number(world: Any, value: float, origin: Origin) -> Number:
         return known
     world.fact(TypeMatch, origin, type(value))
     if type(value) is int:
-        world.fact(EqualsMatch, ResultOf(origin, fits_double, "whether a double holds "), True)
+        world.gives(origin, fits_double, "whether a double holds ", True)
     with no_torch_function():
         fake = world.input(as_tensor(value), ResultOf(origin, as_tensor, ""), origin)
     number: Number = world.recorder.item(fake, frozenset({str(origin)}), type(value))

@@ -24,7 +24,7 @@ from torch import fx, nn
 from fusee.capture.bytecode import standing_at
 from fusee.capture.frame import ABSENT, FUNCTIONS
 from fusee.capture.graph_break import Forbidden, GraphBreak
-from fusee.capture.sources import Held, is_trusted
+from fusee.capture.sources import Held, in_classes, is_trusted
 from fusee.capture.torch_api import (
     DYNAMO,
     FakeTensor,
@@ -357,7 +357,7 @@ def is_plain(module: nn.Module) -> bool:
 
 def plain_forward(cls: type[nn.Module]) -> types.FunctionType | None:
     """The `forward` of a class if it is a function, so no static method or other descriptor."""
-    found = next(vars(x)["forward"] for x in cls.__mro__ if "forward" in vars(x))
+    found = in_classes(cls, "forward")
     return found if type(found) is types.FunctionType else None
 
 

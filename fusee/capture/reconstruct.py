@@ -30,7 +30,6 @@ from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Frame, Marker, is_scalar, suspended
 from fusee.capture.graph_break import Anew, Lost, is_spent, spent
-from fusee.capture.guards import EqualsMatch
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
@@ -54,7 +53,7 @@ from fusee.capture.mirrors import (
     reduced,
 )
 from fusee.capture.policy import F, inlined
-from fusee.capture.sources import IN_C, ResultOf, Source, dict_code, given_by, own_dict, writer
+from fusee.capture.sources import IN_C, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, no_torch_function, of_subclass
 from fusee.runtime.cache import GRADIENTS
@@ -79,7 +78,7 @@ def require_normal(world: World, fake: torch.Tensor) -> None:
         is_one = x.is_inference()
     if is_one:
         raise Lost(f"{origin} is of inference mode, and is written to outside of it")
-    world.fact(EqualsMatch, ResultOf(origin, torch.is_inference, "inference mode of "), False)
+    world.gives(origin, torch.is_inference, "inference mode of ", False)
 
 
 def _resumed(

@@ -160,7 +160,7 @@ _GLOBAL_HOOKS = tuple(
     " _global_forward_hooks_with_kwargs".split()
 )
 # Says whether hooks for all modules are registered: C, since each call asks it.
-has_global_hooks: Callable[[], object] = functools.partial(
+has_global_hooks: functools.partial[bool] = functools.partial(
     any, [getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS]
 )
 # What calling a module does when nothing is compiled in its place.

@@ -31,6 +31,7 @@ from fusee.capture.dynamic import NUMPY, Number, holds_number
 from fusee.capture.graph_break import GraphBreak, associative_scan, combine_of
 from fusee.capture.guards import IdMatch
 from fusee.capture.policy import inlined
+from fusee.capture.symbols import concrete
 from fusee.capture.torch_api import (
     FakeTensor,
     generic_scan,
@@ -584,7 +585,7 @@ def _launch(
     given.apply_defaults()
     if callable(grid):
         grid = m.call(grid, dict(given.arguments))
-    fixed = {name: symbols.value(x) for name, x in how.items() if name not in names}
+    fixed = {name: concrete(x) for name, x in how.items() if name not in names}
     varying, constexprs = {}, {x.name for x in kernel.params if x.is_constexpr}
     for name, x in given.arguments.items():
         if type(x) is FakeTensor:
@@ -594,7 +595,7 @@ def _launch(
         elif type(x) in _KINDS and name not in constexprs:
             varying[name] = x, _KINDS[type(x)]
         else:
-            fixed[name] = symbols.value(x)
+            fixed[name] = concrete(x)
     try:
         kinds = tuple((name, kind) for name, (_, kind) in varying.items())
         op = _operator(kernel, kinds, frozenset((k, type(x), x) for k, x in fixed.items()))

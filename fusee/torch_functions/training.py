@@ -46,7 +46,7 @@ from fusee.capture.graph_break import GraphBreak, Lost, is_held, is_watched
 from fusee.capture.guards import EqualsMatch, Keys
 from fusee.capture.mirrors import Mirror, read_grad, write_grad
 from fusee.capture.policy import enabled, inlined
-from fusee.capture.sources import ResultOf, given_by, is_trusted
+from fusee.capture.sources import given_by, is_trusted
 from fusee.capture.torch_api import (
     FakeTensor,
     as_autograd_keeps,
@@ -151,7 +151,7 @@ def _is_plain(m: Capturing, leaf: Tensor) -> bool:
         grad = real.grad
         if grad is not None and (grad.layout is not torch.strided or grad.requires_grad):
             return False
-    m.world.fact(EqualsMatch, ResultOf(origin, _HOOKS, "hooks and base of "), _NONE)
+    m.world.gives(origin, _HOOKS, "hooks and base of ", _NONE)
     return True
 
 
