@@ -247,7 +247,8 @@ def quick_check(
     It keeps none of them alive. None where not all of that is where it is looked for.
     """
     owned = [(pointer(*row) or 0, id(row[1])) for row in codes]
-    owned += ((id(x) + _DICT_SIZE, 0) for x in has_global_hooks.args[0])
+    if "hooked" in state:
+        owned += ((id(x) + _DICT_SIZE, 0) for x in has_global_hooks.args[0])
     rows = [(name, row) for name in state for row in _STATE.get(name, ())]
     calls = tuple(row for _, row in rows)
     names = (x for call in calls for x in call if isinstance(x, str))
