@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 Args = tuple[Any, ...]  # of a call
 Kwargs = dict[str, Any]
+Function = Callable[..., Any]
 
 HALVES = (torch.bfloat16, torch.float16)
 

@@ -39,6 +39,7 @@ from fusee.capture.sources import (
     IN_C,
     Held,
     ResultOf,
+    in_classes,
     is_data_descriptor,
     is_trusted,
     keeps_in_c,
@@ -48,7 +49,9 @@ from fusee.capture.sources import (
     python_getattribute,
     tells_dict,
 )
+from fusee.capture.symbols import OPEN, concrete, is_open
 from fusee.capture.torch_api import FakeTensor, own_classes, run_for_real
+from fusee.source import Function
 
 # ---------------------------------------------------------------------------- capturing
 
@@ -68,7 +71,7 @@ AS_VALUES = (
 # What an object is asked for itself.
 _CALLED_BY_C = frozenset((*_COMPUTED, *COMPARED, *SHOWN, *AS_NUMBERS))
 
-_OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
+_OURS = (FakeTensor, Computed, *OPEN)  # they raise by themselves
 _WITHOUT_METHODS = (*_OURS, types.ModuleType)
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
 _FUNCTION = types.FunctionType
@@ -106,8 +109,8 @@ class Capturing(Semantics):
     def __init__(self, policy: Policy, varies: Varying | None = None) -> None:
         super().__init__()
         self.policy = policy
-        self.world = World(self.where, varies or Varying())
-        self.world.machine, self.recorder = self, self.world.recorder
+        self.world = World(self, varies or Varying())
+        self.recorder = self.world.recorder
         if self.world.varies.reads_sizes:
             self.world.mode.env = self.world.symbols.env
         self.recorder.reads_numbers = self.world.varies.reads_numbers
@@ -163,7 +166,7 @@ class Capturing(Semantics):
         self.world.fact(Length, mirror.origin, len(x))
         return len(x)
 
-    def tensor_operator(self, function: Callable[..., Any], *operands: Any) -> Any:
+    def tensor_operator(self, function: Function, *operands: Any) -> Any:
         """An operator with a tensor among its operands, in the graph as the operator."""
         if function is operator.setitem and isinstance(operands[-1], Computed):
             kind = operands[-1].kind  # torch takes Python's numbers there, and integers of NumPy
@@ -193,9 +196,9 @@ class Capturing(Semantics):
             return self.world.seen[id(x)][0]
         if issubclass(type(x), Computed):
             return x.kind
-        if symbols.is_open(x):
+        if is_open(x):
             return symbols.kind_of(x)
-        if issubclass(type(x), FakeTensor):
+        if type(x) is FakeTensor:
             return torch.nn.Parameter if getattr(x, "_is_param", False) else torch.Tensor
         return type(x)
 
@@ -246,7 +249,7 @@ class Capturing(Semantics):
             cls = type(x)
             if is_hash:
                 self.world.hash((x,))
-            if is_held and isinstance(x, (Computed, *symbols.OPEN)):
+            if is_held and isinstance(x, (Computed, *OPEN)):
                 raise GraphBreak("C code would look at numbers that an exception holds")
             if is_scalar(x) or (id(x), is_held) in seen or issubclass(cls, _OURS):
                 continue
@@ -270,7 +273,7 @@ class Capturing(Semantics):
                 is_compared = methods and cls is types.SimpleNamespace  # by what it holds
                 held = shown_in(x) if is_compared or "__repr__" in methods else ()
                 todo += held
-                symbols.value(self.deep(held))  # which makes facts of it
+                concrete(self.deep(held))  # which makes facts of it
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
             is_state = not is_known and keeps_in_c(cls)
@@ -302,7 +305,7 @@ class Capturing(Semantics):
 
     def hashed(self, keys: Sequence[Any]) -> list[Any]:
         self.look(keys, COMPARED)
-        return [symbols.value(key) for key in keys]
+        return [concrete(key) for key in keys]
 
     def writable(self, x: Any) -> Any:
         return self.plain(x)
@@ -350,7 +353,7 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
     return known[0]
 
 
-def python_method(m: Capturing, obj: Any, name: str) -> Callable[..., Any] | None:
+def python_method(m: Capturing, obj: Any, name: str) -> Function | None:
     """The method of a class, but for C's own: a function, or what gives one to each instance."""
     cls = type(obj)  # not isinstance(): that asks the object for its class, by code of the program
     if cls.__flags__ & IN_C or issubclass(cls, _WITHOUT_METHODS):
@@ -411,12 +414,12 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
 
 def _lookup(m: Capturing, obj: Any, name: str) -> Any:
     kind = type(obj)
-    if issubclass(kind, FakeTensor):
+    if kind is FakeTensor:
         m.world.mirrors.read = None
         return _of_tensor(m, obj, name)
     if issubclass(kind, Computed):
         return obj.attribute(m, name)
-    if symbols.is_open(obj):
+    if is_open(obj):
         return symbols.attribute(obj, name)
     if issubclass(kind, types.ModuleType):
         return _of_module(m, obj, name)
@@ -570,7 +573,7 @@ def super_of(m: Capturing, *args: Any) -> Any:
         raise args[-1].met()
     if python_getattribute(kind) and args[1:] and not issubclass(kind, (*_OURS, type, args[0])):
         raise GraphBreak("super() of an object that says which class it has")
-    if issubclass(kind, FakeTensor):
+    if kind is FakeTensor:
         return Super(__thisclass__=args[0], __self__=args[1])
     return super(*args)
 
@@ -711,8 +714,8 @@ def bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
 
 def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`, or `del obj.name` for DELETED."""
-    obj = symbols.value(obj) if symbols.is_open(obj) else obj  # a SymInt would take any
-    if issubclass(type(obj), FakeTensor):
+    obj = concrete(obj) if is_open(obj) else obj  # a SymInt would take any
+    if type(obj) is FakeTensor:
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
             kind, mirror = m.world.seen[id(obj)]
             if value is DELETED or is_data_descriptor(_in_own_classes(m, kind, name)):
@@ -736,8 +739,8 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")
     if issubclass(type(obj), types.ModuleType):
         own = _own_of_module(obj)
-        in_class = next((vars(c)[name] for c in type(obj).__mro__ if name in vars(c)), ABSENT)
-        is_own = is_data_descriptor(in_class) or {"__setattr__", "__delattr__"} & {*own}
+        found = in_classes(type(obj), name)
+        is_own = is_data_descriptor(found) or {"__setattr__", "__delattr__"} & {*own}
         if is_own and (name in own or not is_trusted(obj.__name__)):
             raise GraphBreak(f"setting {name} of a module, which its class takes care of")
         m.world.set(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import time
 import types
 import weakref
@@ -24,11 +25,11 @@ from fusee import log
 from fusee.capture.bytecode import called_from
 from fusee.capture.captured import Captured
 from fusee.capture.dynamic import as_tensor
-from fusee.capture.frame import ABSENT, BINARY, Frame, Semantics, suspended, variables
+from fusee.capture.frame import BINARY, Frame, Semantics, begun, variables
 from fusee.capture.guards import Facts, IdMatch, TypeMatch, Values
 from fusee.capture.mirrors import CALLING, CALLING_NAMES
 from fusee.capture.policy import ORIGINAL, is_plain
-from fusee.capture.sources import ComputedAt, Local
+from fusee.capture.sources import ComputedAt, Local, in_classes
 from fusee.capture.torch_api import dynamo_switch, has_global_hooks
 from fusee.source import Args, Kwargs
 
@@ -56,12 +57,10 @@ def around(nested: Nested, function: types.FunctionType, /, *args: Any, **kwargs
     f.bind(function.__defaults__, function.__kwdefaults__, args, kwargs)
     if not flags & _SUSPENDING:
         return f.run()
-    while f.instruction.name != "RETURN_GENERATOR":
-        f.step()
-    f.at += 1
+    body = begun(f)
     if flags & inspect.CO_GENERATOR:
-        return suspended(f)
-    made: Any = _coroutine(suspended(f))
+        return body
+    made: Any = _coroutine(body)
     made.__name__, made.__qualname__ = f.code.co_name, f.code.co_qualname
     return made
 
@@ -146,7 +145,7 @@ class Between(Semantics):
                 args, function = (function, *args), method
         elif issubclass(type(function), type):
             is_plain_call = type(function).__call__ is type.__call__
-            if is_plain_call and type(_in_class(function, "__init__")) is types.FunctionType:
+            if is_plain_call and type(in_classes(function, "__init__")) is types.FunctionType:
                 return self._make(function, args, kwargs)
         elif (found := _python_method(function, "__call__")) is not None:
             args, function = (function, *args), found
@@ -208,17 +207,19 @@ class Between(Semantics):
                     break
         return super().binary(kind, left, right)
 
-    def _ask(self, x: Any, name: str, *args: Any) -> Any:
-        """What a method in Python gives; ABSENT if the class has none."""
+    def _ask(self, name: str, in_c: Any, x: Any, *args: Any) -> Any:
+        """What a method in Python gives; if the class has none, a function in C."""
         method = _python_method(x, name)
-        return ABSENT if method is None else self.call(method, x, *args)
+        return in_c(x, *args) if method is None else self.call(method, x, *args)
 
-    def subscript(self, container: Any, key: Any) -> Any:
-        found = self._ask(container, "__getitem__", key)
-        return container[key] if found is ABSENT else found
+    subscript = functools.partialmethod(_ask, "__getitem__", operator.getitem)
+    next = functools.partialmethod(_ask, "__next__", next)
+
+    def iterate(self, x: Any) -> Any:
+        return iter(self._ask("__iter__", lambda x: x, x))
 
     def attribute(self, obj: Any, name: str) -> Any:
-        found = _in_class(type(obj), name)
+        found = in_classes(type(obj), name)
         if type(found) is not property or type(found.fget) is not types.FunctionType:
             return getattr(obj, name)
         cls: Any = type(obj)
@@ -231,21 +232,9 @@ class Between(Semantics):
                 raise
         return cls.__getattr__(obj, name)
 
-    def iterate(self, x: Any) -> Any:
-        found = self._ask(x, "__iter__")
-        return iter(x if found is ABSENT else found)
-
-    def next(self, iterator: Any) -> Any:
-        found = self._ask(iterator, "__next__")
-        return next(iterator) if found is ABSENT else found
-
-
-def _in_class(cls: type, name: str) -> Any:
-    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-
 
 def _python_method(x: Any, name: str) -> types.FunctionType | None:
-    found = _in_class(type(x), name)
+    found = in_classes(type(x), name)
     return found if type(found) is types.FunctionType else None
 
 

@@ -29,7 +29,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from fusee.capture import attributes, symbols
-from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
+from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask, store_plainly
 from fusee.capture.bytecode import Line
 from fusee.capture.dynamic import Computed, Number, before_graph, converted, is_array, read
 from fusee.capture.frame import ABSENT, BINARY, METHODS_IN_C, UNARY, is_scalar, room, variables
@@ -39,6 +39,7 @@ from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, by_identity, show_address
 from fusee.capture.policy import asked_again, protocol_names
 from fusee.capture.sources import Held, Local, ResultOf, given_by, is_trusted
+from fusee.capture.symbols import concrete, is_open, operated, whole_text
 from fusee.capture.torch_api import (
     DEVICES,
     FIXED_ANSWERS,
@@ -51,13 +52,13 @@ from fusee.capture.torch_api import (
     no_torch_function,
     set_default_dtype,
 )
-from fusee.source import Args, Kwargs, Rules
+from fusee.source import Args, Function, Kwargs, Rules
 from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- stand ins
 
 
-Stand = Callable[..., Any]  # takes the machine, and then what the function takes
+Stand = Function  # takes the machine, and then what the function takes
 
 SPECIAL: Rules[Any, Stand] = Rules()
 stands_for = SPECIAL.rule
@@ -113,11 +114,11 @@ def stands_for_each(*functions: Any) -> Callable[[Stand], Stand]:
 
 @stands_for(isinstance)
 def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
-    if issubclass(type(obj), Computed) or symbols.is_open(obj):
+    if issubclass(type(obj), Computed) or is_open(obj):
         return issubclass(m.kind_of(obj), kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(m, obj, kind) for kind in kinds)
-    own = m.kind_of(obj) if issubclass(type(obj), FakeTensor) else type(obj)
+    own = m.kind_of(obj) if type(obj) is FakeTensor else type(obj)
     meta = type(kinds)
     if not isinstance(kinds, type) or (meta is not type and kinds is not own):
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
@@ -125,7 +126,7 @@ def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
             return m.truth(m.call(custom, kinds, obj))
     for kind in typing.get_args(kinds) if type(kinds) is types.UnionType else (kinds,):
         asked_again(m, own, kind, obj)
-    if not issubclass(type(obj), FakeTensor):
+    if type(obj) is not FakeTensor:
         return isinstance(obj, kinds)
     if kinds is torch.nn.Buffer and _getattr(m, obj, "_is_buffer", False):
         return True
@@ -162,7 +163,7 @@ def _hasattr(m: Capturing, obj: Any, name: str, /) -> bool:
 @stands_for(type)
 def _type(m: Capturing, obj: Any, /, *body: Any, **kwargs: Any) -> Any:
     if not body:
-        is_fake = issubclass(type(obj), FakeTensor)
+        is_fake = type(obj) is FakeTensor
         return m.attribute(obj, "__class__") if is_fake else m.kind_of(obj)
     if len(body) != 2 or not all(map(isinstance, body, (tuple, dict))):
         return type(obj, *body, **kwargs)  # the TypeError
@@ -194,7 +195,7 @@ def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> No
 def _id(m: Capturing, obj: Any, /) -> int:
     real, at = m.world.inputs.get(id(obj), (obj, m.world.origin(obj)))  # guards a module
     is_fixed = isinstance(obj, (type, types.ModuleType, torch.nn.Module, torch.optim.Optimizer))
-    is_tensor = isinstance(obj, FakeTensor)
+    is_tensor = type(obj) is FakeTensor
     if m.frames[-1].globals is vars(copy):  # which no one else looks at
         return id(obj)
     if not (is_fixed or is_scalar(obj)):
@@ -225,12 +226,12 @@ def handled(m: Capturing) -> BaseException | None:
 
 @stands_for(hash)
 def _hash(m: Capturing, x: Any, /) -> int:
-    if (found := attributes.ask(m, x, "__hash__")) is not ABSENT:
-        return attributes.by_c(hash, "__hash__", symbols.value(found))  # type: ignore[no-any-return]
-    if isinstance(x, FakeTensor):
+    if (found := ask(m, x, "__hash__")) is not ABSENT:
+        return attributes.by_c(hash, "__hash__", concrete(found))  # type: ignore[no-any-return]
+    if type(x) is FakeTensor:
         return _id(m, x)  # type: ignore[no-any-return]
-    x = symbols.value(x)
-    if any(isinstance(part, FakeTensor) for part in attributes.flat(x)):
+    x = concrete(x)
+    if any(type(part) is FakeTensor for part in attributes.flat(x)):
         raise GraphBreak("the hash of a tensor differs from call to call")
     m.look((x,), COMPARED)
     for part in by_identity(x):
@@ -307,7 +308,7 @@ def _asked_of_state(function: Any, m: Capturing) -> Any:
         return found  # the program itself has set it
     place: Any = given_by(function, f"{function.__name__}()")
     if type(found) is list:
-        m.world.fact(EqualsMatch, ResultOf(place, tuple, ""), tuple(found))
+        m.world.gives(place, tuple, "", tuple(found))
         return found
     return m.world.load(found, place)
 
@@ -322,7 +323,7 @@ def _is_there(function: Any, m: Capturing) -> int:
 # ------------------------------------------------------------------------------ operators
 
 
-def _operator(name: str, kind: Any) -> Callable[..., Any]:
+def _operator(name: str, kind: Any) -> Function:
     return lambda m, *operands: getattr(m, name)(kind, *operands)
 
 
@@ -330,8 +331,8 @@ def _operator(name: str, kind: Any) -> Callable[..., Any]:
 SPECIAL.update({
     setattr: lambda m, obj, name, x, /: m.store_attribute(obj, name, x),
     delattr: lambda m, obj, name, /: m.delete_attribute(obj, name),
-    object.__setattr__: attributes.store_plainly,
-    object.__delattr__: lambda m, x, name, /: attributes.store_plainly(m, x, name, DELETED),
+    object.__setattr__: store_plainly,
+    object.__delattr__: lambda m, x, name, /: store_plainly(m, x, name, DELETED),
     object.__getattribute__: attributes.of_instance,
     object.__eq__: lambda m, x, other, /: m.identical(x, other) or NotImplemented,
     object.__hash__: lambda m, x, /: _id(m, x) and object.__hash__(x),
@@ -400,22 +401,22 @@ def _as_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
 @stands_for(os.fspath)
 def _fspath(m: Capturing, path: Any) -> Any:
-    found = attributes.ask(m, path, "__fspath__")
+    found = ask(m, path, "__fspath__")
     return os.fspath(path) if found is ABSENT else found
 
 
 @stands_for_each(int, float)
 def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any) -> Any:
-    if not base and not kwargs and symbols.is_open(x):
+    if not base and not kwargs and is_open(x):
         return symbols.converted(x, kind)
-    if isinstance(x, FakeTensor) and (base or kwargs):
+    if type(x) is FakeTensor and (base or kwargs):
         return kind(object(), *base, **kwargs)  # the TypeError
     method = f"__{kind.__name__}__"
     if is_array(x) and not (base or kwargs or x.known) and x.is_number():
         x = x.tensor
-    elif (found := attributes.ask(m, x, method)) is not ABSENT:
+    elif (found := ask(m, x, method)) is not ABSENT:
         return found
-    if isinstance(x, FakeTensor):
+    if type(x) is FakeTensor:
         return m.call(getattr(x, method))  # C code would refuse a Number
     if type(x) is Number:
         found = None if x.kind is kind else before_graph(m.world, kind, x)
@@ -427,7 +428,7 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
 @stands_for(bool)
 def _to_bool(m: Capturing, x: Any = False, /) -> Any:
     recorder, found = m.recorder, x
-    if issubclass(type(x), FakeTensor) and not m.modes:
+    if type(x) is FakeTensor and not m.modes:
         with no_torch_function():
             found = read(recorder, "item", (x,))
     if type(found) is Number and found.is_late:
@@ -449,15 +450,15 @@ def _check_with(m: Capturing, error_type: Any, cond: Any, message: Any = None) -
     """A check of torch's, whose own code imports sympy. Where it fails, eager says what it says."""
     if type(cond) is torch.SymBool and cond.node.is_pending() and m.expects(cond):
         return
-    if not (type(cond) is bool or symbols.is_open(cond)) or not m.truth(cond):
+    if not (type(cond) is bool or is_open(cond)) or not m.truth(cond):
         raise GraphBreak("a check of torch's fails")
 
 
 @stands_for(getattr(torch._check_is_size, "__wrapped__", torch._check_is_size))
 def _check_is_size(m: Capturing, i: Any, message: Any = None, *, max: Any = None) -> None:
-    _check_with(m, RuntimeError, symbols.operated(operator.ge, i, 0))
+    _check_with(m, RuntimeError, operated(operator.ge, i, 0))
     if max is not None:
-        _check_with(m, RuntimeError, symbols.operated(operator.le, i, max))
+        _check_with(m, RuntimeError, operated(operator.le, i, max))
 
 
 @stands_for(torch._has_compatible_shallow_copy_type)
@@ -552,8 +553,8 @@ def on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
     def shown(x: Any) -> Any:
         if callable(x) and "sub" in function.__name__:  # what to put in place of a match
-            return lambda match: symbols.whole_text(m.call(x, match))
-        return str.__str__(x) if isinstance(x, str) else symbols.whole_text(x)
+            return lambda match: whole_text(m.call(x, match))
+        return str.__str__(x) if isinstance(x, str) else whole_text(x)
 
     if any(type(x) is re.RegexFlag and x & re.DEBUG for x in (*args, *kwargs.values())):
         raise GraphBreak("a pattern is printed as it is compiled")

@@ -34,7 +34,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture import attributes, containers, symbols
-from fusee.capture.attributes import AS_NUMBERS, AS_VALUES, COMPARED, Capturing, flat
+from fusee.capture.attributes import AS_NUMBERS, AS_VALUES, COMPARED, Capturing, class_lookup, flat
 from fusee.capture.builtins import (
     BY_TYPE,
     on_text,
@@ -44,7 +44,7 @@ from fusee.capture.builtins import (
     stands_for,
     stands_for_each,
 )
-from fusee.capture.containers import sort_key
+from fusee.capture.containers import METHODS, sort_key
 from fusee.capture.dynamic import (
     Computed,
     Number,
@@ -60,18 +60,18 @@ from fusee.capture.frame import (
     ABSENT,
     CONTAINERS,
     METHODS_IN_C,
-    OPCODES,
     Frame,
+    begun,
     called,
     is_iterable,
     is_scalar,
-    suspended,
 )
 from fusee.capture.graph_break import Forbidden, GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import VIEWS, Stepping, class_of, new_tuple
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import IN_C, Held, ResultOf
+from fusee.capture.symbols import concrete, holds_open, is_open, operated
 from fusee.capture.torch_api import (
     FOR_DYNAMO,
     FakeTensor,
@@ -126,11 +126,11 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if name and args and (found := attributes.ask(m, args[0], name, *args[1:])) is not ABSENT:
             return found
     home = getattr(getattr(function, "__objclass__", None), "__name__", "")
-    if isinstance(owner, FakeTensor):
+    if type(owner) is FakeTensor:
         stand = special(getattr(torch.Tensor, function.__name__, None))
         if stand is not None:
             return stand(m, owner, *args, **kwargs)
-    if isinstance(owner, FakeTensor) or (args and home in ("TensorBase", "Tensor")):
+    if type(owner) is FakeTensor or (args and home in ("TensorBase", "Tensor")):
         return on_tensors(m, function, args, kwargs)
     is_unbound = isinstance(function, METHODS_IN_C)
     error = args[0] if is_unbound and args else owner
@@ -173,7 +173,7 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """C code that may look at all that it is given."""
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
     try:
-        if any(map(symbols.holds_open, (args, kwargs))):
+        if any(map(holds_open, (args, kwargs))):
             return symbols.called(function, args, kwargs)
         if m.recorder.has_numbers and not kwargs and any(type(x) is Number for x in args):
             if function is divmod and all(type(x) is Number or is_scalar(x) for x in args):
@@ -201,14 +201,14 @@ def _range(m: Capturing, *args: Any) -> Any:
         is_loop = f.program.instructions[f.next].name == "GET_ITER"  # else the end may be seen
         if is_loop and type(end) is torch.SymInt and not symbols.is_unbacked(end):
             turns = (end - start + step - (1 if step > 0 else -1)) // step
-            return range(start, start + symbols.value(turns if turns > 0 else 0) * step, step)
+            return range(start, start + concrete(turns if turns > 0 else 0) * step, step)
     return call_class(m, range, args, {})
 
 
 @stands_for_each(json.dumps, json.loads)
 def _as_json(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     leaves = pytree.tree_leaves([*map(m.deep, args), *kwargs.values()])
-    if not all(is_scalar(x) or symbols.is_open(x) for x in leaves):
+    if not all(is_scalar(x) or is_open(x) for x in leaves):
         raise GraphBreak(f"json.{function.__name__}() of more than numbers and texts")
     return _run(m, function, args, kwargs)
 
@@ -246,7 +246,7 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if m.world.seen or m.modes:
             why = "a float that the graph computes beside subclasses of torch.Tensor, modes"
             raise GraphBreak(why)
-        if isinstance(owner, FakeTensor):
+        if type(owner) is FakeTensor:
             given, function = (owner, *given), getattr(torch.Tensor, function.__name__)
         if type(function) is types.FunctionType:
             need_values(given, named)
@@ -264,10 +264,10 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         try:
             return function(*given, **named) if named else function(*given)
         except TypeError:
-            if not symbols.holds_open((given, named)):
+            if not holds_open((given, named)):
                 raise
         # torch takes an open number for a float, but not in a list of floats (`scale_factor`)
-        return function(*symbols.value(given), **symbols.value(named))
+        return function(*concrete(given), **concrete(named))
 
 
 @stands_for_each(
@@ -279,15 +279,13 @@ def _split(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     given: Any = (*args, None, None, None)
     x, sizes, *rest = given
     parts = m.plain(sizes)
-    if isinstance(x, FakeTensor) and isinstance(parts, (list, tuple)) and symbols.holds_open(parts):
+    if type(x) is FakeTensor and isinstance(parts, (list, tuple)) and holds_open(parts):
         whole = x.shape[kwargs.get("dim", rest[0] or 0)]
-        *ends, total = itertools.accumulate(
-            parts, functools.partial(symbols.operated, operator.add)
-        )
+        *ends, total = itertools.accumulate(parts, functools.partial(operated, operator.add))
         checks: list[Any] = [(operator.eq, total, whole)]  # which says what the last part is
-        checks += [(operator.ge, n, 0) for n in parts if symbols.is_open(n)]
+        checks += [(operator.ge, n, 0) for n in parts if is_open(n)]
         for check in (*checks, *((operator.le, end, whole) for end in ends)):
-            holds = symbols.operated(*check)
+            holds = operated(*check)
             if type(holds) is torch.SymBool and holds.node.is_pending():
                 m.expects(holds)
     return on_tensors(m, function, args, kwargs)
@@ -309,7 +307,7 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
     is_outside = m.is_outside(owner) and isinstance(owner, CONTAINERS)
     if is_outside and name == "append" and type(owner) is list and len(args) == 1 and not kwargs:
         return m.append(owner, *args)
-    if is_outside or (isinstance(owner, dict) and name in containers.METHODS):
+    if is_outside or (isinstance(owner, dict) and name in METHODS):
         # by the class in C that has it: a subclass may have another one in Python
         home = next(c for c in type(owner).__mro__ if c.__flags__ & IN_C and name in c.__dict__)
         return _unbound(m, home.__dict__[name], (owner, *args), kwargs)
@@ -354,7 +352,7 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
     if found is not NotImplemented:
         return found
     if name not in _TAKE_ITERABLES and name not in _MOVE:
-        args, kwargs = symbols.value(tuple(m.deep(x) for x in args)), symbols.value(kwargs)
+        args, kwargs = concrete(tuple(m.deep(x) for x in args)), concrete(kwargs)
     if name not in _MOVE:
         owner: Any = function.__self__
         compares = isinstance(owner, (*CONTAINERS, tuple, frozenset, *VIEWS))
@@ -398,8 +396,8 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     owner, *rest = args
     name = function.__name__
     if isinstance(owner, CONTAINERS):
-        if isinstance(owner, dict) and name in containers.METHODS and len(rest) == 1:
-            return containers.METHODS[name](m, owner, *rest)
+        if isinstance(owner, dict) and name in METHODS and len(rest) == 1:
+            return METHODS[name](m, owner, *rest)
         is_lookup = name == "get" and isinstance(owner, dict)
         is_known = rest and (is_scalar(rest[0]) or issubclass(type(rest[0]), type))
         if m.is_outside(owner) and is_lookup and is_known:
@@ -410,8 +408,8 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         shown = (m.plain if name in containers.ASK_SETS else m.in_order)(owner)
         return _with_iterables(m, function.__get__(shown, type(shown)), name, tuple(rest), kwargs)
     if function in (tuple.__getitem__, tuple.__len__, tuple.__iter__):  # which run no methods
-        return function(m.plain(owner), *map(symbols.value, rest))
-    if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner) or symbols.is_open(owner):
+        return function(m.plain(owner), *map(concrete, rest))
+    if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner) or is_open(owner):
         return _run(m, function, args, kwargs)
     if function is object.__init__:
         return function(*args, **kwargs)  # which only refuses more than it takes
@@ -473,7 +471,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         owner: Any = function.__self__
         if function.__name__ == "__next__" and not args:
             return m.next(owner)
-        if type(owner) is types.GetSetDescriptorType and args and isinstance(args[0], FakeTensor):
+        if type(owner) is types.GetSetDescriptorType and args and type(args[0]) is FakeTensor:
             return on_tensors(m, function, args, kwargs)  # torch.Tensor.shape.__get__
         args = (owner, *args)
         function = vars(function.__objclass__)[function.__name__]
@@ -520,7 +518,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call_native(m, function, args, kwargs)
     if issubclass(type(function), torch.nn.Module):
         return _call_module(m, function, args, kwargs)
-    if issubclass(type(function), FakeTensor):
+    if type(function) is FakeTensor:
         raise TypeError("'Tensor' object is not callable")
     if method is not None:
         return call(m, method, function, *args, **kwargs)
@@ -559,10 +557,10 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
         return on_tensors(m, function, args, kwargs)
     if (function.__module__, function.__qualname__) in FOR_DYNAMO:
         return None
-    if marks_static(function) and args and isinstance(args[0], FakeTensor):
+    if marks_static(function) and args and type(args[0]) is FakeTensor:
         index = kwargs.get("index", (*args[1:], None)[0])
         axes = range(args[0].dim()) if index is None else [index] if type(index) is int else index
-        symbols.value(tuple(args[0].shape[k] for k in axes))
+        concrete(tuple(args[0].shape[k] for k in axes))
         return None
     refused = m.policy.refusal(function)
     if isinstance(refused, Forbidden) and not m.is_compiling:  # the program has not been told
@@ -574,11 +572,7 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
     if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
         raise GraphBreak(f"{function.__qualname__} is asynchronous")
     if flags & inspect.CO_GENERATOR:
-        while f.instruction.name != "RETURN_GENERATOR":
-            OPCODES[f.instruction.name](f, f.instruction)
-            f.at += 1
-        f.at += 1
-        made = suspended(f)
+        made = begun(f)
         m.generators[made] = f
         return made
     if len(m.frames) > m.deepest:
@@ -630,9 +624,9 @@ def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwar
     """A module without hooks is its `forward`; one with hooks runs torch's own __call__."""
     if has_global_hooks():
         raise GraphBreak("hooks for all modules are registered", "register them on one module")
-    call_method = attributes.class_lookup(m, type(module), "__call__")
+    call_method = class_lookup(m, type(module), "__call__")
     is_torchs = call_method is torch.nn.Module._wrapped_call_impl
-    implementation = attributes.class_lookup(m, torch.nn.Module, "_call_impl")
+    implementation = class_lookup(m, torch.nn.Module, "_call_impl")
     if not is_torchs or is_the_programs(implementation):  # which programs replace for all modules
         return call(m, call_method, module, *args, **kwargs)
     mirror = m.world.attributes(module)
@@ -672,7 +666,7 @@ def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(cls, torch.Tensor):
         m.world.allow(cls)
     if meta is not type:
-        custom = attributes.class_lookup(m, meta, "__call__")
+        custom = class_lookup(m, meta, "__call__")
         if isinstance(custom, types.FunctionType):
             return call(m, custom, cls, *args, **kwargs)
         if isinstance(custom, type):  # a TypedDict is made by dict
@@ -685,9 +679,9 @@ def make_instance(m: Capturing, cls: type, /, *args: Any, **kwargs: Any) -> Any:
     """What type.__call__ does."""
     if isinstance(getattr(cls, "__del__", None), types.FunctionType):
         raise GraphBreak(f"a {cls.__qualname__} is made, whose end runs code of the program's")
-    new = attributes.class_lookup(m, cls, "__new__")
+    new = class_lookup(m, cls, "__new__")
     new = new.__func__ if isinstance(new, staticmethod) else new
-    init = attributes.class_lookup(m, cls, "__init__")
+    init = class_lookup(m, cls, "__init__")
     if isinstance(new, types.FunctionType) or special(new) is not None:
         obj = call(m, new, cls, *args, **kwargs)
     elif new is object.__new__:
@@ -704,7 +698,7 @@ def make_instance(m: Capturing, cls: type, /, *args: Any, **kwargs: Any) -> Any:
         return call_class(m, cls, args, kwargs)
     if cls not in (kind := m.kind_of(obj)).__mro__:  # whatever its class says it is
         return obj
-    init = attributes.class_lookup(m, kind, "__init__")
+    init = class_lookup(m, kind, "__init__")
     if isinstance(init, types.FunctionType):
         result = call(m, init, obj, *args, **kwargs)
         if result is not None:

@@ -60,7 +60,7 @@ from fusee.runtime.change_detection import (
     changed,
     differs,
 )
-from fusee.source import HostSource, define
+from fusee.source import Function, HostSource, define
 from fusee.sym import Size, Steps, Symbol, coefficient, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
 
@@ -180,7 +180,7 @@ class Captured:
 
     place: Place
     facts: Facts
-    conditions: tuple[list[str], dict[str, Any]]
+    conditions: dict[str, Any]
     graph: fx.GraphModule | None = None
     examples: list[torch.Tensor] = field(default_factory=list)
     inputs: list[Origin] = field(default_factory=list)
@@ -213,21 +213,19 @@ class Captured:
 
     def leave_to_python(self) -> None:
         """Let all calls for which the graph costs the same use this: Python will run them."""
-        conditions, names = self.conditions
-        self.conditions = [x for x in conditions if x.startswith(OF_PRICE)], names
+        self.conditions = {k: x for k, x in self.conditions.items() if k in OF_PRICE}
 
     def check(self, values: Values) -> tuple[Callable[..., bool], Callable[[], str]]:
         """The function that says whether a call may use this, and its source.
 
         values   the locals that it was captured with
         """
-        conditions, names = self.conditions
         for origin, value, where in self.symbols.facts() if self.symbols else ():
             kind = SizeRelation if isinstance(value, Relation) else SizeCondition
             self.facts.add(kind, origin, value, functools.partial(str, where))
         with no_torch_function():
             self.settled = len(self.replaced)
-            given = self.facts, self.place.variables, names, conditions, values
+            given = self.facts, self.place.variables, self.conditions, values
             found = compile_check(*given, self.replaced)
         if not MODE_STACK.length():
             return found
@@ -244,23 +242,17 @@ class Captured:
         None if it asks for what that cannot."""
         if not available() or MODE_STACK.length() or self.stop is not None:
             return None
-        conditions, names = self.conditions
         named = {fact: row for fact in self.facts.rows if (row := _named(fact))}
         codes = {x: (f, x.value) for x in self.facts.rows if (f := of_code(x.origin))}
         others = Facts(rows=[x for x in self.facts.rows if x not in named and x not in codes])
         fresh = _fresh(others, others.rows, values)
         listed = [x.name if isinstance(x, Local) else "" for x in others.listed]
-        asked = [x.groupdict() for x in map(_STATE.fullmatch, conditions) if x]
         is_all = not others.rows and listed == self.place.parameters
-        if fresh is None or not is_all or len(asked) < len(conditions):
+        if fresh is None or not is_all:
             return None
-        state = {x["name"] or x["level"]: _VALUES.get(x["value"], 0) for x in asked}
-        found = [*named.values()]
-        if state.pop("forward", None) is not None:
-            found.append((vars(names["_forward"]), "_current_level", -1))
-        (empty,) = names["_hooked"].args if state.pop("hooked", None) is not None else ((),)
         own = self.place.function
-        return quick_check(state, found, empty, [(own, own.__code__), *codes.values()], fresh[1])
+        owners = [(own, own.__code__), *codes.values()]
+        return quick_check(self.conditions, [*named.values()], owners, fresh[1])
 
     @property
     def raises(self) -> bool:
@@ -283,15 +275,15 @@ class Captured:
         ):  # fmt: skip
             yield
 
-    def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:
+    def compiled(self, compile_graph: Function) -> Function | None:
         """What a backend makes of the graph; None if there is none."""
         if self.graph is None:
             return None
         with self.modes():
-            found: Callable[..., Any] = compile_graph(self.graph, self.examples)
+            found: Function = compile_graph(self.graph, self.examples)
             return found
 
-    def run(self, graph: Callable[..., Any] | None, nested: Any = None) -> Callable[..., Any]:
+    def run(self, graph: Function | None, nested: Any = None) -> Function:
         """The function that runs this piece with `graph` as its compiled graph.
 
         nested   as Between has it
@@ -327,8 +319,8 @@ class Entry:
     captured: Captured
     check: Callable[..., bool]
     check_source: Callable[[], str]
-    run: Callable[..., Any] | None
-    compiled: Callable[..., Any] | None = None
+    run: Function | None
+    compiled: Function | None = None
     quick: Callable[..., int] | None = None
     times: dict[str, float] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
@@ -363,7 +355,7 @@ class Site:
     entries: list[Entry] = field(default_factory=list)
     index: Index | None = None
     quick: Callable[..., int] | None = None
-    run: Callable[..., Any] | None = None
+    run: Function | None = None
     is_full: bool = False
     is_last: bool = False
     is_met: bool = False
@@ -564,19 +556,18 @@ _FEW = 8  # facts that are looked at as quickly as they are watched
 def compile_check(
     facts: Facts,
     parameters: list[str],
-    names: dict[str, Any],
-    conditions: list[str],
+    state: dict[str, Any],
     values: Values,
     replaced: set[tuple[int, Any]],
 ) -> tuple[Callable[..., bool], Callable[[], str]]:
     """The check as a function of the locals, and what gives its source.
 
-    conditions   about global state, with `names` for what they use
+    state        torch's, as `state_conditions` has it
     values       the locals, for which all facts hold now
     replaced     as Watched has it; once it has grown, another check is quicker
     """
     if not available():
-        check, text = facts.compile(parameters, names, conditions)
+        check, text = facts.compile(parameters, state)
         return check, lambda: text
     seen, watched, others = Watched(replaced), Facts(kinds=facts.kinds), Facts(kinds=facts.kinds)
     for fact in facts.rows:
@@ -584,14 +575,14 @@ def compile_check(
     if len(watched.rows) < _FEW:
         watched.rows, others.rows = [], facts.rows
     fresh = _fresh(others, [*facts.rows], values)
-    whole = functools.cache(functools.partial(watched.compile, [], {}, []))
+    names: dict[str, Any] = {}
+    whole = functools.cache(functools.partial(watched.compile, [], {}))
     if watched.rows:
         seen.start(watched.rows, lambda: whole()[0](), functools.partial(_first_missed, watched))
-        names = {**names, "_changed": changed(), "_watched": seen}
-        conditions = [*conditions, "_changed(_watched.address) < 0 or _watched.look()"]
+        names |= {"_changed": changed(), "_watched": seen}
     if fresh is not None:
-        names = {**names, "_differs": differs(), "_table": fresh[1]}
-    check, text = others.compile(parameters, names, conditions)
+        names |= {"_differs": differs(), "_table": fresh[1]}
+    check, text = others.compile(parameters, state, names)
 
     def source() -> str:
         if fresh is None and not watched.rows:
@@ -607,15 +598,7 @@ def _first_missed(watched: Facts) -> Callable[[], bool]:
     """The check of the first fact that does not hold now."""
     found = watched.first_miss({})
     missed = Facts(rows=[found[0]] if found else [], kinds=watched.kinds)
-    return missed.compile([], {}, [])[0]
-
-
-# Those of `state_conditions` that a quick check can ask, and the value that each tells of.
-_STATE = re.compile(
-    r"(?:not )?_(?P<name>[a-z]+)\(\)(?: (?:is|==) (?P<value>True|False|None|0|_dtype))?"
-    r"|_(?P<level>forward)\._current_level < 0"
-)
-_VALUES = {"True": 1, "_dtype": None}
+    return missed.compile([], {})[0]
 
 
 def _named(fact: Fact) -> tuple[dict[str, Any], str, Any] | None:

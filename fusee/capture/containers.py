@@ -27,12 +27,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusee.capture import attributes, symbols
+from fusee.capture import symbols
 from fusee.capture.attributes import (
     AS_NUMBERS,
     COMPARED,
     Capturing,
     ask,
+    by_c,
     of_instance,
     python_method,
 )
@@ -50,6 +51,7 @@ from fusee.capture.mirrors import (
     Indexed,
     Lent,
     Stepping,
+    behind,
     contents,
     dict_class,
     is_alone,
@@ -68,7 +70,8 @@ from fusee.capture.sources import (
     SizeOf,
     at_key,
 )
-from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, run_for_real
+from fusee.capture.symbols import concrete, is_open
+from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, no_torch_function, run_for_real
 from fusee.source import Args
 
 # ---------------------------------------------------------------------------- iteration
@@ -76,14 +79,14 @@ from fusee.source import Args
 
 @stands_for(len)
 def _len(m: Capturing, x: Any, /) -> Any:
-    if (found := attributes.ask(m, x, "__len__")) is not ABSENT:
-        return attributes.by_c(len, "__len__", symbols.value(found))
+    if (found := ask(m, x, "__len__")) is not ABSENT:
+        return by_c(len, "__len__", concrete(found))
     if isinstance(x, CONTAINERS):
         return m.length(x)
-    if isinstance(x, FakeTensor):
+    if type(x) is FakeTensor:
         if m.modes or id(x) in m.world.seen:  # which hear of it
             found = m.call(torch.Tensor.__len__, x)
-            return attributes.by_c(len, "__len__", symbols.value(found))
+            return by_c(len, "__len__", concrete(found))
         if x.dim():
             return x.shape[0]
     m.look((x,))
@@ -105,7 +108,7 @@ def _next(m: Capturing, iterator: Any, /, *default: Any) -> Any:
 
 def _iterable(m: Capturing, x: Any) -> Any:
     """An iterable that C code may go through."""
-    if isinstance(x, FakeTensor) or m.is_generator(x):
+    if type(x) is FakeTensor or m.is_generator(x):
         return x
     iterator = m.iterate(x)
     if m.is_outside(iterator) and is_finite_iterator(iterator):
@@ -130,7 +133,7 @@ def _collecting(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> An
         return args[0]
     items = m.listed(args[0]) if function in (list, tuple) else m.items(args[0])
     if function is collections.deque:  # its length is C's
-        args, kwargs = symbols.value(args), symbols.value(kwargs)
+        args, kwargs = concrete(args), concrete(kwargs)
     elif function not in (list, tuple):
         items = m.hashed(items)
     return function(items, *args[1:], **kwargs)
@@ -167,7 +170,7 @@ def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     is_test = function in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 
     def given(place: int | str, x: Any) -> Any:
-        x = symbols.value(x) if symbols.is_open(x) else x
+        x = concrete(x) if is_open(x) else x
         if place == CALLING.get(function) or place in CALLING_NAMES:
             return Called(m, x, is_test) if is_test or x is not None else x
         is_number = is_scalar(x) and not isinstance(x, (str, bytes, range))
@@ -194,19 +197,19 @@ def _enumerate(m: Capturing, iterable: Any, start: Any = 0) -> Any:
 def _islice(m: Capturing, x: Any, /, *ends: Any) -> Any:
     m.look(ends, AS_NUMBERS)
     ends = tuple(m.call(operator.index, x) if isinstance(x, Computed) else x for x in ends)
-    return itertools.islice(_iterable(m, x), *map(symbols.value, ends))
+    return itertools.islice(_iterable(m, x), *map(concrete, ends))
 
 
 @stands_for(functools.reduce)
 def _reduce(m: Capturing, function: Any, x: Any, /, *start: Any) -> Any:
-    if not is_iterable(x) or (isinstance(x, FakeTensor) and not x.dim()):
+    if not is_iterable(x) or (type(x) is FakeTensor and not x.dim()):
         return functools.reduce(function, 0)  # type: ignore[call-overload]  # the TypeError
     return functools.reduce(functools.partial(m.call, function), in_turn(m, x), *start)
 
 
 @stands_for(reversed)
 def _reversed(m: Capturing, x: Any, /) -> Any:
-    if (found := attributes.ask(m, x, "__reversed__")) is not ABSENT:
+    if (found := ask(m, x, "__reversed__")) is not ABSENT:
         return found
     is_python = python_method(m, x, "__getitem__") is not None
     if is_python and not hasattr(type(x), "__reversed__"):
@@ -342,7 +345,7 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
         m.look((key,), COMPARED + AS_NUMBERS)
         return dict.get(container, m.plain(key), ABSENT)
     mirror = m.world.mirror(container)
-    if isinstance(key, FakeTensor) and mirror.copy is None and not mirror.writes:
+    if type(key) is FakeTensor and mirror.copy is None and not mirror.writes:
         real, origin = m.world.inputs.get(id(key), (None, None))
         if real is not None and real in mirror.obj:
             if origin is None or mirror.is_changed():
@@ -371,15 +374,10 @@ def _made(m: Capturing, container: Any, key: Any) -> Any:
     return value
 
 
-def owner_of(view: Any) -> Any:
-    """The dict that `d.keys()` and the like show."""
-    return gc.get_referents(view)[0]
-
-
 @LOADERS.rule(*VIEWS)
 def _load_view(world: Any, view: Any, origin: Origin) -> Any:
     world.fact(TypeMatch, origin, type(view))
-    owner = world.load(owner_of(view), ResultOf(origin, owner_of, "the dict of "))
+    owner = world.load(behind(view), ResultOf(origin, behind, "the dict of "))
     shown = world.whole(owner)
     return getattr(dict_class(shown), type(view).__name__.rpartition("_")[2])(shown)
 
@@ -460,7 +458,7 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
         ending.once = True  # the next call may find what Python's call keeps
         raise
     is_found = is_named(result) and m.world.origin(result) is not None  # and not made anew
-    is_number = is_scalar(result) or symbols.is_open(result)
+    is_number = is_scalar(result) or is_open(result)
     if m.world.changes() == before and (is_number or is_found):
         return result
     if m.world.changes() == before and _is_lent(m, function, given, tuple(kwargs), result):
@@ -509,7 +507,7 @@ def _kept(
     keyed = ResultOf(Several(places), asked, "what is kept: ")
     place = m.world.one(keyed, "kept", id(function), names, *key)
     kept = run_for_real(asked.call, objects)
-    open_sizes = {x.node.hint for x in given if symbols.is_open(x)}
+    open_sizes = {x.node.hint for x in given if is_open(x)}
     for k, part in enumerate(kept if type(kept) is tuple else (kept,)):
         origin = m.world.item(place, k) if type(kept) is tuple else place
         is_tensor = open_sizes and isinstance(part, torch.Tensor)
@@ -584,16 +582,16 @@ def _is_lent(m: Capturing, function: Any, given: Args, names: tuple[str, ...], r
 def _number(x: Any) -> Any:
     """A number, a text or a tuple of these, as it is in this call; ABSENT for all else."""
     is_tuple = type(x) is tuple and all(_number(item) is not ABSENT for item in x)
-    is_number = is_tuple or is_scalar(x) or symbols.is_open(x)
-    return symbols.value(x, is_fixed=False) if is_number else ABSENT
+    is_number = is_tuple or is_scalar(x) or is_open(x)
+    return concrete(x, is_fixed=False) if is_number else ABSENT
 
 
 def _before(m: Capturing, x: Any) -> tuple[Any, Origin] | None:
     """An argument as it is before the graph, and where it is found; None if it is not so."""
-    if symbols.is_open(x):
+    if is_open(x):
         if (place := m.world.symbols.place(x)) is not None:
             return x.node.hint, place
-        x = symbols.value(x)
+        x = concrete(x)
     if is_scalar(x):
         return x, Held(x, repr(x))
     real, origin = m.world.inputs.get(id(x), (x, m.world.origin(x)))
@@ -636,7 +634,7 @@ _COPYING: dict[Any, Any] = {
 
 @stands_for_each(*_COPYING)
 def _copy(function: Any, m: Capturing, /, x: Any, *memo: Any, **named: Any) -> Any:
-    if is_scalar(x) or symbols.is_open(x) or issubclass(type(x), _ATOMS):
+    if is_scalar(x) or is_open(x) or issubclass(type(x), _ATOMS):
         return x
     if m.frames[-1].globals is not vars(copy):
         for given in (*memo, *named.values()):  # whose keys are addresses
@@ -648,7 +646,7 @@ def _copy(function: Any, m: Capturing, /, x: Any, *memo: Any, **named: Any) -> A
 @stands_for(torch.Tensor.__deepcopy__, torch.nn.Parameter.__deepcopy__)
 def _tensor(m: Capturing, x: Any, memo: Any) -> Any:
     made = m.plain(memo)
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         storages = [y.untyped_storage()._cdata for y in made.get(_TENSORS, [])]
         is_plain = not (x.requires_grad or m.modes or getattr(x, "_is_param", False))
         strides = torch.empty_like(x, device="meta").stride()

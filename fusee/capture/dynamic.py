@@ -46,12 +46,13 @@ from fusee.capture.torch_api import (
     compiler_setting,
     dynamo_switch,
     marks,
+    no_torch_function,
 )
 from fusee.config import CaptureOptions
 from fusee.fake.layouts import known
 from fusee.fake.open_composites import is_place_open
 from fusee.runtime.cache import Job, code_key, job_named
-from fusee.source import Args, Kwargs, Rules, leaves, tensors_in
+from fusee.source import Args, Function, Kwargs, Rules, leaves, tensors_in
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, result_range
 
 # ---------------------------------------------------------------------------- names
@@ -300,7 +301,7 @@ class Specialise(BaseException):
 
 
 # What the program sees of objects of a class, `(world, object, origin)`; None: as of any other.
-LOADERS: Rules[type, Callable[..., Any]] = Rules()
+LOADERS: Rules[type, Function] = Rules()
 
 
 @LOADERS.rule(*weakref.ProxyTypes)
@@ -330,8 +331,8 @@ class Computed:
 
     __slots__ = ()
     kind: Any
-    attribute: Callable[..., Any]
-    number: Callable[..., Any]
+    attribute: Function
+    number: Function
 
 
 class Number(Computed):
@@ -426,7 +427,7 @@ def takes_numbers(name: str) -> bool:
     return base in _TAKE_NUMBERS or (base in _NOT_IN_PLACE and not writes)
 
 
-def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Number:
+def compute(graph: fx.Graph, function: Function, operands: Args) -> Number:
     """What an operator makes of numbers: a node of the graph, if a torch call takes it."""
     numbers = [x for x in operands if type(x) is Number]
     kinds = {x.kind if type(x) is Number else type(x) for x in operands}
@@ -456,7 +457,7 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Nu
     return Number(write if is_held else None, origins, kind, made, is_late=is_late)
 
 
-def takes_late(function: Callable[..., Any], operands: Args) -> bool:
+def takes_late(function: Function, operands: Args) -> bool:
     """Whether Python computes it after the graph, of numbers that are read there."""
     is_late = any(type(x) is Number and x.is_late for x in operands)
     kinds = (x.kind if type(x) is Number else type(x) for x in operands)
@@ -537,8 +538,8 @@ def load_number(world: Any, value: float, origin: Origin) -> Number:
         return known
     world.fact(TypeMatch, origin, type(value))
     if type(value) is int:
-        world.fact(EqualsMatch, ResultOf(origin, fits_double, "whether a double holds "), True)
-    with torch._C.DisableTorchFunction():
+        world.gives(origin, fits_double, "whether a double holds ", True)
+    with no_torch_function():
         fake = world.input(as_tensor(value), ResultOf(origin, as_tensor, ""), origin)
     number: Number = world.recorder.item(fake, frozenset({str(origin)}), type(value))
     number.now, world.numbers[origin] = value, number
@@ -557,7 +558,7 @@ _BEFORE: dict[Any, bool] = {  # and whether it never raises, and gives one class
 _MOST_STEPS = 64
 
 
-def before_graph(world: Any, function: Callable[..., Any], *operands: Any) -> Any:
+def before_graph(world: Any, function: Function, *operands: Any) -> Any:
     """What a function makes of numbers from outside; None: only their values say it.
 
     There are as many versions as answers of comparisons, not as values.
@@ -591,7 +592,7 @@ def before_graph(world: Any, function: Callable[..., Any], *operands: Any) -> An
     return made
 
 
-def may_be_open(function: Callable[..., Any], by: Any) -> bool:
+def may_be_open(function: Function, by: Any) -> bool:
     """Whether an operator beside a Number takes an open number as it is: one that never raises, or
     a quotient by what the graph computes."""
     if function is operator.truediv and type(by) is Number:
@@ -609,7 +610,7 @@ def _computation(function: Any, operands: Args) -> tuple[Computation, list[Numbe
             return None
     given = list({id(x): x for x in order if not x.made}.values())
     places = {id(x): Operand(k) for k, x in enumerate(given)}
-    steps: list[tuple[Callable[..., Any], Args]] = []
+    steps: list[tuple[Function, Args]] = []
     for x in reversed(order):
         if id(x) not in places:
             by, *taken = x.made
@@ -663,7 +664,7 @@ def printable(x: Any) -> Any:
     )
 
 
-def of_new(x: torch.Tensor, *given: Any) -> tuple[Callable[..., Any], Args]:
+def of_new(x: torch.Tensor, *given: Any) -> tuple[Function, Args]:
     """`x.new(...)`, to which a torch.Size, which no graph knows from a tuple, is no data."""
     if len(given) != 1 or isinstance(given[0], (int, torch.SymInt, torch.Size)):
         size = given[0] if given and isinstance(given[0], torch.Size) else given or (0,)

@@ -27,6 +27,7 @@ from fusee.capture.torch_api import (
     fake_again,
     graph_module,
     leaf_gradients,
+    no_torch_function,
     pytree,
     state_restored,
 )
@@ -96,7 +97,7 @@ def _effects(node: fx.Node) -> set[str]:
     at = node.args[1:2] if target in (operator.getitem, operator.setitem) else ()
     at = at[0] if at and type(at[0]) is tuple else at
     indexes = any(isinstance(x, (fx.Node, list)) for x in at)
-    with torch._C.DisableTorchFunction():  # the recorder may be on
+    with no_torch_function():  # the recorder may be on
         refuses = raises(node, name.partition(".")[0], "example_value")
         operands = (x.meta.get("example_value") for x in node.all_input_nodes)
         opens = (x for x in operands if not isinstance(x, (list, tuple)) and is_symbolic(x))
@@ -458,7 +459,7 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     while before != (begin, end):
         before = begin, end
         stop = next((k for k in passes if k >= end), len(calls))
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             begin = _before_saved(calls, begin, stop)
             end = _behind_writes(calls[:stop], begin, end)
         begin = min([begin, *(k for k, last in whole if k < begin <= last)])

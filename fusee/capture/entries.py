@@ -70,6 +70,7 @@ from fusee.fake import unseen_by_hooks
 from fusee.runtime import signals_held
 from fusee.runtime.cache import GraphCompiler
 from fusee.runtime.jit import deferred
+from fusee.source import Function
 
 # ---------------------------------------------------------------------------- entrances
 # How calls come in: functions with the signature of what is compiled, written as source.
@@ -176,7 +177,7 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
     return f"{call}def native({listed}):\n    return {by_python}\n"
 
 
-def _call_given(code: types.CodeType, function: Callable[..., Any], values: Values) -> Any:
+def _call_given(code: types.CodeType, function: Function, values: Values) -> Any:
     """Call a function with what the parameters of `code` were given."""
     args = []
     values.pop(".f", None)
@@ -238,7 +239,7 @@ def _signature(function: types.FunctionType) -> tuple[str, str]:
 # ---------------------------------------------------------------------------- dispatch
 
 
-Compile = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
+Compile = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Function]
 
 # Takes one sentence that the user should read, and the line that it is about.
 Notice = Callable[[str, str], None]
@@ -337,7 +338,7 @@ class CompiledFunction:
             self._nested.clear()
             self._nested_codes.clear()
 
-    def renew(self) -> Callable[..., Any]:
+    def renew(self) -> Function:
         """Compile anew, since the function's code is another one. Gives `call`."""
         with self.lock:
             self.reset()
@@ -711,7 +712,7 @@ class CompiledFunction:
 
     # ---------------------------------------------------------------------- callees
 
-    def nested(self, function: types.FunctionType, owner: Any) -> Callable[..., Any]:
+    def nested(self, function: types.FunctionType, owner: Any) -> Function:
         """A function that is called between two pieces, compiled unless there is no point.
 
         Each module has entries of its own, once it is made: a hundred layers don't fight for eight.

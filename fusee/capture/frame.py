@@ -381,6 +381,15 @@ def _led_to(error: BaseException) -> BaseException | None:
     return found if found is not None and found.__context__ is error else None
 
 
+def begun(f: Frame) -> Generator[Any, Any, Any]:
+    """The generator that a function gives, from its frame with the arguments."""
+    while (instruction := f.instruction).name != "RETURN_GENERATOR":
+        OPCODES[instruction.name](f, instruction)
+        f.at += 1
+    f.at += 1
+    return suspended(f)
+
+
 def suspended(f: Frame, is_on: bool = False) -> Generator[Any, Any, Any]:
     """A generator whose body is what a frame runs. One that `is_on` must be asked once first."""
     made: Any = _driven(f, is_on)

@@ -27,6 +27,7 @@ from fusee.capture.torch_api import (
     State,
     history,
     is_of_hooks,
+    no_torch_function,
 )
 from fusee.errors import FuseeError, RegionError
 from fusee.fake import associative_scan as associative_scan
@@ -198,7 +199,7 @@ def is_spent(x: torch.Tensor, passed: Sequence[Any]) -> bool:
     """
     if not passed:
         return False
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         try:
             below = {*history(x)} if x.requires_grad and not x.is_leaf else set()
         except RuntimeError:
@@ -425,7 +426,7 @@ def refuse_new_geometry(
         names = {x.name for x in given if x.kwarg_only and x.alias_info is not None}
     into = {key: x for key, x in kwargs.items() if key in names and x is not None}
     outs = tensors_in(into)
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         kept = [x for x in outs if is_input(x) or x.untyped_storage().nbytes()]
         if not kept:
             return
@@ -468,7 +469,7 @@ def seen_memory(graph: fx.Graph, name: str, fake: Tensor) -> str:
     """The node that made what a method sees of a tensor beyond its elements; empty if none did."""
     if name not in _OF_MEMORY:
         return ""
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         made = next(node for node in graph.nodes if memory_of(fake) & storages([node]))
     return "" if made.op == "placeholder" else made.name
 
@@ -505,7 +506,7 @@ def is_scale(tensors: Any, other: Any) -> bool:
         return False
     if torch.is_grad_enabled() and other.requires_grad:
         return False
-    with torch._C.DisableTorchFunction():
+    with no_torch_function():
         return not other.dim() and all(
             x.is_floating_point() and torch.result_type(x, other) is x.dtype for x in tensors
         )

@@ -12,7 +12,7 @@ import datetime
 import itertools
 import sys
 import types
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,9 +34,10 @@ from fusee.capture.sources import (
     looking,
     raw_class,
 )
-from fusee.capture.watched import UNCHANGING, Watched
+from fusee.capture.torch_api import STATE_ASKED, no_torch_function
+from fusee.capture.watched import Watched
 from fusee.errors import GENERATED, OptionError
-from fusee.source import HostSource
+from fusee.source import Args, HostSource
 
 # ---------------------------------------------------------------------------- facts
 
@@ -132,6 +133,8 @@ class Fact:
     value   what the object is, equals, ...
     where   the user's line that relied on it, `file.py:41 in step`
 
+    CONDITION  Python that holds as long as the fact does: of `at`, the object's, of `value`, and of
+            the names of those that it USES
     WORDS   what reports say between origin and value
     TORCH   what TorchDynamo calls such a guard
     REMEDY  what to give, so that it is missed no more
@@ -143,6 +146,8 @@ class Fact:
     value: Any
     where: str = ""
 
+    CONDITION: ClassVar[str]
+    USES: ClassVar[Args] = ()
     WORDS: ClassVar[str] = "is"
     TORCH: ClassVar[str]
     REMEDY: ClassVar[str] = "it one value"
@@ -155,8 +160,13 @@ class Fact:
         return type(self), str(self.origin)
 
     def conditions(self, at: str, source: Source) -> list[str]:
-        """Python that holds as long as the fact does; `at` is the object's."""
-        raise NotImplementedError
+        """CONDITION with its parts, or several; `at` is the object's source."""
+        value, used = self.operand(source), map(source.constant, self.USES)
+        return [self.CONDITION.format(*used, at=at, value=value)]
+
+    def operand(self, source: Source) -> str:
+        """Source of the value."""
+        return source.constant(self.value)
 
     def holds(self, look: Look) -> bool:
         """Whether it is so now. Runs no code of the user's. Raises one of `GONE` as `look` does."""
@@ -216,7 +226,7 @@ class Fact:
         if isinstance(type(value).__repr__, types.FunctionType):  # code of the program's
             return object.__repr__(value)
         try:
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 text = repr(value).splitlines()
         except ValueError:  # it has too many digits
             return object.__repr__(value)
@@ -241,11 +251,8 @@ class Fact:
 class IdMatch(Fact):
     """It is this very object."""
 
-    TORCH, BY_ID, INDEX = "ID_MATCH", True, (id, id)
+    CONDITION, TORCH, BY_ID, INDEX = "{at} is {value}", "ID_MATCH", True, (id, id)
     REMEDY = "the same object at each call"
-
-    def conditions(self, at: str, source: Source) -> list[str]:
-        return [f"{at} is {source.constant(self.value)}"]
 
     def fits(self, now: Any) -> bool:
         return now is self.value
@@ -260,10 +267,11 @@ class IdMatch(Fact):
 class Alias(Fact):
     """It is what lies at another origin, the value."""
 
-    TORCH, REMEDY = "DUPLICATE_INPUT", "the same object at each call"
+    CONDITION, TORCH = IdMatch.CONDITION, "DUPLICATE_INPUT"
+    REMEDY = IdMatch.REMEDY
 
-    def conditions(self, at: str, source: Source) -> list[str]:
-        return [f"{at} {self.WORDS} {source.expression(self.value)}"]
+    def operand(self, source: Source) -> str:
+        return source.expression(self.value)
 
     def holds(self, look: Look) -> bool:
         return look(self.origin) is look(self.value)
@@ -275,7 +283,7 @@ class Alias(Fact):
 class NotAlias(Alias):
     """It is not what lies at another origin."""
 
-    WORDS = "is not"
+    CONDITION, WORDS = "{at} is not {value}", "is not"
 
     def holds(self, look: Look) -> bool:
         return look(self.origin) is not look(self.value)
@@ -284,14 +292,21 @@ class NotAlias(Alias):
         return seen.reaches(self.origin, self.value)
 
 
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors may have memory in common."""
+    begins = [x.data_ptr() for x in (a, b)]
+    ends = [
+        begin + (sum((n - 1) * s for n, s in zip(x.shape, x.stride())) + 1) * x.element_size()
+        for begin, x in zip(begins, (a, b))
+    ]
+    return bool(a.numel() and b.numel() and begins[0] < ends[1] and begins[1] < ends[0])
+
+
 class NoOverlap(Alias):
     """A tensor that shares no memory with the one at another origin."""
 
+    CONDITION, USES = "not {0}({at}, {value})", (overlap,)
     WORDS, TORCH = "shares no memory with", "NO_TENSOR_ALIASING"
-
-    def conditions(self, at: str, source: Source) -> list[str]:
-        other = source.expression(self.value)
-        return [f"not {source.constant(overlap)}({source.once(at)}, {other})"]
 
     def holds(self, look: Look) -> bool:
         return not overlap(look(self.origin), look(self.value))
@@ -329,6 +344,14 @@ class Distinct(Fact):
 
 
 _BY_TEXT = (complex, datetime.datetime, datetime.time, datetime.timezone, range)
+
+
+def _equal(found: Any, value: Any) -> bool:
+    if type(found) is not type(value):
+        return False
+    if isinstance(value, (tuple, list)):
+        return len(found) == len(value) and all(map(_equal, found, value))
+    return repr(found) == repr(value) if isinstance(value, (float, *_BY_TEXT)) else found == value
 
 
 class EqualsMatch(Fact):
@@ -406,12 +429,9 @@ def follows(fact: Fact, tensors: Container[Origin]) -> bool:
 class TypeMatch(Fact):
     """An instance of this very class."""
 
+    CONDITION, USES = "{0}({at}) is {value}", (type,)
     WORDS, TORCH, BY_ID = "is of type", "TYPE_MATCH", True
     INDEX, REMEDY = (type, lambda known: known), "objects of one class"
-
-    def conditions(self, at: str, source: Source) -> list[str]:
-        kind = source.constant(self.value)
-        return [f"{source.python('type')}({source.once(at)}) is {kind}"]
 
     def now(self, found: Any) -> Any:
         return type(found)
@@ -421,7 +441,7 @@ class TypeMatch(Fact):
     def watched(self, seen: Watched) -> bool:
         if isinstance(self.origin, Item) and self.value is float:
             return seen.any_float(self.origin)
-        return seen.reaches(self.origin) and self.value in UNCHANGING
+        return seen.stays(self.origin)
 
     def shown(self, value: Any) -> str:
         is_class = isinstance(value, type)
@@ -479,11 +499,8 @@ def _keys(found: Any) -> tuple[Any, ...]:
 class Keys(Fact):
     """A dict with these keys, in this order."""
 
+    CONDITION, USES = "{0}({1}({at}), {value})", (_equal, _keys)
     WORDS, TORCH, INDEX = "has the keys", "DICT_KEYS_MATCH", (_keys, lambda known: known)
-
-    def conditions(self, at: str, source: Source) -> list[str]:
-        equal, keys, value = map(source.constant, (_equal, _keys, self.value))
-        return [f"{equal}({keys}({at}), {value})"]
 
     fits = EqualsMatch.fits
 
@@ -499,10 +516,7 @@ class Keys(Fact):
 class Empty(Fact):
     """A container without elements."""
 
-    WORDS, TORCH = "is empty:", "EMPTY_NN_MODULE_HOOKS_DICT"
-
-    def conditions(self, at: str, source: Source) -> list[str]:
-        return [f"not {at}"]
+    CONDITION, WORDS, TORCH = "not {at}", "is empty:", "EMPTY_NN_MODULE_HOOKS_DICT"
 
     def fits(self, now: Any) -> bool:
         return not now
@@ -541,7 +555,7 @@ class TensorMatch(Fact):
         return found
 
     def now(self, found: Any) -> Any:
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             return TensorFact.of(found) if issubclass(type(found), torch.Tensor) else found
 
     def fits(self, now: Any) -> bool:
@@ -595,14 +609,6 @@ def _closed(size: tuple[int | None, ...]) -> Hashable:
     return size
 
 
-def _equal(found: Any, value: Any) -> bool:
-    if type(found) is not type(value):
-        return False
-    if isinstance(value, (tuple, list)):
-        return len(found) == len(value) and all(map(_equal, found, value))
-    return repr(found) == repr(value) if isinstance(value, (float, *_BY_TEXT)) else found == value
-
-
 def _row(whole: str, one: str, known: tuple[int | None, ...]) -> list[str]:
     """Conditions on sizes or strides, of which some are open."""
     if None not in known:
@@ -623,16 +629,6 @@ def fails(fact: Fact, look: Look) -> bool:
         return not fact.holds(look)
     except GONE:
         return True
-
-
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors may have memory in common."""
-    begins = [x.data_ptr() for x in (a, b)]
-    ends = [
-        begin + (sum((n - 1) * s for n, s in zip(x.shape, x.stride())) + 1) * x.element_size()
-        for begin, x in zip(begins, (a, b))
-    ]
-    return bool(a.numel() and b.numel() and begins[0] < ends[1] and begins[1] < ends[0])
 
 
 # ------------------------------------------------------------------------------ for filters
@@ -709,11 +705,24 @@ class Facts:
         self.rows = [fact for fact in self.rows if id(fact) not in dropped]
 
     def compile(
-        self, parameters: list[str], also: dict[str, Any], conditions: list[str]
+        self,
+        parameters: list[str],
+        state: Mapping[str, Any],
+        also: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> tuple[Callable[..., bool], str]:
-        """The check, a function of the locals, and its source."""
+        """The check, a function of the locals, and its source.
+
+        state   torch's, as `state_conditions` has it
+        also    what is watched and listed, by the names that the check has for it
+        """
         source = Source(self.kinds)
-        source.lines += [f"if not ({condition}): return False" for condition in conditions]
+        for name, x in state.items():
+            source.names[f"_{name}"] = STATE_ASKED[name]
+            text = f"{source.constant(x)} {'!=' if type(x) is int else 'is not'} _{name}()"
+            source.lines.append(f"if {text}: return False")
+        if "_watched" in also:
+            text = "_changed(_watched.address) >= 0 and not _watched.look()"
+            source.lines.append(f"if {text}: return False")
         later = {origin for origin in self.listed if origin in self.kinds}
         for fact in self.rows:
             self._ask_first(fact.origin, later, source)
@@ -741,24 +750,17 @@ class Facts:
 
     def unlike(self, look: Look) -> Fact | None:
         """The first fact that does not hold."""
-        fact = None
-        try:
-            for fact in self.rows:
-                if not fact.holds(look):
-                    return fact
-        except GONE:
-            return fact
-        return None
+        return next((fact for fact in self.rows if fails(fact, look)), None)
 
     def first_miss(self, values: Values) -> tuple[Fact, Any] | None:
         """The first fact that does not hold for these locals, and what is there instead."""
-        with torch._C.DisableTorchFunction():  # modes of the program's would see it
+        with no_torch_function():  # modes of the program's would see it
             fact = self.unlike(looking(values))
             return None if fact is None else (fact, self.found(fact, values))
 
     def misses(self, values: Values) -> bool:
         """Whether some fact does not hold: most often the one of the last time."""
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             if self.missed is None or not fails(self.missed, self.looking(values)):
                 self.missed = self.unlike(looking(values))
         return self.missed is not None
@@ -768,7 +770,7 @@ class Facts:
     ) -> list[tuple[str, bool, Any, Any]]:
         """As Fact.varying, of the fact that was missed and of all tensors and numbers."""
         found = [] if missed is None else [*missed[0].varying(missed[1])]
-        with torch._C.DisableTorchFunction():  # modes of the program's would see it
+        with no_torch_function():  # modes of the program's would see it
             look = self.looking(values)
             for fact in self.rows:
                 is_asked = missed is None or fact is not missed[0]

@@ -18,12 +18,11 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from fusee.capture import guards, torch_api
 from fusee.capture.bytecode import assigned_globals
 from fusee.capture.captured import Relation, SizeRelation
 from fusee.capture.dynamic import (
@@ -48,9 +47,24 @@ from fusee.capture.frame import (
     is_scalar,
 )
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import Fact, Facts, TensorFact
+from fusee.capture.guards import (
+    Absent,
+    Alias,
+    Distinct,
+    EqualsMatch,
+    Fact,
+    Facts,
+    IdMatch,
+    Keys,
+    Length,
+    NotAlias,
+    TensorFact,
+    TensorMatch,
+    TypeMatch,
+)
 from fusee.capture.mirrors import (
     FEW,
+    Itself,
     Later,
     Lent,
     Mirror,
@@ -82,14 +96,27 @@ from fusee.capture.sources import (
     Local,
     Origin,
     ResultOf,
+    has,
     input_name,
     is_buffer,
+    is_empty,
     is_remade,
     is_trusted,
     own_dict,
 )
 from fusee.capture.symbols import Symbols, is_open
-from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
+from fusee.capture.torch_api import (
+    FakeTensor,
+    fake_mode,
+    fake_of,
+    has_fixed_address,
+    no_torch_function,
+    oddity,
+    own_classes,
+    plain_tensor,
+    was_leaf,
+    why_unseen,
+)
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- world
@@ -98,49 +125,24 @@ from fusee.source import Args, Kwargs
 DELETED = ABSENT
 
 
-def is_empty(cell: types.CellType) -> bool:
-    """Whether a variable of a function around has no value."""
-    return cell == types.CellType()
-
-
-def has(name: str, obj: Any) -> bool:
-    """Whether there is something in a slot."""
-    try:
-        object.__getattribute__(obj, name)
-    except AttributeError:
-        return False
-    return True
-
-
 _LIKE_OTHERS = (int, bool, float, complex, tuple)  # 1 is not True
-
-
-class Itself:
-    """An object that equals itself alone, whatever its class says."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and self.held is other.held
 
 
 class World:
     """All that one capture knows of the outside.
 
-    where    gives the user's present line
+    machine  whose world it is; where: gives the user's present line
     varies   whether a float from outside is an input of the graph, not a constant
     """
 
-    def __init__(self, where: Callable[[], str], varies: Varying) -> None:
-        self.where = where
+    def __init__(self, machine: Any, varies: Varying) -> None:
+        self.machine, self.where = machine, machine.where
         self.varies = varies
         self.facts = Facts()
         self.mode = fake_mode()
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
-        self.recorder = Recorder(self.mode, self._stray, self.inputs)
-        self.recorder.where = where
-        self.recorder.begins = self._begins
+        self.symbols = Symbols(self.where, self.mode)
+        self.recorder = Recorder(self)
         self.mirrors = Mirrors()
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
         # what backward passes in the graph have used up of autograd's; None: there may be none
@@ -155,11 +157,8 @@ class World:
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.numbers: dict[Origin, Number] = {}
         self.computed: dict[Any, Origin] = {}  # what is made of such numbers before the graph
-        self.symbols = Symbols(where, self.mode)
-        self.recorder.symbols = self.symbols
         self._open: dict[Origin, Any] = {}  # integers that vary
         self.arrays: dict[int, tuple[Any, Origin, Origin, Any]] = {}  # by id of the real one
-        self.machine: Any = None  # whose world this is
         # subclass and attributes, by id of the fake
         self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
         self.put_on: dict[int, Mirror] = {}
@@ -191,6 +190,10 @@ class World:
         if value is not origin:
             self.facts.add(kind, origin, value, self.where)
 
+    def gives(self, origin: Origin, function: Any, words: str, value: Any) -> None:
+        """Know what a function gives for an object."""
+        self.fact(EqualsMatch, ResultOf(origin, function, words), value)
+
     def origin(self, obj: Any) -> Origin | None:
         """Where an object came from; None for one that the program made, and for scalars."""
         key = id(obj)
@@ -205,10 +208,10 @@ class World:
     def fix(self, obj: Any, origin: Origin, known: Origin | None) -> Any:
         """Make sure that it is this very object."""
         # one fact per path: two paths to one object may part later
-        self.fact(guards.IdMatch, origin, obj)
+        self.fact(IdMatch, origin, obj)
         known = known or Held(obj, str(origin))
         if isinstance(obj, (torch.nn.Module, torch.optim.Optimizer)):
-            self.fact(guards.TypeMatch, known, type(obj))  # `__class__` can be written to
+            self.fact(TypeMatch, known, type(obj))  # `__class__` can be written to
         return self.know(obj, known)
 
     def load(self, obj: Any, origin: Origin) -> Any:
@@ -218,23 +221,23 @@ class World:
                 if type(obj) is float or not self.varies.with_symbols:
                     return load_number(self, obj, origin)
                 return self._load_int(obj, origin)
-            how = guards.IdMatch if isinstance(obj, enum.Enum) else guards.EqualsMatch
+            how = IdMatch if isinstance(obj, enum.Enum) else EqualsMatch
             self.fact(how, origin, obj)
             return obj
         if (found := loaded(self, obj, origin)) is not None:
             return found
         kind: Any = type(obj)  # isinstance() asks objects for their class, by code of the program
         if issubclass(kind, torch.Tensor):
-            with torch._C.DisableTorchFunction():
+            with no_torch_function():
                 return self._load_tensor(obj, origin)
         known = self.origin(obj)
         if issubclass(kind, types.FunctionType) and is_remade(obj, known, origin):
             if known is not None:
-                self.fact(guards.Alias, origin, known)
+                self.fact(Alias, origin, known)
                 return obj
-            self.fact(guards.TypeMatch, origin, types.FunctionType)
+            self.fact(TypeMatch, origin, types.FunctionType)
             self.know(obj, origin)
-            self.fact(guards.IdMatch, self.place(obj, "__code__"), obj.__code__)
+            self.fact(IdMatch, self.place(obj, "__code__"), obj.__code__)
             return obj
         is_bound = issubclass(kind, BOUND_IN_C) and not isinstance(obj.__self__, HELD_OWNERS)
         if is_bound and known is None:
@@ -242,7 +245,7 @@ class World:
         if issubclass(kind, FIXED) and not is_bound:
             if known or not issubclass(kind, torch.nn.Module) or not isinstance(origin.root, Local):
                 return self.fix(obj, origin, known)
-            self.fact(guards.TypeMatch, origin, type(obj))
+            self.fact(TypeMatch, origin, type(obj))
             self._keep.append(obj)
             self._passing[id(obj)] = origin
             return obj
@@ -253,16 +256,16 @@ class World:
         if type(obj) is frozenset and self._load_frozen(obj, origin):
             return obj
         if known is not None:
-            self.fact(guards.Alias, origin, known)
+            self.fact(Alias, origin, known)
             return obj
         if issubclass(kind, types.MethodType):
-            self.fact(guards.TypeMatch, origin, types.MethodType)
+            self.fact(TypeMatch, origin, types.MethodType)
             owner = self.load(obj.__self__, Attr(origin, "__self__"))
             function = self.load(obj.__func__, Attr(origin, "__func__"))
             if owner is obj.__self__ and function is obj.__func__:
                 return self.know(obj, origin)
             return types.MethodType(function, owner)
-        self.fact(guards.TypeMatch, origin, type(obj))
+        self.fact(TypeMatch, origin, type(obj))
         if issubclass(kind, VALUES):
             self._exactly(obj, origin)
         return self.know(obj, origin)
@@ -271,17 +274,17 @@ class World:
         """An integer that varies: a symbol."""
         known = self._open.get(origin)
         if known is None:
-            self.fact(guards.TypeMatch, origin, int)
+            self.fact(TypeMatch, origin, int)
             ends = 1 - 2**48, 2**48 - 1, self.varies.mark(origin)
             known = self._open[origin] = self.symbols.load(number, origin, *ends)
         return known
 
     def _exactly(self, obj: Any, origin: Origin) -> None:
-        self.fact(guards.EqualsMatch, ResultOf(origin, exactly, "the value of "), exactly(obj))
+        self.gives(origin, exactly, "the value of ", exactly(obj))
 
     def _load_bound(self, obj: Any, origin: Origin) -> Any:
         """A method in C of an object from outside: `log.append`, say, alive at a break."""
-        self.fact(guards.TypeMatch, origin, type(obj))
+        self.fact(TypeMatch, origin, type(obj))
         self.load(obj.__name__, Attr(origin, "__name__"))
         owner = self.load(obj.__self__, Attr(origin, "__self__"))
         if is_open(owner) or isinstance(owner, Computed):  # whose methods are others
@@ -315,7 +318,7 @@ class World:
             origin = self._origins[id(iterator)]
             rest = ResultOf(origin, remaining, "the rest of ")
             items = remaining(iterator)
-            self.fact(guards.Length, rest, len(items))
+            self.fact(Length, rest, len(items))
             listed = list(enumerate(items))[opened.asked :]
             loaded = iter([self.load(item, Item(rest, k)) for k, item in listed])
             opened.stand_in, opened.size = self.know(loaded, origin), len(listed)
@@ -347,7 +350,7 @@ class World:
         items = coming(iterator)
         if k < len(items):
             return self.load(items[k], self.item(place, k))
-        self.fact(guards.Length, place, len(items))
+        self.fact(Length, place, len(items))
         raise StopIteration
 
     def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
@@ -367,7 +370,7 @@ class World:
     def referent(self, ref: weakref.ref[Any]) -> Any:
         """What a weak reference leads to."""
         origin, obj = self._origins.get(id(ref)), ref()
-        is_made = isinstance(obj, FakeTensor) and id(obj) not in self.inputs  # and kept alive
+        is_made = type(obj) is FakeTensor and id(obj) not in self.inputs  # and kept alive
         if is_made or self._is_let_go(self._fakes.get(id(obj), obj)):
             raise GraphBreak("a weak reference to what the program lets go of may lead nowhere")
         if origin is None:
@@ -403,18 +406,16 @@ class World:
         if (there := self._fakes.get(id(x))) is not None:
             first = self._origins[id(there)]
             if first is not origin:
-                self.fact(guards.Alias, origin, first)
+                self.fact(Alias, origin, first)
             return there
         place, plain, made = origin, x, None
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            self.fact(guards.TypeMatch, origin, type(x))
+            self.fact(TypeMatch, origin, type(x))
             self.allow(type(x))
-            place = ResultOf(origin, torch_api.plain_tensor, "the tensor of ")
-            plain = torch_api.plain_tensor(x)
-            self.fact(
-                guards.EqualsMatch, ResultOf(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf
-            )
-        if kind := torch_api.oddity(x):
+            place = ResultOf(origin, plain_tensor, "the tensor of ")
+            plain = plain_tensor(x)
+            self.gives(origin, was_leaf, "is_leaf of ", x.is_leaf)
+        if kind := oddity(x):
             raise GraphBreak(f"a tensor {kind} is not captured")
         is_state = isinstance(x, (torch.nn.Parameter, torch.nn.Buffer)) or is_buffer(origin)
         strided: list[tuple[Origin, Relation]] = []
@@ -424,11 +425,10 @@ class World:
             raise GraphBreak("a view whose base was written to where autograd lost track") from None
         if not is_state:
             made, known, strided = self.symbols.fake(plain, known, place, self.varies, x)
-        if torch_api.has_fixed_address(x):
+        if has_fixed_address(x):
             self.passing.append("an address")
-            place_in_memory = ResultOf(origin, torch.Tensor.data_ptr, "the address of ")
-            self.fact(guards.EqualsMatch, place_in_memory, x.data_ptr())
-        self.fact(guards.TensorMatch, place, known)
+            self.gives(origin, torch.Tensor.data_ptr, "the address of ", x.data_ptr())
+        self.fact(TensorMatch, place, known)
         for one in strided:
             self.fact(SizeRelation, *one)
         fake = self._fakes[id(x)] = self.input(x, place, origin, made)
@@ -440,10 +440,10 @@ class World:
 
     def allow(self, kind: type) -> None:
         """Make sure of a subclass of torch.Tensor; GraphBreak if its instances are not captured."""
-        if why := torch_api.why_unseen(kind):
+        if why := why_unseen(kind):
             raise GraphBreak(f"a tensor of class {kind.__qualname__} is not captured: {why}")
-        for cls in torch_api.own_classes(kind):
-            self.fact(guards.Keys, self.class_place(cls), tuple(cls.__dict__))
+        for cls in own_classes(kind):
+            self.fact(Keys, self.class_place(cls), tuple(cls.__dict__))
 
     def input(
         self, x: torch.Tensor, origin: Origin, named: Origin, fake: torch.Tensor | None = None
@@ -460,17 +460,17 @@ class World:
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
         places = [self.item(origin, k) for k in range(len(obj))] if self.varies.is_any() else []
         if is_exact(obj) and not any(map(self.varies, places, obj)):
-            self.fact(guards.EqualsMatch, origin, obj)
+            self.fact(EqualsMatch, origin, obj)
             return obj
         # tuples may be nested deeper than Python's calls
         half_loaded: list[tuple[tuple[Any, ...], Origin, list[Any]]] = [(obj, origin, [])]
         while True:
             whole, place, items = half_loaded[-1]
             if not items:
-                self.fact(guards.TypeMatch, place, type(whole))
-                self.fact(guards.Length, place, tuple.__len__(whole))
+                self.fact(TypeMatch, place, type(whole))
+                self.fact(Length, place, tuple.__len__(whole))
                 if beyond := beyond_items(whole):
-                    self.fact(guards.EqualsMatch, ResultOf(place, beyond_items, "more of "), beyond)
+                    self.gives(place, beyond_items, "more of ", beyond)
             if len(items) == tuple.__len__(whole):
                 half_loaded.pop()
                 loaded, has_own = whole, hasattr(whole, "__dict__")
@@ -493,7 +493,7 @@ class World:
         if all(type(item) in EXACT or is_exact(item) for item in obj):
             self._exactly(obj, origin)
         elif all(map(is_named, obj)):
-            self.fact(guards.EqualsMatch, origin, obj)
+            self.fact(EqualsMatch, origin, obj)
             self._hold_items(obj, origin)
         else:
             return False
@@ -507,26 +507,25 @@ class World:
                 self.hold(item, f"an element of {origin}")
 
     def _load_slice(self, obj: Any, origin: Origin) -> Any:
-        self.fact(guards.TypeMatch, origin, slice)
+        self.fact(TypeMatch, origin, slice)
         ends = [(getattr(obj, name), Attr(origin, name)) for name in ("start", "stop", "step")]
         loaded = [self.load(end, place) for end, place in ends]
         is_same = all(a is b for a, (b, _) in zip(loaded, ends))
         return self.know(obj if is_same else slice(*loaded), origin)
 
-    def _begins(self, fake: torch.Tensor) -> int:
+    def begins_at(self, fake: torch.Tensor) -> int:
         """Where an input begins in its memory, as a fact."""
         real, origin = self.inputs[id(fake)]
         begin = int(real.storage_offset())
-        place = ResultOf(origin, torch.Tensor.storage_offset, "the offset of ")
-        self.fact(guards.EqualsMatch, place, begin)
+        self.gives(origin, torch.Tensor.storage_offset, "the offset of ", begin)
         return begin
 
-    def _stray(self, x: torch.Tensor) -> torch.Tensor:
+    def stray(self, x: torch.Tensor) -> torch.Tensor:
         """A real tensor among the arguments of a torch function."""
         known = self._fakes.get(id(x))
         if known is not None:
             return known
-        if isinstance(x, FakeTensor):
+        if type(x) is FakeTensor:
             raise GraphBreak("a tensor of another capture came in")
         raise GraphBreak("a tensor came in by a way that capture did not see")
 
@@ -555,9 +554,9 @@ class World:
             found = self.mirrors[id(obj)] = Mirror(obj, origin)
             self._keep.append(obj)
             if isinstance(origin, Dict):
-                self.fact(guards.TypeMatch, origin, type(obj))
+                self.fact(TypeMatch, origin, type(obj))
         elif (origin := origin or self._origins.get(id(obj), found.origin)) is not found.origin:
-            self.fact(guards.Alias, origin, found.origin)  # two objects with one `__dict__`
+            self.fact(Alias, origin, found.origin)  # two objects with one `__dict__`
         return found
 
     def get(self, mirror: Mirror, key: Any) -> Any:
@@ -568,7 +567,7 @@ class World:
             return mirror.writes[key]
         if dict.__contains__(mirror.obj, key):
             return self.load(dict.__getitem__(mirror.obj, key), self.part(mirror, key))
-        self.fact(guards.Absent, mirror.origin, key)
+        self.fact(Absent, mirror.origin, key)
         return ABSENT
 
     def part(self, mirror: Mirror, key: Any) -> Origin:
@@ -582,7 +581,7 @@ class World:
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         is_moved = key in mirror.moved or mirror.writes.get(key) is DELETED
-        if issubclass(type(value), FakeTensor) and mirror.copy is None and not is_moved:
+        if type(value) is FakeTensor and mirror.copy is None and not is_moved:
             there = ("item", id(mirror.obj), type(key), key) in self._parts
             if there and self._fakes.get(id(dict.get(mirror.obj, key))) is value:
                 mirror.writes.pop(key, None)  # what was there is back
@@ -611,7 +610,7 @@ class World:
     def _class_item(self, cls: type, name: str) -> Any:
         place = self.class_place(cls)
         if name not in cls.__dict__:
-            self.fact(guards.Absent, place, name)
+            self.fact(Absent, place, name)
             return ABSENT
         value = cls.__dict__[name]
         part = self.one(Item(place, name), id(cls), name)
@@ -619,7 +618,7 @@ class World:
             return self.load(value, part)
         if value.__class__ is not type(value):
             raise GraphBreak(f"{cls.__qualname__}.{name} says that it is of another class")
-        self.fact(guards.IdMatch, part, value)
+        self.fact(IdMatch, part, value)
         return self.hold(value, f"{cls.__qualname__}.{name}")
 
     def class_place(self, cls: type) -> Origin:
@@ -637,12 +636,12 @@ class World:
         if isinstance(obj, dict):
             mirror.copy = self._whole_dict(mirror)
         elif isinstance(obj, (list, collections.deque)):
-            self.fact(guards.Length, mirror.origin, len(held := snapshot(obj)))
+            self.fact(Length, mirror.origin, len(held := snapshot(obj)))
             items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(held)]
             mirror.copy = empty_like(obj)
             (list if isinstance(obj, list) else collections.deque).extend(mirror.copy, items)
             if isinstance(obj, collections.deque):
-                self.fact(guards.EqualsMatch, self.place(obj, "maxlen"), obj.maxlen)
+                self.fact(EqualsMatch, self.place(obj, "maxlen"), obj.maxlen)
                 mirror.reader = collections.deque.__iter__(mirror.copy)
         else:
             if not isinstance(obj, set):
@@ -650,7 +649,7 @@ class World:
             known = set(obj)
             if not all(is_scalar(item) or is_named(item) or is_exact(item) for item in known):
                 raise GraphBreak("a set from outside holds more than numbers, texts and functions")
-            self.fact(guards.EqualsMatch, mirror.origin, known)
+            self.fact(EqualsMatch, mirror.origin, known)
             if any(type(item) in _LIKE_OTHERS for item in known):
                 self._exactly(known, mirror.origin)
             self._hold_items(known, mirror.origin)
@@ -681,7 +680,7 @@ class World:
             shown = self.load(keys, ResultOf(mirror.origin, keys_of, "the keys of "))
             self.hash(shown)
         else:
-            self.fact(guards.Keys, mirror.origin, keys)
+            self.fact(Keys, mirror.origin, keys)
         copy, places = empty_like(obj), ResultOf(mirror.origin, items_of, "the items of ")
         for k, (key, name) in enumerate(zip(keys, shown)):
             place = self.part(mirror, key) if fixed[k] else self.item(places, k)
@@ -691,7 +690,7 @@ class World:
     def distinct(self, a: Origin, b: Origin) -> None:
         """Two objects from outside must not become one."""
         if not (isinstance(a, Held) and isinstance(b, Held)):
-            self.fact(guards.NotAlias, a, b)
+            self.fact(NotAlias, a, b)
 
     def changes(self) -> Any:
         """What has been written so far."""
@@ -717,8 +716,8 @@ class World:
             value = object.__getattribute__(obj, name)  # not what a `__getattr__` says instead
         except AttributeError:
             if origin is not None:
-                asked = ResultOf(origin, functools.partial(has, name), f"whether {name} is in ")
-                self.fact(guards.EqualsMatch, asked, False)
+                asked = functools.partial(has, name)
+                self.gives(origin, asked, f"whether {name} is in ", False)
             raise
         return value if origin is None else self.load(value, self.place(obj, name))
 
@@ -746,8 +745,7 @@ class World:
             place = Cell(self._origins[id(cell)], name)
             self.one(place, "slot", id(cell), "cell_contents")
             if is_empty(cell) and (id(cell), "cell_contents") not in self.slots:
-                asked = ResultOf(self._origins[id(cell)], is_empty, "whether nothing is in ")
-                self.fact(guards.EqualsMatch, asked, True)
+                self.gives(self._origins[id(cell)], is_empty, "whether nothing is in ", True)
         return self.slot(cell, "cell_contents")
 
     def separate(self, new: Any) -> None:
@@ -782,13 +780,13 @@ class World:
             for other in rest:
                 self.distinct(first[0], other)
         elif first and not all(isinstance(x, Held) for x in (*first, *rest)):
-            self.fact(guards.Distinct, first[0], (first, rest))
+            self.fact(Distinct, first[0], (first, rest))
 
     def know_cells(self, function: types.FunctionType) -> None:
         """The code and cells of a function from outside. If it is fixed, so are its cells."""
         owner, code = self._origins.get(id(function)), function.__code__
         if owner and not is_trusted(function.__module__):  # a reload may give it other code
-            self.fact(guards.IdMatch, self.place(function, "__code__"), code)
+            self.fact(IdMatch, self.place(function, "__code__"), code)
         for k, cell in enumerate((owner and function.__closure__) or ()):
             if isinstance(owner, Held):
                 self.hold(cell, code.co_freevars[k])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import functools
 import gc
 import importlib.util
 import itertools
@@ -23,7 +22,16 @@ from typing import Any
 import torch
 
 from fusee.capture import attributes, containers, symbols, tensor_objects
-from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
+from fusee.capture.attributes import (
+    AS_NUMBERS,
+    COMPARED,
+    SHOWN,
+    Capturing,
+    ask,
+    by_c,
+    python_method,
+    store,
+)
 from fusee.capture.builtins import handled
 from fusee.capture.bytecode import Bytecode, passed, without_ours
 from fusee.capture.calls import call
@@ -53,6 +61,16 @@ from fusee.capture.mirrors import (
     read_order,
 )
 from fusee.capture.sources import IN_C, Held, Item, is_trusted
+from fusee.capture.symbols import (
+    Text,
+    comparable,
+    concrete,
+    holds_open,
+    is_fixed,
+    is_open,
+    operated,
+    whole_text,
+)
 from fusee.capture.torch_api import DYNAMO, FakeTensor
 from fusee.sym.ranges import COMPARISONS
 
@@ -71,12 +89,16 @@ class Interpreter(Capturing):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
-        self.recorder.is_heard = functools.partial(is_heard, self.frames, True)
-        self.recorder.expects = self.expects
         if not self.policy.is_exporting:  # then Python runs nothing that the graph refuses
             self.world.symbols.env.data.expects = self._expects
-        self.recorder.is_told = lambda: any(getattr(x, "said", 0) for _, x in self.regions)
+
+    def is_heard(self) -> bool:
+        """Whether the program hears of it if a torch call raises here."""
+        return is_heard(self.frames, True)
+
+    def is_told(self) -> bool:
+        """Whether the program hears of warnings of torch's."""
+        return any(getattr(x, "said", None) for _, x in self.regions)
 
     # ---------------------------------------------------------------------- names
 
@@ -175,14 +197,14 @@ class Interpreter(Capturing):
     def binary(self, kind: int, left: Any, right: Any) -> Any:
         in_place = kind >= _IN_PLACE
         function = BINARY[kind]
-        is_written = in_place and isinstance(left, FakeTensor)  # numbers never are
+        is_written = in_place and type(left) is FakeTensor  # numbers never are
         made_by = function if is_written or not in_place else BINARY[kind - _IN_PLACE]
         if _is_of_tensors(left, right):
             return self.tensor_operator(made_by, left, right)
-        if type(left) is str and symbols.holds_open(right):
-            if type(right) is symbols.Text or symbols.is_fixed(right):
-                return symbols.operated(function, left, right)
-            right = symbols.value(self.deep(right))
+        if type(left) is str and holds_open(right):
+            if type(right) is Text or is_fixed(right):
+                return operated(function, left, right)
+            right = concrete(self.deep(right))
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             if type(right) is not tuple or type(left) is tuple:  # else `%` shows what it holds
                 return function(left, right)
@@ -190,12 +212,12 @@ class Interpreter(Capturing):
         if not has_array and (type(left) is Number or type(right) is Number):
             if may_be_open(made_by, right) or self._divides(made_by, right):
                 left, right = self._number(left), self._number(right)
-            left, right = symbols.value(left), symbols.value(right)
+            left, right = concrete(left), concrete(right)
             if (found := before_graph(self.world, made_by, left, right)) is not None:
                 return found
             return compute(self.recorder.graph, made_by, (left, right))
         if _are_numbers(left, right):
-            return symbols.operated(function, left, right)
+            return operated(function, left, right)
         name = function.__name__.strip("_")
         plain = name[1:] if in_place else name
         if has_array and type(left) is Number:
@@ -205,12 +227,12 @@ class Interpreter(Capturing):
         tries = [(left, name, right)] if in_place else []
         tries += self._in_turn((left, plain, right), (right, f"r{plain}", left))
         # of a number that a class derives from int or float torch takes the value
-        is_taken = issubclass(type(left), FakeTensor) and issubclass(type(right), int | float)
+        is_taken = type(left) is FakeTensor and issubclass(type(right), int | float)
         is_done = is_taken or type(left) is type(right)
         custom = self._by_method(*(tries[:-1] if is_done else tries))
         if custom is not NotImplemented:
             return custom
-        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+        if type(left) is FakeTensor or type(right) is FakeTensor:
             return self.tensor_operator(made_by, left, right)
         self._refuse_asked(function, left, right, name, plain, f"r{plain}")
         if name == "iadd" and isinstance(left, (list, collections.deque)):
@@ -224,15 +246,15 @@ class Interpreter(Capturing):
             if (found := self.call(getattr(set, f"__{name}__"), left, right)) is not NotImplemented:
                 return found
         plain_left, plain_right = self.in_order(left), self.in_order(right)
-        if not has_array and (symbols.is_open(left) or symbols.is_open(right)):
-            plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
+        if not has_array and (is_open(left) or is_open(right)):
+            plain_left, plain_right = concrete(plain_left), concrete(plain_right)
         result = asked_by_c(self.recorder, function, plain_left, plain_right)
         return left if result is plain_left and in_place else result
 
     def _divides(self, function: Callable[..., Any], by: Any) -> bool:
         """Whether a quotient by an open integer never raises: that is a fact then."""
-        is_open = function is operator.truediv and type(by) is torch.SymInt
-        return is_open and self.truth(symbols.operated(operator.ne, by, 0))
+        is_quotient = function is operator.truediv and type(by) is torch.SymInt
+        return is_quotient and self.truth(operated(operator.ne, by, 0))
 
     def _number(self, x: Any) -> Any:
         """An operand beside a Number: an open number, which has a value, is one without."""
@@ -248,19 +270,19 @@ class Interpreter(Capturing):
         (left, _, right), (_, name, _) = first, second
         if type(left) is type(right) or type(left) not in type(right).__mro__:  # whatever abc says
             return [first, second]
-        own, other = (attributes.python_method(self, x, f"__{name}__") for x in (left, right))
+        own, other = (python_method(self, x, f"__{name}__") for x in (left, right))
         return [first, second] if own is other and name[0] == "r" else [second, first]
 
     def _refuse_asked(self, function: Any, left: Any, right: Any, *names: str) -> None:
         """Raise if methods in Python were asked and do not know: C code would ask them again."""
         shown, is_known = [], True
         for x in (left, right):
-            found = (attributes.python_method(self, x, f"__{name}__") for name in names)
+            found = (python_method(self, x, f"__{name}__") for name in names)
             is_asked = any(method is not None for method in found)
             in_c = [base for base in type(x).__mro__[:-1] if base.__flags__ & IN_C]
             is_known &= not in_c or (type(x).__module__ == "builtins" and not is_asked)
             # the number of times that a sequence is repeated
-            is_known &= attributes.python_method(self, x, "__index__") is None
+            is_known &= python_method(self, x, "__index__") is None
             shown.append(type(type(x).__name__, (), {})() if is_asked else x)
         if any(x is not y for x, y in zip(shown, (left, right))):
             if not is_known:
@@ -272,7 +294,7 @@ class Interpreter(Capturing):
 
         source   numpy/_core/src/common/binop_override.h
         """
-        if attributes.python_method(self, x, f"__{name}__") is None:
+        if python_method(self, x, f"__{name}__") is None:
             return
         priority = getattr(type(x), "__array_priority__", 0)
         goes_first = isinstance(priority, (int, float)) and priority > 0
@@ -282,7 +304,7 @@ class Interpreter(Capturing):
     def _by_method(self, *tries: tuple[Any, str, Any]) -> Any:
         """What methods in Python make of an operator; NotImplemented if there are none."""
         for owner, name, other in tries:
-            if issubclass(type(owner), FakeTensor):
+            if type(owner) is FakeTensor:
                 continue  # torch does it, which knows when to leave it to the other one
             result = ask(self, owner, f"__{name}__", other)
             if result is not ABSENT and result is not NotImplemented:
@@ -290,12 +312,12 @@ class Interpreter(Capturing):
         return NotImplemented
 
     def unary(self, kind: str, x: Any) -> Any:
-        if isinstance(x, FakeTensor):
+        if type(x) is FakeTensor:
             return self.tensor_operator(UNARY[kind], x)
         if type(x) is Number:
             return x if kind == "pos" else compute(self.recorder.graph, UNARY[kind], (x,))
-        if symbols.is_open(x):
-            return symbols.operated(UNARY[kind], x)
+        if is_open(x):
+            return operated(UNARY[kind], x)
         if (found := ask(self, x, f"__{kind}__")) is not ABSENT:
             return found
         self.look((x,))
@@ -313,7 +335,7 @@ class Interpreter(Capturing):
             if takes_late(function, (left, right)):
                 return compute(self.recorder.graph, function, (left, right))
         if _are_numbers(left, right):
-            return symbols.operated(function, left, right)
+            return operated(function, left, right)
         name = function.__name__
         swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
         if is_array(left):
@@ -323,9 +345,9 @@ class Interpreter(Capturing):
             custom = self._by_method((x, "eq" if is_not else asked, other))
             if custom is not NotImplemented:
                 return not self.truth(custom) if is_not else custom
-        if issubclass(type(left), FakeTensor) or issubclass(type(right), FakeTensor):
+        if type(left) is FakeTensor or type(right) is FakeTensor:
             return self.tensor_operator(function, left, right)
-        left, right = symbols.comparable(left, right)
+        left, right = comparable(left, right)
         pairs = (left, right), (right, left)
         if symbol in ("==", "!=") and all(_answered(symbol, *pair) for pair in pairs):
             return self.identical(left, right) is (symbol == "==")
@@ -340,7 +362,7 @@ class Interpreter(Capturing):
         if left is not right and one is not None and other is not None:
             self.world.distinct(one, other)
         if left is not right and _are_numbers(left, right) and left is not None is not right:
-            left, right = symbols.value(left), symbols.value(right)  # CPython keeps small ones
+            left, right = concrete(left), concrete(right)  # CPython keeps small ones
             return left is right and type(left) in (int, bool) and left in range(-5, 257)
         if left is not right and None is not left and None is not right:
             if not {id(left), id(right)}.isdisjoint(self.world.lent or ()):
@@ -348,7 +370,7 @@ class Interpreter(Capturing):
         return left is right
 
     def contains(self, container: Any, item: Any) -> bool:
-        if isinstance(container, FakeTensor):
+        if type(container) is FakeTensor:
             return bool(container.__contains__(item))
         if (answer := ask(self, container, "__contains__", item)) is not ABSENT:
             return self.truth(answer)
@@ -363,25 +385,25 @@ class Interpreter(Capturing):
             return self.world.class_item(owner, item) is not ABSENT
         is_dict = isinstance(container, dict)  # of which C looks at keys alone
         shown = dict.fromkeys(dict.keys(self.plain(container))) if is_dict else self.deep(container)
-        item, container = map(symbols.whole_text, (self.deep(item), shown))
-        item, container = symbols.comparable(item, container)
-        is_plain = symbols.is_open(item) or type(item) in (tuple, torch.Size)
-        if is_plain and symbols.holds_open(item) and type(container) in _HOLD_NUMBERS:
-            if all(type(x) in _NUMBERS or symbols.is_open(x) for x in container):
+        item, container = map(whole_text, (self.deep(item), shown))
+        item, container = comparable(item, container)
+        is_plain = is_open(item) or type(item) in (tuple, torch.Size)
+        if is_plain and holds_open(item) and type(container) in _HOLD_NUMBERS:
+            if all(type(x) in _NUMBERS or is_open(x) for x in container):
                 return symbols.is_in(item, container)
-        item = symbols.value(item)
+        item = concrete(item)
         looked = dict.keys(container) if isinstance(container, dict) else (container,)
         self.look((item, *looked), COMPARED)
         return item in container
 
     def truth(self, x: Any) -> bool:
-        if type(x) in _NUMBERS or symbols.is_open(x):
-            return bool(x.text() if type(x) is symbols.Text else x)
+        if type(x) in _NUMBERS or is_open(x):
+            return bool(x.text() if type(x) is Text else x)
         if type(x) is Number and (answer := before_graph(self.world, bool, x)) is not None:
             return bool(answer)
         for name in ("__bool__", "__len__"):
             if (found := ask(self, x, name)) is not ABSENT:
-                return found if type(found) is bool else attributes.by_c(bool, name, found)
+                return found if type(found) is bool else by_c(bool, name, found)
         if self.is_outside(x) and isinstance(x, CONTAINERS):
             return self.length(x) > 0
         self.look((x,))
@@ -389,14 +411,12 @@ class Interpreter(Capturing):
 
     def negated(self, x: Any) -> Any:
         is_pending = type(x) is torch.SymBool and x.node.is_pending()
-        return symbols.operated(operator.not_, x) if is_pending else not self.truth(x)
+        return operated(operator.not_, x) if is_pending else not self.truth(x)
 
     def decides(self, f: Frame, at: int, x: Any) -> bool:
         if type(x) is torch.SymBool and x.node.is_pending():
             raising = raising_truth(f.program, at)
-            if raising is not None and self.expects(
-                symbols.operated(operator.not_, x) if raising else x
-            ):
+            if raising is not None and self.expects(operated(operator.not_, x) if raising else x):
                 return not raising
         others = self.modes or self.world.seen or self.policy.is_exporting  # hear what is asked
         if type(x) in (FakeTensor, Number) and self.checks is not None and not others:
@@ -426,12 +446,12 @@ class Interpreter(Capturing):
         return True
 
     def subscript(self, container: Any, key: Any) -> Any:
-        container = symbols.whole_text(container)
-        if issubclass(type(container), FakeTensor):
+        container = whole_text(container)
+        if type(container) is FakeTensor:
             return self.tensor_operator(operator.getitem, container, self.plain(key))
-        if is_array(container) and symbols.is_open(key):
+        if is_array(container) and is_open(key):
             return container[key]
-        key = symbols.value(key)
+        key = concrete(key)
         if type(container).__module__ == "typing":
             return container[key]  # Optional[int]
         if (found := ask(self, container, "__getitem__", key)) is not ABSENT:
@@ -456,13 +476,13 @@ class Interpreter(Capturing):
         """A place in a sequence: objects are asked for their `__index__`."""
         if type(key) is slice:
             return slice(*map(self._place, (key.start, key.stop, key.step)))
-        if isinstance(key, FakeTensor):  # C code of sequences takes no open number
-            return symbols.value(self.call(torch.Tensor.__index__, key))
+        if type(key) is FakeTensor:  # C code of sequences takes no open number
+            return concrete(self.call(torch.Tensor.__index__, key))
         is_int = is_scalar(key) or issubclass(type(key), int)  # C takes its value
         found = ABSENT if is_int else ask(self, key, "__index__")
         if found is ABSENT:
             return key
-        return attributes.by_c(operator.index, "__index__", symbols.value(found))
+        return by_c(operator.index, "__index__", concrete(found))
 
     def outside_item(self, container: Any, key: Any) -> Any:
         """An element of a container from outside, guarded alone if possible."""
@@ -478,8 +498,8 @@ class Interpreter(Capturing):
         raise GraphBreak(f"an element of a {type(container).__qualname__}")
 
     def store_subscript(self, container: Any, key: Any, value: Any) -> None:
-        key = key if isinstance(container, FakeTensor) else symbols.value(key)
-        if isinstance(container, FakeTensor):
+        key = key if type(container) is FakeTensor else concrete(key)
+        if type(container) is FakeTensor:
             self.tensor_operator(operator.setitem, container, self.plain(key), value)
         elif ask(self, container, "__setitem__", key, value) is not ABSENT:
             return
@@ -492,7 +512,7 @@ class Interpreter(Capturing):
             self._own(container, key)[key] = value
 
     def delete_subscript(self, container: Any, key: Any) -> None:
-        key = symbols.value(key)
+        key = concrete(key)
         if ask(self, container, "__delitem__", key) is ABSENT:
             key = key if isinstance(container, dict) else self._place(key)
             del self._own(container, key)[key]
@@ -505,20 +525,20 @@ class Interpreter(Capturing):
     def format(self, x: Any, conversion: str, spec: str | None) -> Any:
         if conversion == "a":
             x, conversion = self.call(ascii, x), ""
-        if type(x) is symbols.Text and conversion in ("", "s") and not spec:
+        if type(x) is Text and conversion in ("", "s") and not spec:
             return x
         parts = x if type(x) is list else (x,)
-        if symbols.holds_open(x) and type(x) is not symbols.Text and conversion in ("", "r", "s"):
+        if holds_open(x) and type(x) is not Text and conversion in ("", "r", "s"):
             if spec and not conversion and type(x) is not list:
-                return symbols.Text.of(format, x, spec)
-            if not spec and all(map(symbols.is_fixed, parts)):
-                return symbols.Text.of(symbols.list_text if parts is x else str, *parts)
+                return Text.of(format, x, spec)
+            if not spec and all(map(is_fixed, parts)):
+                return Text.of(symbols.list_text if parts is x else str, *parts)
         is_plain = not (conversion and spec) and type(spec or "") is str
         if type(x) is Number and x.origins and is_plain:
             format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
-            return symbols.Text((format, (x, spec or "")))
-        x = symbols.value(x)
-        if issubclass(type(x), FakeTensor):
+            return Text((format, (x, spec or "")))
+        x = concrete(x)
+        if type(x) is FakeTensor:
             raise GraphBreak("printing a tensor needs its values")
         names = ("__repr__",) if conversion == "r" else ("__str__", "__repr__")
         if not conversion and spec is not None:
@@ -526,41 +546,41 @@ class Interpreter(Capturing):
         for name in names:
             given = (spec,) if name == "__format__" else ()
             if (text := ask(self, x, name, *given)) is not ABSENT:
-                if not isinstance(text, (str, symbols.Text)):
-                    attributes.by_c(_SHOWING[name], name, text)  # the TypeError
-                if given or spec is None or (type(text) is symbols.Text and not spec):
+                if not isinstance(text, (str, Text)):
+                    by_c(_SHOWING[name], name, text)  # the TypeError
+                if given or spec is None or (type(text) is Text and not spec):
                     return text
-                return format(symbols.value(text), spec)
+                return format(concrete(text), spec)
             if getattr(type(x), name, None) is not getattr(object, name):
                 break  # a class in C has its own
-        x = symbols.value(self.deep(x))
+        x = concrete(self.deep(x))
         self.look((x,), SHOWN)
         return super().format(x, conversion, spec)
 
     def joined(self, texts: list[Any]) -> Any:
-        return symbols.Text.joined(texts)
+        return Text.joined(texts)
 
     # ---------------------------------------------------------------------- attributes
 
     attribute = attributes.lookup
-    store_attribute = attributes.store
+    store_attribute = store
 
     def delete_attribute(self, obj: Any, name: str) -> None:
-        attributes.store(self, obj, name, DELETED)
+        store(self, obj, name, DELETED)
 
     def special(self, obj: Any, name: str) -> Any:
-        method = attributes.python_method(self, obj, name)
+        method = python_method(self, obj, name)
         return super().special(obj, name) if method is None else types.MethodType(method, obj)
 
     # ---------------------------------------------------------------------- iteration, calls
 
     def iterate(self, x: Any) -> Any:
-        x = symbols.whole_text(x)
+        x = whole_text(x)
         if (found := ask(self, x, "__iter__")) is not ABSENT:
             if not hasattr(type(found), "__next__"):
                 raise TypeError(f"iter() returned non-iterator of type {type(found).__name__!r}")
             return found
-        by_place = attributes.python_method(self, x, "__getitem__")
+        by_place = python_method(self, x, "__getitem__")
         if by_place is not None and not hasattr(type(x), "__iter__"):
             return iter(Indexed(self, x))
         if self.is_outside(x):
@@ -606,7 +626,7 @@ class Interpreter(Capturing):
     def ask_length(self, x: Any) -> None:
         if not type(x).__flags__ & IN_C:
             length = self.call(operator.length_hint, x, 0)
-            if symbols.value(length, is_fixed=False) > _MOST_ITEMS:
+            if concrete(length, is_fixed=False) > _MOST_ITEMS:
                 raise GraphBreak("memory for as many items as an iterator hints at")
 
     def fill(self, how: Callable[..., None], x: Any, *more: Any) -> None:
@@ -616,7 +636,7 @@ class Interpreter(Capturing):
             how(self.writable(x), *more)
 
     def mapping(self, x: Any) -> dict[Any, Any]:
-        if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:
+        if isinstance(x, dict) and python_method(self, x, "keys") is None:
             return dict(pairs_of(self.plain(x)))
         if not hasattr(type(x), "keys"):
             return {**x}  # the TypeError
@@ -624,6 +644,7 @@ class Interpreter(Capturing):
         return {key: self.subscript(x, key) for key in keys}
 
     call = call
+    dispatch = tensor_objects.dispatch
 
 
 _MOST_ITEMS = 2**32  # for which Python asks memory at once
@@ -632,18 +653,18 @@ _SHOWING: dict[str, Any] = {"__str__": str, "__repr__": repr, "__format__": form
 
 def _is_of_tensors(left: Any, right: Any) -> bool:
     """Whether torch is asked for an operator: no class of the program's has a say."""
-    if issubclass(type(left), FakeTensor):
+    if type(left) is FakeTensor:
         left, right = right, left
     kind: Any = type(left)
     is_in_c = bool(kind.__flags__ & IN_C) or hasattr(kind, "__torch_function__")
-    is_number = kind is Number or symbols.is_open(left)
-    return issubclass(type(right), FakeTensor) and (is_in_c or is_number)
+    is_number = kind is Number or is_open(left)
+    return type(right) is FakeTensor and (is_in_c or is_number)
 
 
 def _are_numbers(left: Any, right: Any) -> bool:
     """Whether both are numbers, and one of them is open."""
-    is_open = symbols.is_open(left), symbols.is_open(right)
-    return any(is_open) and all(o or type(x) in _NUMBERS for o, x in zip(is_open, (left, right)))
+    opens = is_open(left), is_open(right)
+    return any(opens) and all(o or type(x) in _NUMBERS for o, x in zip(opens, (left, right)))
 
 
 def _derives(x: Any) -> bool:

@@ -19,7 +19,7 @@ import torch
 from fusee.capture.bytecode import Line, only_reads
 from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, is_scalar
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import DTYPES, EqualsMatch, Keys
+from fusee.capture.guards import DTYPES, Keys
 from fusee.capture.sources import IN_C, Dict, Held, Origin, ResultOf, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, no_torch_function
 from fusee.source import Args, Kwargs
@@ -114,6 +114,16 @@ class Mirror:
         return [*map(id, self.now)] != [*map(id, self.before)]
 
 
+class Itself:
+    """An object that equals itself alone, whatever its class says."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self.held is other.held
+
+
 def in_order(world: Any, obj: Any) -> Any:
     """The copy of a set from outside that somebody goes through: its order is a fact, too.
 
@@ -122,7 +132,7 @@ def in_order(world: Any, obj: Any) -> Any:
     copy, mirror = world.whole(obj), world.mirror(obj)
     if mirror.is_changed() or [*copy] != [*obj]:
         raise GraphBreak("the order of a set from outside, which a copy has not")
-    world.fact(EqualsMatch, ResultOf(mirror.origin, tuple, "the order of "), tuple(obj))
+    world.gives(mirror.origin, tuple, "the order of ", tuple(obj))
     return copy
 
 
@@ -133,11 +143,11 @@ def read_order(world: Any, x: Any) -> None:
         if x is mirror.copy or x is mirror.obj:
             in_order(world, mirror.obj)
     if id(x) in world.frozen:
-        world.fact(EqualsMatch, ResultOf(world.frozen[id(x)], tuple, "the order of "), tuple(x))
+        world.gives(world.frozen[id(x)], tuple, "the order of ", tuple(x))
 
 
-def behind_proxy(x: Any) -> Any:
-    """What a types.MappingProxyType shows."""
+def behind(x: Any) -> Any:
+    """What a types.MappingProxyType shows, or `d.keys()` and the like."""
     return gc.get_referents(x)[0]
 
 
@@ -150,11 +160,11 @@ def class_of(world: Any, x: Any) -> Any:
 def shown_proxy(world: Any, x: Any) -> Any:
     """What C code may see of a mapping that nobody can write to: all of it is a fact then."""
     if (origin := world.origin(x)) is not None:
-        place = ResultOf(origin, behind_proxy, "the mapping of ")
-        behind = world.load(behind_proxy(x), world.one(place, "proxy", id(x)))
-        if not isinstance(behind, dict):
-            raise GraphBreak(f"a proxy of a {type(behind).__qualname__}")
-        return types.MappingProxyType(world.whole(behind))
+        place = ResultOf(origin, behind, "the mapping of ")
+        shown = world.load(behind(x), world.one(place, "proxy", id(x)))
+        if not isinstance(shown, dict):
+            raise GraphBreak(f"a proxy of a {type(shown).__qualname__}")
+        return types.MappingProxyType(world.whole(shown))
     if (cls := class_of(world, x)) is None:
         return x
     world.fact(Keys, world.class_place(cls), tuple(cls.__dict__))
@@ -282,7 +292,7 @@ def write_grad(m: Any, fake: torch.Tensor, value: Any) -> None:
         is_plain = not (fake.requires_grad or fake.is_inference())
     if id(fake) in m.world.seen or not (is_input or (is_plain and m.recorder.is_main)):
         raise GraphBreak("setting the grad of a tensor that the graph computes")
-    if isinstance(value, FakeTensor):
+    if type(value) is FakeTensor:
         same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
         if same[0] != same[1] or value.requires_grad or value is fake:
             raise GraphBreak("a grad unlike its tensor", "give it the tensor's size and dtype")
@@ -316,7 +326,7 @@ def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
     if name == "requires_grad" and isinstance(value, bool) and is_leaf:
         m.recorder.call(torch.Tensor.requires_grad_, fake, value)
         return True
-    if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
+    if name != "data" or type(value) is not FakeTensor or id(value) in m.world.seen:
         return False
     if _is_data(fake, value):
         return True

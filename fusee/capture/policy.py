@@ -24,7 +24,7 @@ from torch import fx, nn
 from fusee.capture.bytecode import standing_at
 from fusee.capture.frame import ABSENT, FUNCTIONS
 from fusee.capture.graph_break import Forbidden, GraphBreak
-from fusee.capture.sources import Held, is_trusted
+from fusee.capture.sources import Held, in_classes, is_trusted
 from fusee.capture.torch_api import (
     DYNAMO,
     FakeTensor,
@@ -39,6 +39,7 @@ from fusee.capture.torch_api import (
     run_for_real,
 )
 from fusee.errors import OptionError
+from fusee.source import Function
 
 # ---------------------------------------------------------------------------- policy
 
@@ -67,7 +68,7 @@ ORIGINAL = "_torchdynamo_orig_callable"
 WRAPPER = "_torchdynamo_wrapper_id"
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Function)
 
 
 _TABLED = (*FUNCTIONS, type)  # which hash by themselves
@@ -96,7 +97,7 @@ class Policy:
         self.constant: set[Any] = set()
         self.substitutes: dict[Any, Any] = {}
         self.stance = Stance()
-        self.lookup: Callable[[Any], tuple[Callable[..., Any], dict[str, bool]]] | None = None
+        self.lookup: Callable[[Any], tuple[Function, dict[str, bool]]] | None = None
         self.recompile_limit = 8
         self.is_unusual = False
         self.usual: Any = None
@@ -153,7 +154,7 @@ class Policy:
         """Whether allow_in_graph, of torch or ours, was called for it."""
         return function in self.in_graph or bool(is_allowed_by_torch(function))
 
-    def replacement(self, function: Any) -> Callable[..., Any] | None:
+    def replacement(self, function: Any) -> Function | None:
         """What stands in for a function, as in builtins.py; or None."""
         if not issubclass(type(function), _TABLED):
             return None  # an instance may have a hash of its own, in Python
@@ -268,13 +269,13 @@ def innermost(x: Any) -> Any:
     return x
 
 
-def _instead(other: Any) -> Callable[..., Any]:
+def _instead(other: Any) -> Function:
     return lambda m, /, *args, **kw: m.call(m.world.hold(other, other.__name__), *args, **kw)
 
 
 def _constant(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The result of a function that is said to give always the same."""
-    if any(isinstance(x, FakeTensor) for x in (*args, *kwargs.values())):
+    if any(type(x) is FakeTensor for x in (*args, *kwargs.values())):
         raise GraphBreak(f"{function.__qualname__} is said to be constant, and gets a tensor")
     result = run_for_real(function, *args, **kwargs)
     m.recorder.answers.append((function, args, kwargs, result))
@@ -356,7 +357,7 @@ def is_plain(module: nn.Module) -> bool:
 
 def plain_forward(cls: type[nn.Module]) -> types.FunctionType | None:
     """The `forward` of a class if it is a function, so no static method or other descriptor."""
-    found = next(vars(x)["forward"] for x in cls.__mro__ if "forward" in vars(x))
+    found = in_classes(cls, "forward")
     return found if type(found) is types.FunctionType else None
 
 
@@ -381,7 +382,7 @@ def whole_call(cls: type[nn.Module], method: str = "__call__") -> types.Function
     return types.FunctionType(code, {"__name__": cls.__module__})
 
 
-def calling(target: Callable[..., Any]) -> types.FunctionType:
+def calling(target: Function) -> types.FunctionType:
     """A Python function that calls what is none."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

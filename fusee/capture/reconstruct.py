@@ -30,7 +30,6 @@ from fusee.capture.bytecode import calling_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Frame, Marker, is_scalar, suspended
 from fusee.capture.graph_break import Anew, Lost, is_spent, spent
-from fusee.capture.guards import EqualsMatch
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
@@ -54,7 +53,7 @@ from fusee.capture.mirrors import (
     reduced,
 )
 from fusee.capture.policy import F, inlined
-from fusee.capture.sources import IN_C, ResultOf, Source, dict_code, given_by, own_dict, writer
+from fusee.capture.sources import IN_C, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, no_torch_function, of_subclass
 from fusee.runtime.cache import GRADIENTS
@@ -79,7 +78,7 @@ def require_normal(world: World, fake: torch.Tensor) -> None:
         is_one = x.is_inference()
     if is_one:
         raise Lost(f"{origin} is of inference mode, and is written to outside of it")
-    world.fact(EqualsMatch, ResultOf(origin, torch.is_inference, "inference mode of "), False)
+    world.gives(origin, torch.is_inference, "inference mode of ", False)
 
 
 def _resumed(
@@ -265,6 +264,10 @@ class Rebuild:
         """An expression that calls an object."""
         return f"{self.source.constant(function)}({', '.join(args)})"
 
+    def do(self, function: Any, *args: str) -> None:
+        """Write a statement that calls an object."""
+        self.lines.append(self.call(function, *args))
+
     def _named(self, text: str, *, is_late: bool = False) -> str:
         name = f"_r{self._count}"
         self._count += 1
@@ -277,7 +280,7 @@ class Rebuild:
     def _made(self, x: Any) -> Making:
         """Makes `x`: gives away each of its parts, for the part's expression."""
         kind = type(x)
-        if issubclass(type(x), FakeTensor):
+        if type(x) is FakeTensor:
             return (yield from self._tensor(x))
         if id(x) in self.world.made_by:
             function, args, kwargs = self.world.made_by[id(x)]
@@ -366,7 +369,7 @@ class Rebuild:
             if type(x) in _OF_DICTS:
                 text = self.call(getattr(dict, _OF_DICTS[type(x)]), text)
             name = self._named(self.call(iter, text))
-            self.lines.append(self.call(advance, name, str(place)))
+            self.do(advance, name, str(place))
             return name
         if type(x) is reversed and isinstance(args[0], Indexed):
             begun = self.call(Begun, (yield args[0]), str(state[0] + 1))
@@ -413,11 +416,11 @@ class Rebuild:
             parts = yield from _each(_pairs(x))
             # OrderedDict.update asks the class for its own
             for pair in zip(parts[::2], parts[1::2]):
-                self.lines.append(self.call(dict_class(x).__setitem__, name, *pair))
+                self.do(dict_class(x).__setitem__, name, *pair)
         elif issubclass(type(x), (list, set)):
             kind_in_c, fill = (list, list.extend) if isinstance(x, list) else (set, set.update)
             items = _listed(*(yield from _each(kind_in_c.__iter__(x))))
-            self.lines.append(self.call(fill, name, items))
+            self.do(fill, name, items)
         elif issubclass(type(x), BaseException):
             self.lines.append(f"{home}.__init__({', '.join([name, *args])})")
             yield from self._exception(x, name, in_c[0])
@@ -434,7 +437,7 @@ class Rebuild:
                 setattr_ = f"{self.source.python('object')}.__setattr__"
                 self.lines.append(f"{setattr_}({name}, {key!r}, {item})")
             else:  # a subclass has something else of that name
-                self.lines.append(self.call(slot.__set__, name, item))
+                self.do(slot.__set__, name, item)
         return name
 
     def _attributes(self, x: Any, name: str) -> Making:
@@ -467,7 +470,7 @@ class Rebuild:
         for (_, name), (x, origin, value) in list(self.world.slots.items()):
             target, is_gone = self.source.variable(origin), value is DELETED
             given = [target, repr(name)] + ([] if is_gone else [self.value(value)])
-            self.lines.append(self.call(writer(type(x), is_gone), *given))
+            self.do(writer(type(x), is_gone), *given)
             if name == "data" and id(x) in (renewed := self.world.recorder.renewed):
                 count = self.call(torch.autograd.graph.increment_version, target)
                 with no_torch_function():
@@ -515,7 +518,7 @@ class Rebuild:
                 raise Lost("a container changes while an iterator goes through it")
         count = opened.asked + consumed(opened.stand_in, opened.size)
         if count:
-            self.lines.append(self.call(advance, self.value(opened.iterator), str(count)))
+            self.do(advance, self.value(opened.iterator), str(count))
 
     def _replay_all(self, mirrors: Iterable[Mirror]) -> None:
         for mirror in mirrors:
@@ -533,20 +536,20 @@ class Rebuild:
             write = collections.deque.__setitem__
             for k, (x, was) in enumerate(zip(mirror.now, mirror.before)):
                 if x is not was:
-                    self.lines.append(self.call(write, target, str(k), self.value(x)))
+                    self.do(write, target, str(k), self.value(x))
             return
         items = ", ".join(map(self.value, mirror.tail if mirror.copy is None else mirror.now))
         if mirror.copy is None:
-            self.lines.append(self.call(list.extend, target, f"[{items}]"))
+            self.do(list.extend, target, f"[{items}]")
         elif isinstance(mirror.obj, set):
             for method, given in mirror.done:
-                self.lines.append(self.call(method, target, *map(self.value, given)))
+                self.do(method, target, *map(self.value, given))
         elif isinstance(mirror.obj, list):
             every = self.call(slice, "None")
-            self.lines.append(self.call(list.__setitem__, target, every, f"[{items}]"))
+            self.do(list.__setitem__, target, every, f"[{items}]")
         else:
-            self.lines.append(self.call(collections.deque.clear, target))
-            self.lines.append(self.call(collections.deque.extend, target, f"[{items}]"))
+            self.do(collections.deque.clear, target)
+            self.do(collections.deque.extend, target, f"[{items}]")
 
     def _replay_dict(self, mirror: Mirror, target: str) -> None:
         kind = self.source.constant(dict_class(mirror.obj))
@@ -659,6 +662,10 @@ class Maker(NamedTuple):
     parts: Callable[[Any], Iterable[Any]] = lambda x: ()
 
 
+def _calling(function: Any, parts: Callable[[Any], Iterable[Any]]) -> Maker:
+    return Maker(lambda r, x, *texts: r.call(function, *texts), parts)
+
+
 _REDUCED = Maker(lambda r, x, *t: r.call(x.__reduce__()[0], *t), lambda x: x.__reduce__()[1])
 AS_IT_IS = Maker(lambda r, x: r.source.constant(x))
 # `d.items()` and the like
@@ -670,7 +677,7 @@ MAKERS: dict[type, Maker] = {
     dict: Maker(lambda r, x, *t: _braces(*t), _pairs),
     set: Maker(lambda r, x, *t: f"{{{', '.join(t)}}}" if t else r.call(set), _in_order),
     frozenset: Maker(lambda r, x, *t: r.call(frozenset, _listed(*t)), _in_order),
-    slice: Maker(lambda r, x, *t: r.call(slice, *t), lambda x: (x.start, x.stop, x.step)),
+    slice: _calling(slice, lambda x: (x.start, x.stop, x.step)),
     collections.deque: Maker(
         lambda r, x, *t: r.call(collections.deque, _listed(*t), str(x.maxlen)), list
     ),
@@ -678,9 +685,7 @@ MAKERS: dict[type, Maker] = {
         lambda r, x, made, *t: r.call(collections.defaultdict, made, _braces(*t)),
         lambda x: (x.default_factory, *_pairs(x)),
     ),
-    types.MappingProxyType: Maker(
-        lambda r, x, t: r.call(types.MappingProxyType, t), gc.get_referents
-    ),
+    types.MappingProxyType: _calling(types.MappingProxyType, gc.get_referents),
     Called: Maker(
         lambda r, x, t: t if r.is_return else r.call(for_c, "_nested", t), lambda x: (x.function,)
     ),
@@ -693,7 +698,7 @@ MAKERS: dict[type, Maker] = {
         ),
         _chain_links,
     ),
-    weakref.ref: Maker(lambda r, x, t: r.call(weakref.ref, t), _referent),
+    weakref.ref: _calling(weakref.ref, _referent),
     types.TracebackType: Maker(
         lambda r, x, t: r.call(passed, t, *map(r.source.constant, passing(x))),
         lambda x: (x.tb_next,),
@@ -712,20 +717,13 @@ MAKERS: dict[type, Maker] = {
     ),
     types.MethodDescriptorType: AS_IT_IS,
     types.CellType: Maker(_cell),
-    types.GenericAlias: Maker(
-        lambda r, x, *t: r.call(types.GenericAlias, *t), lambda x: (x.__origin__, x.__args__)
-    ),
-    types.UnionType: Maker(
-        lambda r, x, t: r.call(functools.reduce, r.source.constant(operator.or_), t),
-        lambda x: (x.__args__,),
-    ),
+    types.GenericAlias: _calling(types.GenericAlias, lambda x: (x.__origin__, x.__args__)),
+    types.UnionType: _calling(functools.reduce, lambda x: (operator.or_, x.__args__)),
     functools.partial: Maker(
         lambda r, x, f, a, k: r.call(functools.partial, f, f"*{a}", f"**{k}"),
         lambda x: (x.func, x.args, x.keywords),
     ),
-    types.MethodType: Maker(
-        lambda r, x, *t: r.call(types.MethodType, *t), lambda x: (x.__func__, x.__self__)
-    ),
+    types.MethodType: _calling(types.MethodType, lambda x: (x.__func__, x.__self__)),
     types.SimpleNamespace: Maker(
         lambda r, x, *t: r.call(types.SimpleNamespace, f"**{_braces(*t)}"),
         lambda x: _pairs(vars(x)),

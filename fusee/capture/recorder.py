@@ -155,20 +155,19 @@ def _makes_leaf(func: Any, args: Args, kwargs: Kwargs) -> bool:
 class Recorder(TorchFunctionMode):
     """Writes the graph of one capture.
 
-    lift   makes a FakeTensor of a tensor that came from outside; raises GraphBreak
-    mode   the FakeTensorMode of the capture
-    given  by id, what is known of stand-ins for tensors from outside
+    world    what lies outside of the capture, and its machine
+    mode     the FakeTensorMode of the capture; symbols: its sizes that vary
+    given    by id, what is known of stand-ins for tensors from outside
     """
 
-    def __init__(self, mode: Any, lift: Callable[..., torch.Tensor], given: dict[int, Any]) -> None:
+    def __init__(self, world: Any) -> None:
         super().__init__()
-        self.mode = mode
-        self.lift, self.given = lift, given
+        self.world, self.mode, self.symbols = world, world.mode, world.symbols
+        self.given: dict[int, Any] = world.inputs
         self.graph = NodeGraph()
         self.results = Repeated()
         self.nodes: dict[int, fx.Node] = {}
         self.bodies = torch.nn.Module()  # of functions that nodes call
-        self.where: Callable[[], str] = str
         self._keep: list[Any] = []
         self._parts = 0
         self._inputs: dict[int, fx.Node] = {}
@@ -178,27 +177,22 @@ class Recorder(TorchFunctionMode):
         self.calls = 0
         self.inference: bool | None = None  # whether its calls are in inference mode
         self.has_numbers = False
-        self.symbols: Any = None  # of the capture
         self.reads_numbers = False  # whether integers that tensors hold may be in the graph
         self.sizes: dict[Any, Any] = {}  # by symbol, what stands for it
         self.asked: dict[int, Any] = {}  # by id: sizes, as far as they were known before the call
-        self.begins: Callable[[torch.Tensor], int] | None = None  # an input, in its memory
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
         self.raised_by = ""
         self.by_index = 0  # how often `x[i]` with numbers in tensors is a lookup, no view
         self.off = 0  # how often subclasses are told to let calls pass
         self.begins_off: bool | None = None  # whether once from the start; None: modes hear them
-        self.dispatch: Callable[[Any, Any, Any, Any], Any]  # to subclasses, or to `call`
         self.seen: dict[int, Any] = {}  # their instances, by id
         # by id, tensors of the program's where autograd begins; False: views without gradients
         self.leaves: dict[int, bool] = {}
-        self.is_heard: Callable[[], bool] = lambda: False  # by the program, if a call raises here
-        self.expects: Callable[[Any], bool] = lambda x: False  # lets the graph check a relation
-        self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
+        # a call that raises where the program hears it, and one that writes to inputs
+        self.is_handled = self.is_changing = False
         self.tells_writes = False  # whether such a call may come before one that writes to inputs
         self.heard: list[Any] = []  # what calls were given that the program hears of, and write
-        self.is_told: Callable[[], bool] = lambda: False  # the program, of a warning
         self.said: list[Later] = []  # warnings of torch's own code
         self.is_parted = False  # whether the graph may not have both so
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
@@ -267,7 +261,7 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.new and not kwargs:
             func, args = of_new(*args)
-        return self.dispatch(func, types, args, kwargs)
+        return self.world.machine.dispatch(func, types, args, kwargs)
 
     def call(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `func` on fakes and write it down."""
@@ -326,7 +320,7 @@ class Recorder(TorchFunctionMode):
                 self.answers.append((func, args, kwargs, out))
             return out
         self.write(func, name, args, kwargs, out)
-        if isinstance(out, FakeTensor):
+        if type(out) is FakeTensor:
             out.constant = None  # whose value torch would take for a size: the graph is to have it
         return out
 
@@ -379,7 +373,7 @@ class Recorder(TorchFunctionMode):
             ):  # fmt: skip
                 if is_write(name, args, kwargs):
                     settle_overlaps(name, args, kwargs)
-                    if self.is_heard():
+                    if self.world.machine.is_heard():
                         self.heard.append((*args, *kwargs.values()))
                 given = [(x, x.shape, x.stride()) for x in tensors_in(kwargs.get("out"))]
                 out = func(*shown(args), **shown(kwargs))
@@ -387,7 +381,9 @@ class Recorder(TorchFunctionMode):
                     if x.shape == size and x.stride() != stride:
                         x.as_strided_(size, stride, x.storage_offset())
                 self.symbols.look(out, first)
-            if key is not None and not (self.said or self.is_told()):  # a call that warns is run
+            if key is not None and not (
+                self.said or self.world.machine.is_told()
+            ):  # a call that warns is run
                 with no_torch_function():
                     self.results.note(self.mode, key, (args, *kwargs.values()), out)
         except GraphBreak:
@@ -398,7 +394,7 @@ class Recorder(TorchFunctionMode):
                 raise unknown from None
             self.raised, self.raised_by = error, name or str(func)
             raise
-        if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):
+        if isinstance(out, torch.Tensor) and type(out) is not FakeTensor:
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
         return out
 
@@ -432,7 +428,7 @@ class Recorder(TorchFunctionMode):
         """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""
         with no_torch_function():
             below = self._of_memory.get(fake.untyped_storage()._cdata)
-            more = 0 if below is None or self.begins is None else self.begins(below)
+            more = 0 if below is None else self.world.begins_at(below)
             return fake.storage_offset() + more
 
     def _attribute(self, func: Any, access: str, args: Args) -> Any:
@@ -456,7 +452,7 @@ class Recorder(TorchFunctionMode):
             except RuntimeError as error:
                 self.raised, self.raised_by = error, name
                 raise
-        if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
+        if type(out) is FakeTensor and name in _TENSOR_ATTRIBUTES:
             self._finish(self.graph.call_function(getattr, (self.node(args[0]), name)), out)
         return out
 
@@ -473,7 +469,7 @@ class Recorder(TorchFunctionMode):
         return fake
 
     def write(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
-        if self.is_told():
+        if self.world.machine.is_told():
             raise GraphBreak("a torch call warns where the program records it")
         inference = torch.is_inference_mode_enabled()
         if self.inference is None:
@@ -481,7 +477,7 @@ class Recorder(TorchFunctionMode):
         elif self.inference is not inference:
             raise GraphBreak("a graph is in inference mode as a whole, or not at all")
         given = functools.partial(self._argument, name, self.asked)
-        self.symbols.check_sizes(self.expects)
+        self.symbols.check_sizes(self.world.machine.expects)
         nodes, named = fx.node.map_aggregate((args, kwargs), given)
         if "from" in named:  # a keyword of Python's, and the first argument after the tensor
             named = {**named}
@@ -500,7 +496,7 @@ class Recorder(TorchFunctionMode):
             )
         self._finish(node, out)
         known = effects(node)
-        if known & {"raises", "writes"} and self.is_heard():
+        if known & {"raises", "writes"} and self.world.machine.is_heard():
             if "raises" in known or self._may_be_refused(node):
                 node.meta["heard"] = self.is_handled = True
         if self.is_parted:
@@ -528,7 +524,7 @@ class Recorder(TorchFunctionMode):
         node.meta["example_value"] = out
         if self.leaves or self.unsaved:
             self._refuse_gradients(node, out)
-        where = self.where()
+        where = self.world.where()
         if where:
             node.meta["stack_trace"] = stack_trace(where)
         self._adopt_all(node, out)
@@ -599,7 +595,7 @@ class Recorder(TorchFunctionMode):
 
     def node(self, x: torch.Tensor) -> fx.Node:
         if id(x) not in self.nodes:
-            x = self.lift(x)
+            x = self.world.stray(x)
         if self.nodes[id(x)].graph is not self.graph:
             self._placeholder(self.graph, f"x{len(self.graph.nodes)}", x)
         return self.nodes[id(x)]
@@ -656,7 +652,7 @@ class Recorder(TorchFunctionMode):
     def _lifted(self, x: Any) -> Any:
         """Arguments with FakeTensors in place of tensors from outside."""
         if isinstance(x, torch.Tensor):
-            return x if id(x) in self.nodes else self.lift(x)
+            return x if id(x) in self.nodes else self.world.stray(x)
         if type(x) is dict:
             return {key: self._lifted(item) for key, item in x.items()}
         if type(x) in (tuple, list):

@@ -259,9 +259,14 @@ def _by_c(cls: Any) -> bool:
     return any(isinstance(x, kinds) and x.__objclass__ is cls for x in vars(cls).values())
 
 
+def in_classes(cls: type, name: str, default: Any = None) -> Any:
+    """What the first class in the order of resolution holds that has a name."""
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), default)
+
+
 def tells_dict(cls: Any) -> bool:
     """Whether a class has a `__dict__` of its own, which is not where its instances' lie."""
-    found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    found = in_classes(cls, "__dict__")
     return not (isinstance(found, C_DESCRIPTORS) or (found is None and not cls.__dictoffset__))
 
 
@@ -486,12 +491,7 @@ def is_buffer(origin: Origin) -> bool:
 
 def input_name(origin: Origin) -> str:
     """Words for a tensor that is an input of a graph: the end of its path, if that is long."""
-    parts: list[Origin] = []
-    at: Origin | None = origin
-    while at is not None and len(parts) < _MOST_NAMED:
-        parts.append(at)
-        at = at.parent
-    text = _words(parts[::-1])
+    text = _words(origin.path()[-_MOST_NAMED:])
     return text.replace("._parameters", "").replace("._modules", "").replace("._buffers", "")
 
 
@@ -605,6 +605,20 @@ def looking(
         return known[origin]
 
     return look
+
+
+def is_empty(cell: types.CellType) -> bool:
+    """Whether a variable of a function around has no value."""
+    return cell == types.CellType()
+
+
+def has(name: str, obj: Any) -> bool:
+    """Whether there is something in a slot."""
+    try:
+        object.__getattribute__(obj, name)
+    except AttributeError:
+        return False
+    return True
 
 
 _CONTAINERS = (collections.OrderedDict, dict, list, tuple, set, collections.deque)

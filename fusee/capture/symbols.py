@@ -87,13 +87,13 @@ class Text:
     def of(cls, function: Any, *args: Any) -> Any:
         """What a function makes of numbers that cannot change; else what it makes of these now."""
         if not all(map(is_fixed, args)) or any(isinstance(x, str) and "c" in x for x in args):
-            return function(*value(args))  # c: of which some numbers raise
-        function(*value(args, is_fixed=False))  # it raises now, or never
+            return function(*concrete(args))  # c: of which some numbers raise
+        function(*concrete(args, is_fixed=False))  # it raises now, or never
         return cls((function, args))
 
     def text(self) -> str:
         """The text itself, from here on the same in all calls."""
-        return "".join(p if isinstance(p, str) else p[0](*value(p[1])) for p in self.parts)
+        return "".join(p if isinstance(p, str) else p[0](*concrete(p[1])) for p in self.parts)
 
 
 def list_text(*items: Any) -> str:
@@ -128,7 +128,7 @@ def kind_of(x: Any) -> type:
     return _KINDS[type(x)]
 
 
-def value(x: Any, *, is_fixed: bool = True) -> Any:
+def concrete(x: Any, *, is_fixed: bool = True) -> Any:
     """The number itself, from here on the same in all calls; anything else as it is.
 
     is_fixed   False: what it is in this call, and nothing is relied on
@@ -137,18 +137,18 @@ def value(x: Any, *, is_fixed: bool = True) -> Any:
         if type(x) is Text:
             return x.text()
         return x.node.guarded() if is_fixed else x.node.hint
-    if type(x) in (tuple, list, torch.Size) and any(map(holds_open, x)):
-        return type(x)(value(item, is_fixed=is_fixed) for item in x)
-    if type(x) is dict and any(map(holds_open, x.values())):
-        return {key: value(item) for key, item in x.items()}
-    if issubclass(type(x), list) and any(map(holds_open, list.__iter__(x))):
-        kind: Any = type(x)
-        made = kind.__new__(kind)  # for C code, which looks at its elements
-        list.extend(made, map(value, list.__iter__(x)))
-        return made
-    if isinstance(x, tuple) and hasattr(x, "_fields") and any(map(holds_open, x)):
-        return tuple.__new__(type(x), (value(item, is_fixed=is_fixed) for item in x))
-    return x
+    if not holds_open(x):
+        return x
+    kind: Any = type(x)
+    if kind is dict:
+        return {key: concrete(item, is_fixed=is_fixed) for key, item in x.items()}
+    home = list if issubclass(kind, list) else tuple
+    items = (concrete(item, is_fixed=is_fixed) for item in home.__iter__(x))
+    if home is tuple:
+        return kind(items) if kind in (tuple, torch.Size) else tuple.__new__(kind, items)
+    made = kind.__new__(kind)  # for C code, which looks at its elements
+    list.extend(made, items)
+    return made
 
 
 def settle(x: Any) -> None:
@@ -158,7 +158,7 @@ def settle(x: Any) -> None:
     for name in (*names, *(own_dict(x) if type(x).__dictoffset__ else ())):
         with contextlib.suppress(AttributeError):  # a slot in which is nothing
             if holds_open(held := object.__getattribute__(x, name)):
-                object.__setattr__(x, name, value(held))
+                object.__setattr__(x, name, concrete(held))
 
 
 def whole_text(x: Any) -> Any:
@@ -173,7 +173,7 @@ def is_in(x: Any, items: Any) -> bool:
         between = bool(x >= ordered.start) and bool(x < ordered.stop)
         return between and bool((x - ordered.start) % ordered.step == 0)
     if type(items) not in (tuple, list, torch.Size) and len(items) > _FEW:
-        return value(x) in items
+        return concrete(x) in items
     kinds = (tuple,) if isinstance(x, tuple) else (int, float, *OPEN)
     return any(bool(x == item) for item in items if isinstance(item, kinds))
 
@@ -213,7 +213,7 @@ def attribute(x: Any, name: str) -> Any:
             return types.MethodType(int.bit_length, x)
         if name in _BY_NAME:
             return types.MethodType(getattr(operator, name), x)
-    return getattr(value(x), name)
+    return getattr(concrete(x), name)
 
 
 _BY_NAME = {f"__{name}__" for name in "add sub mul mod floordiv truediv neg abs pow".split()}
@@ -239,7 +239,7 @@ def comparable(*several: Any) -> tuple[Any, ...]:
         return several
     others = (x for x in leaves(several) if type(x) not in (int, float, bool))
     is_known = not any(isinstance(x, (int, float, complex)) for x in others)
-    return several if is_known else tuple(map(value, several))
+    return several if is_known else tuple(map(concrete, several))
 
 
 # C code that works on numbers by their own methods, and gives what those give.
@@ -258,7 +258,7 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
     if function is pow and len(args) == 3 and not kwargs and not _is_refused(*args[:2]):
         return operated(operator.mod, operated(operator.pow, *args[:2]), args[2])
     if function is round and type(args[0]) is torch.SymInt and (args[1:] or kwargs):
-        return function(*value(args), **value(kwargs))  # which does not look at the places
+        return function(*concrete(args), **concrete(kwargs))  # which does not look at the places
     if function in TAKE:
         return operated(function, *args, **kwargs)
     if (found := _steady(function, args)) is not None and not kwargs:
@@ -267,7 +267,7 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
         return called(function, args[:1], {}) / called(function, args[1:], {})
     if function in FUNCTIONS and len(args) == 1 and type(args[0]) in (torch.SymInt, torch.SymFloat):
         return torch.SymFloat(converted(args[0], float).node.of(function))  # type: ignore[no-untyped-call]
-    return function(*value(args), **value(kwargs))
+    return function(*concrete(args), **concrete(kwargs))
 
 
 def _steady(function: Any, args: Args) -> Any:
@@ -297,7 +297,7 @@ def converted(x: Any, kind: type) -> Any:
         return torch.sym_float(x)  # type: ignore[no-untyped-call]
     if kind is int and type(x) is torch.SymFloat:
         return math.trunc(x)
-    return kind(value(x))
+    return kind(concrete(x))
 
 
 def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
@@ -310,7 +310,7 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
     if function in (operator.invert, operator.inv) and kinds == {torch.SymInt}:
         return -operands[0] - 1
     if function in _POWERS and kinds <= _REAL and _is_refused(*operands):
-        return function(*map(value, operands))
+        return function(*map(concrete, operands))
     if function is operator.not_ and kinds == {torch.SymBool}:
         return torch.sym_not(operands[0])  # type: ignore[no-untyped-call]
     if function in _EXTREMES and are_unbacked(operands) and not named:
@@ -322,7 +322,7 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
         size = size_of(found) if type(found) is torch.SymInt else None
         if size is None or fits(found.node.env, size):
             return found
-    return function(*map(value, operands), **value(named))
+    return function(*map(concrete, operands), **concrete(named))
 
 
 def _is_refused(base: Any, exponent: Any) -> bool:

@@ -33,6 +33,7 @@ from fusee.capture.torch_api import (
     FakeTensor,
     asks,
     function_modes,
+    no_torch_function,
     without_modes,
 )
 from fusee.source import Args, Kwargs
@@ -114,7 +115,7 @@ def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | N
     recorder = m.recorder
     named, asked = functools.partial(_named, m, func, FakeTensor in kinds), []
     if getattr(func, "__name__", "").lstrip("_").startswith("sym_"):  # of numbers, told to nobody
-        with torch._C.DisableTorchFunction():
+        with no_torch_function():
             return func(*args, **(kwargs or {}))
     # as torch calls it: without kwargs where its code in C was given none
     given = args, *(() if kwargs is None else (kwargs,))
@@ -158,7 +159,7 @@ def _named(m: Capturing, func: Any, is_owner: bool, args: Args, kwargs: Kwargs) 
     """
     found: list[type] = []
     for x in flat(*args, *kwargs.values()):
-        if not isinstance(x, FakeTensor):
+        if type(x) is not FakeTensor:
             continue
         kind = m.kind_of(x)
         # functions in Python name plain tensors among the classes
@@ -185,13 +186,13 @@ def _by_default(
         return result
     is_new = all(x is not result for x in (*given, *named.values()))
     is_new &= id(result) not in m.world.seen
-    if isinstance(result, FakeTensor) and is_new and not isinstance(func, MethodWrapperType):
+    if type(result) is FakeTensor and is_new and not isinstance(func, MethodWrapperType):
         return _seen(m, result, cls)  # nobody could tell it from another one on its memory
     return _converted(m, result, cls)
 
 
 def _converted(m: Capturing, x: Any, cls: type) -> Any:
-    if isinstance(x, FakeTensor) and not issubclass(m.kind_of(x), cls):
+    if type(x) is FakeTensor and not issubclass(m.kind_of(x), cls):
         return _made(m, x, cls)
     if isinstance(x, (tuple, list)):
         return type(x)(_converted(m, item, cls) for item in x)
@@ -203,7 +204,7 @@ def _converted(m: Capturing, x: Any, cls: type) -> Any:
 
 def _made(m: Capturing, x: Any, kind: Any, by: Any = torch.ops.aten.alias.default) -> Any:
     """Another tensor of this class on the same memory."""
-    if not isinstance(x, FakeTensor) or not isinstance(kind, type):
+    if type(x) is not FakeTensor or not isinstance(kind, type):
         raise GraphBreak("a subclass of torch.Tensor is made of something else than a tensor")
     return _seen(m, m.recorder.call(by, x), kind)
 
@@ -293,7 +294,7 @@ SPECIAL[torch._C._is_torch_function_all_disabled] = Breaking(
 def _plain(m: Capturing, data: Any) -> Any:
     """What a leaf is made of."""
     data = m.call(torch.empty, 0) if data is None else data
-    if not isinstance(data, FakeTensor) or id(data) in m.world.seen or m.modes:
+    if type(data) is not FakeTensor or id(data) in m.world.seen or m.modes:
         raise GraphBreak("a leaf of no tensor, or of one whose class, or a mode, is asked about it")
     return data
 

@@ -50,7 +50,7 @@ from fusee.fake.gradients import as_autograd_keeps as as_autograd_keeps
 from fusee.fake.gradients import history as history
 from fusee.fake.gradients import leaf_gradients as leaf_gradients
 from fusee.fake.gradients import saves as saves
-from fusee.source import Args, leaves
+from fusee.source import Args, Function, leaves
 
 pytree = _pytree
 without_modes = _python_dispatch._disable_current_modes
@@ -160,7 +160,7 @@ _GLOBAL_HOOKS = tuple(
     " _global_forward_hooks_with_kwargs".split()
 )
 # Says whether hooks for all modules are registered: C, since each call asks it.
-has_global_hooks: Callable[[], object] = functools.partial(
+has_global_hooks: functools.partial[bool] = functools.partial(
     any, [getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS]
 )
 # What calling a module does when nothing is compiled in its place.
@@ -183,9 +183,7 @@ def is_parallel(function: Any) -> bool:
     return is_forward and function.__module__ == "torch.nn.parallel.distributed"
 
 
-def run_parallel(
-    within: Callable[..., Any], forward: Any, module: Any, *given: Any, **kw: Any
-) -> Any:
+def run_parallel(within: Function, forward: Any, module: Any, *given: Any, **kw: Any) -> Any:
     """`forward` of a DistributedDataParallel, with `within` in place of calling its module."""
     if module._delay_all_reduce_all_params:
         return forward(module, *given, **kw)
@@ -474,7 +472,7 @@ class _CapturedGraph(_LazyGraphModule):
     """Its code is made when it is first asked for; the source, which torch keeps, goes with it."""
 
     @property
-    def _lazy_forward(self) -> Callable[..., Any]:
+    def _lazy_forward(self) -> Function:
         self.real_recompile()
         return self.forward
 
@@ -514,57 +512,9 @@ def note_lines(module: Any) -> None:
     weakref.finalize(module, GENERATED.pop, code.co_filename, None).atexit = False
 
 
-def set_compiled_call(module: torch.nn.Module, call: Callable[..., Any]) -> None:
+def set_compiled_call(module: torch.nn.Module, call: Function) -> None:
     """Let calls of a module go to `call`."""
     module._compiled_call_impl = call
-
-
-def state_conditions() -> tuple[list[str], dict[str, Any]]:
-    """The global state that a graph depends on: conditions, and the names that they use."""
-    names: dict[str, Any] = {
-        "_grad": torch.is_grad_enabled,
-        "_inference": torch.is_inference_mode_enabled,
-        "_autocast": torch._C._is_any_autocast_enabled,
-        "_deterministic": is_deterministic,
-        "_default": torch.get_default_dtype,
-        "_dtype": torch.get_default_dtype(),
-        "_hooked": has_global_hooks,
-        "_transforms": torch._C._functorch.peek_interpreter_stack,
-        "_forward": forward_ad,
-        "_traced": torch._C._is_tracing,
-        "_dispatching": torch._C._len_torch_dispatch_stack,
-        "_modes": MODE_STACK.length,
-    }
-    conditions = [
-        f"_grad() is {torch.is_grad_enabled()}",
-        f"_inference() is {torch.is_inference_mode_enabled()}",
-        f"_deterministic() is {is_deterministic()}",  # some backends' code is of one kind
-        "_default() is _dtype",
-        "_hooked()" if has_global_hooks() else "not _hooked()",
-        f"_transforms() is {'not ' if torch._C._functorch.peek_interpreter_stack() else ''}None",
-        f"_forward._current_level {'>=' if is_forward_mode() else '<'} 0",
-        "not _traced()",
-        "_dispatching() == 0",
-        f"_modes() == {MODE_STACK.length()}",
-    ]
-    if _is_functionalizing():  # what was captured before relies on tensors, which are wrapped now
-        names["_functional"] = _is_functionalizing
-        conditions.append("_functional()")
-    if not names["_autocast"]():
-        conditions.append("_autocast() is False")
-        return conditions, names
-    names["_on"], names["_as"] = torch.is_autocast_enabled, torch.get_autocast_dtype
-    for device in ("cpu", "cuda"):
-        on = torch.is_autocast_enabled(device)
-        conditions.append(f"_on({device!r}) is {on}")
-        if on:
-            names[f"_as_{device}"] = torch.get_autocast_dtype(device)
-            conditions.append(f"_as({device!r}) is _as_{device}")
-    return conditions, names
-
-
-# Those of `state_conditions` that decide on what a graph costs, or on who sees its check.
-OF_PRICE = ("_grad(", "_autocast(", "_on(", "_as(", "_modes(")
 
 
 # Functions on torch's stack of torch function modes, by what they do.
@@ -590,6 +540,41 @@ def without_function_modes() -> Iterator[list[Any]]:
     finally:
         for mode in modes:
             MODE_STACK.push(mode)
+
+
+_AUTOCAST = {
+    f"{name}_{device}": functools.partial(ask, device)
+    for device in ("cpu", "cuda")
+    for name, ask in (("on", torch.is_autocast_enabled), ("as", torch.get_autocast_dtype))
+}
+forward_level = vars(forward_ad), "_current_level"
+# What a graph relies on of torch's global state, by name: what gives it.
+STATE_ASKED: dict[str, Callable[[], Any]] = {
+    "grad": torch.is_grad_enabled,
+    "inference": torch.is_inference_mode_enabled,
+    "autocast": torch._C._is_any_autocast_enabled,
+    "deterministic": is_deterministic,  # some backends' code is of one kind
+    "default": torch.get_default_dtype,
+    "hooked": has_global_hooks,
+    "transforms": torch._C._functorch.peek_interpreter_stack,
+    "forward": functools.partial(operator.getitem, *forward_level),
+    "traced": torch._C._is_tracing,
+    "dispatching": torch._C._len_torch_dispatch_stack,
+    "modes": MODE_STACK.length,
+    **_AUTOCAST,
+    "transformed": within_transform,
+}
+# What of that decides on what a graph costs, or on who sees its check.
+OF_PRICE = {"grad", "autocast", "modes", *_AUTOCAST}
+
+
+def state_conditions() -> dict[str, Any]:
+    """The global state that a graph depends on; within transforms there are none."""
+    if within_transform():
+        return {"transformed": True}
+    is_on = torch._C._is_any_autocast_enabled()
+    without = {"transformed", *(() if is_on else _AUTOCAST)}
+    return {name: ask() for name, ask in STATE_ASKED.items() if name not in without}
 
 
 class State(NamedTuple):
@@ -622,7 +607,7 @@ class State(NamedTuple):
         refusal, dtype = _hooks_refusal(), torch.get_default_dtype()
         return cls(*on, deterministic, attention, refusal, dtype)
 
-    def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], Any]]:
+    def switches(self, then: State) -> Iterator[tuple[Function, tuple[Any, ...], Any]]:
         """The calls that lead from this state to another, with their arguments."""
         if self.grad != then.grad:
             yield set_grad_enabled, (then.grad,), {}

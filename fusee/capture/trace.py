@@ -56,7 +56,7 @@ from fusee.capture.mirrors import Later
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error, require_normal
 from fusee.capture.sources import Held, Local, Origin, Several, Source, is_buffer, looking
-from fusee.capture.symbols import is_open, value
+from fusee.capture.symbols import concrete, is_open
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
     FakeTensor,
@@ -155,7 +155,7 @@ class _Attempt:
         place: Place,
         values: Values,
         policy: Policy,
-        conditions: tuple[list[str], dict[str, Any]],
+        conditions: dict[str, Any],
         varies: Varying,
     ) -> None:
         self.place = place
@@ -488,7 +488,7 @@ class _Attempt:
                 real = plain_tensor(real)
                 with no_torch_function():
                     lies = tuple(fake.shape), fake.stride()
-                    if value(lies, is_fixed=False) != (tuple(real.shape), real.stride()):
+                    if concrete(lies, is_fixed=False) != (tuple(real.shape), real.stride()):
                         raise Lost("the layout of a subclass' instance changes in place")
             self.captured.examples.append(real)
             # from one that is another tensor in each call nothing is derived

@@ -23,12 +23,13 @@ import torch
 
 from fusee.capture.frame import ABSENT
 from fusee.capture.sources import Dict, Held, Item, Origin, of_code
+from fusee.capture.torch_api import forward_level, has_global_hooks
 from fusee.runtime.change_detection import CheckTable, Watch, can_watch, changed, compare, pointer
 from fusee.runtime.jit import answer, answered, bound, builtin, symbol
 from fusee.runtime.llvm_text import Level, Writer, evaluation
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-UNCHANGING = (*_DICTS, list, tuple, set, frozenset)  # classes that an instance cannot leave
+_UNCHANGING = (*_DICTS, list, tuple, set, frozenset)  # classes that an instance cannot leave
 _PLAIN = (int, bool, str, float)
 _A_FLOAT = object()  # stands for any float
 
@@ -83,6 +84,13 @@ class Watched:
         if isinstance(of, dict):
             self._through[id(of)].setdefault(origin.key, _A_FLOAT)
         return isinstance(of, dict)
+
+    def stays(self, origin: Origin) -> bool:
+        """That what lies there is of another class."""
+        found = self._object(origin)
+        if isinstance(origin, Held):  # so it lives as long as this
+            self._owners[id(found), type(found)] = found, type(found)
+        return found is not ABSENT and (isinstance(origin, Held) or type(found) in _UNCHANGING)
 
     def tensor(self, origin: Origin) -> bool:
         """That a tensor has other sizes."""
@@ -225,29 +233,30 @@ _DICT_SIZE = 16  # bytes, after the reference count and the type
 
 
 def quick_check(
-    state: Mapping[str, int | None],
+    state: Mapping[str, Any],
     found: Sequence[tuple[dict[str, Any], str, Any]],
-    empty: Sequence[dict[Any, Any]],
     codes: Sequence[tuple[types.FunctionType, types.CodeType]],
     table: CheckTable,
 ) -> Callable[..., int] | None:
     """`differs` of the arguments, which are the table's elements, as a builtin; it gives -1 if also
 
-    state   these of _STATE are as they should be; None: as they are now
+    state   torch's, as `state_conditions` has it, is so
     found   each dict holds this at its key
-    empty   these hold nothing
     codes   each function has this code
 
     It keeps none of them alive. None where not all of that is where it is looked for.
     """
     owned = [(pointer(*row) or 0, id(row[1])) for row in codes]
-    rows = [(name, row) for name in state for row in _STATE[name]]
+    if "hooked" in state:
+        owned += ((id(x) + _DICT_SIZE, 0) for x in has_global_hooks.args[0])
+    rows = [(name, row) for name in state for row in _STATE.get(name, ())]
     calls = tuple(row for _, row in rows)
     names = (x for call in calls for x in call if isinstance(x, str))
-    if not owned[0][0] or not all(map(symbol, names)):
+    is_known = state.keys() <= {*_STATE, "hooked", "forward"} and not state.get("hooked")
+    if not is_known or not owned[0][0] or not all(map(symbol, names)):
         return None
-    wanted = [_now(*row) if (x := state[name]) is None else x for name, row in rows]
-    owned += ((id(x) + _DICT_SIZE, 0) for x in empty)
+    wanted = [_now(*row) if name == "default" else int(state[name] or 0) for name, row in rows]
+    found = [*found, *([(*forward_level, state["forward"])] if "forward" in state else [])]
     words = [*wanted, len(owned), *itertools.chain(*owned)]
     words += [len(found), *(id(x) for row in found for x in row), *table.words]
     made: Callable[..., int] = bound(_quick(calls), array("Q", words).tobytes())

@@ -334,8 +334,6 @@ class Keeper:
 
         raises   NotKept
         """
-        conditions, names = state_conditions()
-        dtypes = [x for x in names.values() if isinstance(x, torch.dtype)]
         tables = (policy.in_graph, policy.constant, policy.substitutes)
         said = [sorted(map(repr, map(known_by, table))) for table in tables]
         with torch._C.DisableTorchFunctionSubclass():  # which the program's classes would hear of
@@ -343,7 +341,7 @@ class Keeper:
         # of these, the program's run without a fact
         methods = [(k, known_by(x)) for k, x in vars(Tensor).items() if is_the_programs(x)]
         settings = known_by(place.function), *varies.settings(), is_asked(varies.callers), methods
-        text = repr((conditions, dtypes, said, allowed_by_torch(), sketch, settings))
+        text = repr((state_conditions(), said, allowed_by_torch(), sketch, settings))
         count = _VERSIONS if "'open'" in sketch or varies.is_any() else _STATES
         return [content_key(code_salt(), text, str(k)) for k in range(count)]
 

@@ -83,8 +83,8 @@ class Watch:
 
     Keeps all of them alive.
 
-    owners   objects, each with the dict that is its `__dict__`, or functions with their code; each
-             has a `pointer`
+    owners   objects, each with the dict that is its `__dict__` or with its class, or functions with
+             their code; each has a `pointer`
     """
 
     def __init__(
@@ -422,8 +422,10 @@ def available() -> bool:
 
 
 def pointer(owner: Any, its: Any = None) -> int | None:
-    """The address of the word that points to an object's `__dict__`, or to the code of a function,
-    if that is `its`; None if it is elsewhere."""
+    """The address of the word that points to an object's `__dict__`, or to its class or the code of
+    a function, if that is `its`; None if it is elsewhere."""
+    if isinstance(its, type):
+        return id(owner) + _OBJECT_CLASS
     if isinstance(its, types.CodeType):
         offset = _code_offset()
         return None if offset is None else id(owner) + offset

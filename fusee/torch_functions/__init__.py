@@ -31,6 +31,7 @@ from fusee.capture.dynamic import NUMPY, Number, holds_number
 from fusee.capture.graph_break import GraphBreak, associative_scan, combine_of
 from fusee.capture.guards import IdMatch
 from fusee.capture.policy import inlined
+from fusee.capture.symbols import concrete
 from fusee.capture.torch_api import (
     FakeTensor,
     generic_scan,
@@ -91,7 +92,7 @@ def _one_hot(function: Any, m: Capturing, x: Any, num_classes: Any = -1) -> Any:
 
 @composes(torch.cov, Tensor.cov)
 def _cov(function: Any, m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
-    is_plain = not weights and isinstance(x, FakeTensor) and x.dtype is not torch.bool
+    is_plain = not weights and type(x) is FakeTensor and x.dtype is not torch.bool
     rows = m.call(Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
     count = m.attribute(rows, "shape")[1] if is_plain and rows.dim() == 2 else 0
     if not is_plain or not m.truth(count > correction):
@@ -108,7 +109,7 @@ def _covariances(rows: Tensor, count: Any, correction: Any) -> Tensor:
 
 @composes(torch.corrcoef, Tensor.corrcoef)
 def _corrcoef(function: Any, m: Capturing, x: Any) -> Any:
-    if not isinstance(x, FakeTensor) or x.dim() not in (1, 2):
+    if type(x) is not FakeTensor or x.dim() not in (1, 2):
         return None
     return m.call(_correlations, m.call(torch.cov, x))
 
@@ -226,7 +227,7 @@ def _filled(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     given = _INTO[function], "value", args, kwargs
     value = _argument(*given)
     x: Any = args[0] if args else None
-    if type(value) not in _OPEN or not isinstance(x, FakeTensor) or not x.is_floating_point():
+    if type(value) not in _OPEN or type(x) is not FakeTensor or not x.is_floating_point():
         return None
     value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
     return calls.on_tensors(m, function, *_with(value, *given))
@@ -300,7 +301,7 @@ def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
     """torch.tensor of a list, in which numbers are tensors."""
     items = pytree.tree_leaves(data)
     kinds = {int: torch.int64, float: torch.get_default_dtype(), bool: torch.bool}
-    given: list[Any] = [x.dtype if isinstance(x, FakeTensor) else kinds.get(type(x)) for x in items]
+    given: list[Any] = [x.dtype if type(x) is FakeTensor else kinds.get(type(x)) for x in items]
     shape, part = [], data
     while isinstance(part, (list, tuple)):
         shape.append(len(part))
@@ -309,7 +310,7 @@ def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
     if m.modes or m.world.seen or None in given or not is_even:
         raise GraphBreak("torch.tensor of a list of more than numbers and tensors of one")
     dtype = dtype or functools.reduce(torch.promote_types, given)
-    plain = [x.detach() if isinstance(x, FakeTensor) else m.call(torch.tensor, x) for x in items]
+    plain = [x.detach() if type(x) is FakeTensor else m.call(torch.tensor, x) for x in items]
     stacked = _stacked(m, plain, {"dtype": dtype, "device": "cpu"})
     return stacked if len(shape) == 1 else m.call(Tensor.reshape, stacked, shape)
 
@@ -345,7 +346,7 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         args = (_listed(m, args[0]), *args[1:])
     if len(args) == 1 and isinstance(args[0], (list, tuple)) and not {*kwargs} - {"dtype"}:
         data = pytree.tree_map(_of_scalar, m.deep(args[0]))
-        if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(data)):
+        if any(type(x) is FakeTensor for x in pytree.tree_leaves(data)):
             return _of_tensors(m, data, kwargs.get("dtype"))
     if args and isinstance(args[0], NUMPY) and function is not torch.from_numpy and not m.modes:
         dtype = kwargs.get("dtype") or torch_dtype(args[0].dtype)
@@ -584,17 +585,17 @@ def _launch(
     given.apply_defaults()
     if callable(grid):
         grid = m.call(grid, dict(given.arguments))
-    fixed = {name: symbols.value(x) for name, x in how.items() if name not in names}
+    fixed = {name: concrete(x) for name, x in how.items() if name not in names}
     varying, constexprs = {}, {x.name for x in kernel.params if x.is_constexpr}
     for name, x in given.arguments.items():
-        if isinstance(x, FakeTensor):
+        if type(x) is FakeTensor:
             if x.requires_grad and torch.is_grad_enabled():
                 raise GraphBreak("a Triton kernel reads a tensor that requires grad")
             varying[name] = x, "Tensor"
         elif type(x) in _KINDS and name not in constexprs:
             varying[name] = x, _KINDS[type(x)]
         else:
-            fixed[name] = symbols.value(x)
+            fixed[name] = concrete(x)
     try:
         kinds = tuple((name, kind) for name, (_, kind) in varying.items())
         op = _operator(kernel, kinds, frozenset((k, type(x), x) for k, x in fixed.items()))

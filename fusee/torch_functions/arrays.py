@@ -32,7 +32,7 @@ from fusee.capture.inputs import World
 from fusee.capture.mirrors import Indexed
 from fusee.capture.reconstruct import AS_IT_IS, MAKERS, Maker, Rebuild
 from fusee.capture.sources import Held, Origin, ResultOf
-from fusee.capture.symbols import is_unbacked, value
+from fusee.capture.symbols import concrete, is_unbacked
 from fusee.capture.torch_api import FakeTensor, as_array, by_torch, counterparts, pytree, tensor_of
 from fusee.source import Args, Kwargs
 
@@ -224,10 +224,10 @@ def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[
     if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
         given = _as_elements(m, given)  # powers look at their exponents
     for k, x in enumerate(given):
-        given[k] = value(x)
+        given[k] = concrete(x)
         if type(x) is slice:
-            given[k] = slice(*map(value, (x.start, x.stop, x.step)))
-        if function in _OF_TENSORS and isinstance(x, FakeTensor):
+            given[k] = slice(*map(concrete, (x.start, x.stop, x.step)))
+        if function in _OF_TENSORS and type(x) is FakeTensor:
             given[k] = _numpy(m, m.call(Tensor.contiguous, x) if name.endswith("_like") else x)
     if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
         given[1] = _fixed(m, given[1])
@@ -297,7 +297,7 @@ def _at(m: Capturing, x: Array, key: Any) -> Array | None:
         return None
     if len(places) != x.shadow.ndim or not any(map(_varies, places)):
         return None
-    now = value(places, is_fixed=False)
+    now = concrete(places, is_fixed=False)
     if not all(-n <= k < n for k, n in zip(now, x.shadow.shape)):
         return None  # NumPy says what is wrong
     element = m.tensor_operator(operator.getitem, x.tensor, places)
@@ -669,7 +669,7 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
         return None
     world.fact(TypeMatch, origin, type(x))
     if not is_scalar:
-        world.fact(EqualsMatch, ResultOf(origin, layout_of, "the layout of "), layout_of(x))
+        world.gives(origin, layout_of, "the layout of ", layout_of(x))
     given = as_inference_tensor if torch.is_inference_mode_enabled() else as_tensor
     place = ResultOf(origin, given, "the tensor of ")
     with torch._C.DisableTorchFunction():

@@ -141,11 +141,11 @@ def run_body(
     picked, shown = list[int](), list(leaves)
     for k, x in enumerate(leaves):
         axis = None if axes is None or k >= count else axes[k]
-        if isinstance(x, FakeTensor) and (axes is None or axis is not None):
+        if type(x) is FakeTensor and (axes is None or axis is not None):
             shown[k] = _example(m, x, axis)
             picked.append(k)
     with no_torch_function():
-        needs = any(isinstance(x, FakeTensor) and x.requires_grad for x in leaves)
+        needs = any(type(x) is FakeTensor and x.requires_grad for x in leaves)
     outer = m.within
     m.within = (*outer, name, *(["grad"] if needs and torch.is_grad_enabled() else []))
     before = effects_of(m)
@@ -387,7 +387,7 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     if m.policy.is_in_graph(cls):
         return _apply_whole(m, cls, given)
     with no_torch_function():
-        needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
+        needs = tuple(type(x) is FakeTensor and x.requires_grad for x in given)
     is_grad, calls, before = torch.is_grad_enabled(), m.recorder.calls, m.world.changes()[1:]
     has_asked, m.asks_compiling, sizes = m.asks_compiling, False, m.recorder.symbols.env.data.made
     known = len(sizes)
@@ -405,7 +405,7 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
             context = _Context(needs)
             out = _run_forward(m, cls, given, context)
             results = out if isinstance(out, tuple) else (out,)
-            grads = [m.call(torch.ones_like, x) for x in results if isinstance(x, FakeTensor)]
+            grads = [m.call(torch.ones_like, x) for x in results if type(x) is FakeTensor]
             if len(grads) != sum(type(x) not in EXACT for x in results):
                 raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
             grads = [None if type(x) in EXACT else grads.pop(0) for x in results]
@@ -460,7 +460,7 @@ def _without_backward(m: Capturing, cls: Any, given: Args, has_context: bool) ->
     out = _run_forward(m, cls, given, context)
     results = list(out) if type(out) is tuple else [out]
     for k, x in enumerate(results):
-        is_given = isinstance(x, FakeTensor) and any(x is one for one in given)
+        is_given = type(x) is FakeTensor and any(x is one for one in given)
         if is_given and (x.requires_grad or all(x is not one for one in context.dirty)):
             if has_context and any(x is one for one in context.saved_tensors):
                 raise GraphBreak(f"{cls.__qualname__} saves an input that it gives back")
@@ -516,14 +516,14 @@ def _recomputed(m: Capturing, policy: Any, function: Any, /, *args: Any, **kwarg
 
 def _checkpoint_reentrant(m: Capturing, function: Any, _: Any, *given: Any) -> Any:
     """The same, where it is sure that the outputs are differentiated as eager's are."""
-    learns = any(isinstance(x, FakeTensor) and x.requires_grad for x in given)
+    learns = any(type(x) is FakeTensor and x.requires_grad for x in given)
     if not learns:
         m.call(warnings.warn, "None of the inputs have requires_grad=True. Gradients will be None")
     learns = learns and torch.is_grad_enabled()
     alone = torch.no_grad()(getattr(function, "_call_impl", function))  # else attributes are copied
     result = _recomputed(m, None, function, *given) if learns else m.call(alone, *given)
     results = result if isinstance(result, tuple) else [result]
-    for x in (y for y in results if isinstance(y, FakeTensor)):
+    for x in (y for y in results if type(y) is FakeTensor):
         is_float = x.is_floating_point() or x.is_complex()
         if any(x is y for y in given) or (learns and is_float and not x.requires_grad):
             raise GraphBreak("a reentrant checkpoint() makes all that it gives require grad")
@@ -532,11 +532,11 @@ def _checkpoint_reentrant(m: Capturing, function: Any, _: Any, *given: Any) -> A
 
 def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
     """The operator on tensors that are converted first, as in eager."""
-    tensors = [x for x in operands if isinstance(x, FakeTensor)]
+    tensors = [x for x in operands if type(x) is FakeTensor]
     if any(x.requires_grad for x in tensors):
         raise GraphBreak("out_dtype of tensors that require grad, for which it has no gradient")
     wide = functools.reduce(torch.promote_types, (x.dtype for x in tensors), dtype)
-    given = (m.call(Tensor.to, x, wide) if isinstance(x, FakeTensor) else x for x in operands)
+    given = (m.call(Tensor.to, x, wide) if type(x) is FakeTensor else x for x in operands)
     return m.call(Tensor.to, m.call(op, *given), dtype)
 
 
@@ -598,16 +598,16 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     operands = [x for k, x in enumerate(given) if k not in form.functions]
     constants = [x for x in pytree.tree_leaves(given[form.lifted]) if is_scalar(x)]
     leaves = pytree.tree_leaves(operands)
-    if sum(isinstance(x, FakeTensor) for x in leaves) + len(constants) < len(leaves):
+    if sum(type(x) is FakeTensor for x in leaves) + len(constants) < len(leaves):
         raise GraphBreak(f"{name} of operands that are no tensors")
     with no_torch_function(), m.world.mode:
         inner = form.given(given)
     bodies = {k: run_body(m, name, given[k], inner, {}, None) for k in form.functions}
     outside = {id(x): x for body in bodies.values() for x in body.outside}
     # as cond, too, has its operands in a graph; numbers are in those of the functions
-    inner = tuple(x for x in pytree.tree_leaves(inner) if isinstance(x, FakeTensor))
+    inner = tuple(x for x in pytree.tree_leaves(inner) if type(x) is FakeTensor)
     lifted = pytree.tree_leaves(given[form.lifted])
-    given[form.lifted] = tuple(x for x in lifted if isinstance(x, FakeTensor))
+    given[form.lifted] = tuple(x for x in lifted if type(x) is FakeTensor)
     for body in bodies.values():
         _check(name, body, (*inner, *outside.values()))
     first, last = bodies[min(bodies)], bodies[max(bodies)]

@@ -46,7 +46,7 @@ from fusee.capture.graph_break import GraphBreak, Lost, is_held, is_watched
 from fusee.capture.guards import EqualsMatch, Keys
 from fusee.capture.mirrors import Mirror, read_grad, write_grad
 from fusee.capture.policy import enabled, inlined
-from fusee.capture.sources import ResultOf, given_by, is_trusted
+from fusee.capture.sources import given_by, is_trusted
 from fusee.capture.torch_api import (
     FakeTensor,
     as_autograd_keeps,
@@ -73,7 +73,7 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
         if isinstance(inputs, _VIEWS):
             inputs = [*inputs]
         inputs = pytree.tree_leaves(inputs)
-        if any(isinstance(x, FakeTensor) and id(x) not in m.world.inputs for x in inputs):
+        if any(type(x) is FakeTensor and id(x) not in m.world.inputs for x in inputs):
             m.world.varies.asks_gradients = True
             raise GraphBreak(f"{name} asks for the gradient of what its own graph computes")
         losses, seeds = (pytree.tree_leaves(given.pop(key, None)) for key in (first, seed))
@@ -106,7 +106,7 @@ _NONE = None, None, None
 def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[Tensor] | None:
     """The leaves at which a pass ends; None if it is autograd's own."""
     world, recorder = m.world, m.recorder
-    if not isinstance(loss, FakeTensor) or id(loss) in world.inputs or not loss.requires_grad:
+    if type(loss) is not FakeTensor or id(loss) in world.inputs or not loss.requires_grad:
         return None
     if m.modes or world.seen or has_saved_tensor_hooks() or is_watched():
         return None
@@ -117,7 +117,7 @@ def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[Tensor] | None:
         if tangent is None:
             is_odd = loss.is_complex() or loss.numel() != 1
         else:
-            is_odd = not isinstance(tangent, FakeTensor) or tangent.shape != loss.shape
+            is_odd = type(tangent) is not FakeTensor or tangent.shape != loss.shape
         try:
             using = [node for node in nodes if saves(node)]
         except RuntimeError:  # eager raises on its way
@@ -151,7 +151,7 @@ def _is_plain(m: Capturing, leaf: Tensor) -> bool:
         grad = real.grad
         if grad is not None and (grad.layout is not torch.strided or grad.requires_grad):
             return False
-    m.world.fact(EqualsMatch, ResultOf(origin, _HOOKS, "hooks and base of "), _NONE)
+    m.world.gives(origin, _HOOKS, "hooks and base of ", _NONE)
     return True
 
 
@@ -166,7 +166,7 @@ _register(torch.autograd.grad, "torch.autograd.grad", "outputs", "grad_outputs")
 def _register_hook(m: Capturing, x: Any, hook: Any, /) -> None:
     """A hook that only computes is a part of the graph: autograd runs it as it does in eager."""
     recorder, name, f = m.recorder, "register_hook", m.frames[-1]
-    is_own = isinstance(x, FakeTensor) and id(x) not in m.world.inputs and not m.world.seen
+    is_own = type(x) is FakeTensor and id(x) not in m.world.inputs and not m.world.seen
     if not (is_own and recorder.is_main and x.requires_grad and id(x) not in recorder.leaves):
         raise GraphBreak("register_hook() of a tensor from outside, or that requires no grad")
     is_kept = f.program.instructions[f.at + 1].name != "POP_TOP"
@@ -381,7 +381,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
 
 @stands_for(base._get_value)
 def _get_value(m: Capturing, x: Any) -> Any:
-    if not isinstance(x, FakeTensor):
+    if type(x) is not FakeTensor:
         return x
     if x.is_complex() or not x.is_floating_point():
         raise GraphBreak("a count of steps that is no float")

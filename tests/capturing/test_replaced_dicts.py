@@ -18,6 +18,7 @@ from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from fusee.persist import Keeper
 from fusee.runtime.cache import ObjectCache
+from fusee.runtime.change_detection import available
 from tests.capturing.differences import backend
 
 
@@ -269,6 +270,18 @@ def test_a_class_that_is_replaced_is_seen(of_child: bool) -> None:
     assert torch.equal(fast(x), x)
     (model[0] if of_child else model).__class__ = Other
     assert torch.equal(fast(x), x * 3)
+
+
+@pytest.mark.skipif(not available(), reason="nothing is watched")
+def test_a_check_is_as_long_for_many_modules_as_for_few() -> None:
+    def lines(depth: int) -> int:
+        model = nn.Sequential(*(nn.ReLU() for _ in range(depth)))
+        traced = CompiledFunction(lambda x: model(x), backend, Policy())  # type: ignore[arg-type]
+        traced(torch.ones(2))
+        (entry,) = traced.entries
+        return entry.check_source().partition("# _watched")[0].count("\n")
+
+    assert lines(20) == lines(10)
 
 
 def test_checks_do_not_ask_for_what_is_missing() -> None:
