@@ -98,7 +98,7 @@ class Strip:
             with self.writer.each(start, stop, stage.width) as i:
                 self.body.open_lanes(self.lane, stage, self.high, i, rank)
                 self.ctx.base_rank = rank
-                write(InsertPoint(self.writer.top, self.ctx.machine, stage.lanes), i)
+                write(self.ctx.top(stage.lanes), i)
 
     def _rows(self, phase: Phase, hows: dict[Acc, Carried], position: int) -> None:
         """The phase's inner axes; the last one a few rows at a time."""
@@ -318,9 +318,9 @@ class _Emitter:
 
     def _strip_width(self) -> int:
         """Columns that are read row by row: long runs of them, but enough strips for threads."""
-        if self.lane is None or self.lane.hi is None:
+        if self.lane is None:
             return BLOCK_REDUCING
-        fair = hint(self.lane.hi) * max(hint(count_points(self.parallel)), 1) // STRIPS
+        fair = hint(self.lane.size) * max(hint(count_points(self.parallel)), 1) // STRIPS
         return min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
 
     def _rows_in_a_square(self, machine: Machine) -> int:
@@ -385,15 +385,13 @@ class _Emitter:
         total = product(self._count(axis) for axis in self.parallel)
         if self.lane is None:
             return total
-        assert self.lane.hi is not None
-        return total * ((self.lane.hi + self.block - 1) // self.block)
+        return total * ((self.lane.size + self.block - 1) // self.block)
 
     def _count(self, axis: Symbol) -> Size:
         """Parallel iterations along an axis that is not the lanes'."""
-        assert axis.hi is not None
         if self.tile is None or axis != self.tile.axis:
-            return axis.hi
-        return (axis.hi + self.tile.strip - 1) // self.tile.strip
+            return axis.size
+        return (axis.size + self.tile.strip - 1) // self.tile.strip
 
     def _work(self) -> Size:
         """About how many additions one parallel iteration takes."""
@@ -402,9 +400,9 @@ class _Emitter:
             work = work + phase_cost(phase, self.orders[phase])
         work = work * count_points(self.ordered)
         work = work * (self.tile.strip if self.tile else 1)
-        if self.lane is None or self.lane.hi is None:
+        if self.lane is None:
             return work
-        return work * minimum(self.lane.hi, self.block)
+        return work * minimum(self.lane.size, self.block)
 
     # -------------------------------------------------------------------------- outer loops
 
@@ -413,8 +411,7 @@ class _Emitter:
         ctx, top = self.ctx, self.writer.top
         low = top.op(f"mul nsw i64 {first}, {self.block}")
         high = top.op(f"mul nsw i64 {last}, {self.block}")
-        size = ctx.size_of(self.lane)
-        return low, InsertPoint(top, ctx.machine, 1).intrinsic("smin", "i64", high, size)
+        return low, top.extreme("smin", high, ctx.size_of(self.lane))
 
     def _points(self) -> None:
         """One loop over the linear range; coordinates count along like an odometer."""
@@ -472,8 +469,7 @@ class _Emitter:
         op = writer.top.op
         first = op(f"mul nsw i64 {strip}, {tile.strip}")
         after = op(f"add nsw i64 {first}, {tile.strip}")
-        scalar = InsertPoint(writer.top, ctx.machine, 1)
-        last = scalar.intrinsic("smin", "i64", after, ctx.size_of(axis))
+        last = writer.top.extreme("smin", after, ctx.size_of(axis))
         begin, middle = low, last
         if tile.is_square:  # another one is all of its axis
             rows = op(f"and i64 {op(f'sub i64 {last}, {first}')}, {-tile.copies}")
