@@ -512,9 +512,8 @@ def rewrite_index(index: Size, axes: dict[Symbol, Size] | None, done: dict[Value
     for symbol in symbols(index):
         payload = symbol.payload
         if isinstance(payload, Value) and done[payload] is not payload:
-            assert symbol.hi is not None
             new = done[payload]
-            values[symbol] = new.table.indirect(new, symbol.hi)
+            values[symbol] = new.table.indirect(new, symbol.size)
     return substitute(index, values) if values else index
 
 

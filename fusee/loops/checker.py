@@ -46,7 +46,7 @@ from fusee.loops import (
 )
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
 from fusee.loops.schedule import reads, stride, views, writes
-from fusee.sym import Size, Symbol, hint, known_ge, product, substitute, symbols
+from fusee.sym import Size, Symbol, count_points, hint, known_ge, product, substitute, symbols
 from fusee.sym.shape_env import computed_from
 
 Item = Kernel | Extern
@@ -234,9 +234,7 @@ def reductions(kernel: Kernel, inside: Inside, scans: Container[Acc | None]) -> 
 def bounds(kernel: Kernel, inside: Inside, checked: set[object]) -> Iterator[str]:
     """Whatever is read or stored lies inside its buffer."""
     for phase, values in zip(kernel.phases, inside, strict=True):
-        if any(
-            axis.hi is not None and hint(axis.hi) == 0 for axis in (*kernel.outer, *phase.inner)
-        ):
+        if any(hint(axis.size) == 0 for axis in (*kernel.outer, *phase.inner)):
             continue  # it runs for no point
         for statement in phase.body:
             if isinstance(statement, Store):
@@ -273,7 +271,7 @@ def stored_once(kernel: Kernel) -> Iterator[str]:
     """No two points store to one place, but along axes that run in order."""
     for phase in kernel.phases:
         axes = [a for a in (*kernel.outer, *phase.inner) if a not in kernel.ordered]
-        sizes = [0 if a.hi is None else hint(a.hi) for a in axes]
+        sizes = [hint(a.size) for a in axes]
         axes = [a for a, size in zip(axes, sizes, strict=True) if size != 1]
         if 0 in sizes:
             continue
@@ -298,8 +296,7 @@ def _is_nested(index: Size, axes: Sequence[Symbol]) -> bool:
         step = stride(index, axis)
         if step is None:
             return False
-        assert axis.hi is not None
-        steps.append((abs(hint(step)), hint(axis.hi)))
+        steps.append((abs(hint(step)), hint(axis.size)))
     reach = 0
     for step, count in sorted(steps):
         if step <= reach:
@@ -397,8 +394,7 @@ def written_whole(items: Sequence[Item]) -> Iterator[tuple[Item, str]]:
             missing.update(dict.fromkeys(writes(item), 0))
             continue
         for phase in item.phases:
-            axes = [axis.hi for axis in (*item.outer, *phase.inner) if axis.hi is not None]
-            count = hint(product(axes))
+            count = hint(count_points((*item.outer, *phase.inner)))
             for store in phase.body:
                 if not isinstance(store, Store) or store.buffer.role in GIVEN:
                     continue

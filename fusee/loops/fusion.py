@@ -683,9 +683,9 @@ def _follows(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -
     run = 1
     steps = [(stride(loop.index, axis), axis) for axis in inner]
     for step, axis in sorted(steps, key=lambda row: 0 if row[0] is None else abs(hint(row[0]))):
-        if axis.hi is None or step != run:
+        if step != run:
             break
-        run *= hint(axis.hi)
+        run *= hint(axis.size)
     return run >= profile.run or (kept and run * loop.buffer.dtype.itemsize >= _PIECE)
 
 

@@ -403,7 +403,7 @@ def _likeness(kernel: Kernel) -> list[int]:
     indices += [index_of(value) for value in walk(kernel.operands) if value.op == "load"]
     steps = [stride(index, axis) for index in indices for axis in kernel.outer]
     sizes = [0 if step is None else step for step in steps]
-    sizes += [axis.hi for axis in kernel.outer[-1:] if axis.hi is not None]
+    sizes += [axis.size for axis in kernel.outer[-1:]]
     return [len(kernel.outer), *(math.gcd(n, 16) if isinstance(n, int) else 0 for n in sizes)]
 
 

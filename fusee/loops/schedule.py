@@ -91,7 +91,7 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
     steps = {axis: {stride(index, axis) for index in places} for axis in kernel.outer}
     # what lies beside one another is gone through backwards alone
     turned = (a for a, own in steps.items() if -1 in own and 1 not in own)
-    back = {a: a.hi - 1 - a.expr for a in turned if a.hi is not None}
+    back: dict[Symbol, Size] = {a: a.size - 1 - a.expr for a in turned}
     if back:
         for phase in kernel.phases:
             phase.body = rewrite_body(phase.body, back)
@@ -279,7 +279,7 @@ def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
 def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
     """A loop whose axes are those that its indices cut them into, or that scans beside it go
     through in pieces, and run as these do; None if its own are."""
-    back = {a: a.hi - 1 - a.expr for a in _reversed(loop, beside) if a.hi is not None}
+    back: dict[Symbol, Size] = {a: a.size - 1 - a.expr for a in _reversed(loop, beside)}
     cut = rewritten(loop, back) if back and loop.acc is None and not loop.ordered else loop
     while loop.acc is None and not loop.ordered and len(cut.axes) < 8:
         found = next(itertools.chain(cuts_of(cut), _in_pieces(cut, beside)), None)
@@ -306,17 +306,14 @@ def _in_pieces(loop: Loop, beside: Sequence[Loop]) -> Iterator[tuple[Symbol, Siz
         (piece,) = other.reduce_axes
         for number in other.axes:
             step, steps = stride(other.index, piece), stride(other.index, number)
-            if step is None or piece.hi is None or number.hi is None:
-                continue
-            if steps == step * piece.hi:
-                whole = piece.hi * number.hi
-                yield from ((axis, piece.hi) for axis in loop.axes if axis.hi == whole)
+            if step is not None and steps == step * piece.size:
+                whole = piece.size * number.size
+                yield from ((axis, piece.size) for axis in loop.axes if axis.hi == whole)
 
 
 def split_symbols(axis: Symbol, chunk: Size) -> tuple[Symbol, Symbol, Size]:
     """(high, low, high*chunk + low): two axes that stand for `axis`."""
-    assert axis.hi is not None
-    high = Symbol(f"{axis.name}a", 0, axis.hi // chunk)
+    high = Symbol(f"{axis.name}a", 0, axis.size // chunk)
     low = Symbol(f"{axis.name}b", 0, chunk)
     return high, low, high.expr * chunk + low.expr
 
@@ -367,7 +364,7 @@ def unrepeated(loop: Loop, profile: Profile, numbers: Iterator[int]) -> Iterator
     """A loop, with loops before it if it would have few lanes. `numbers` name their buffers."""
     stored: dict[Value, Value] = {}
     for value, axes in () if loop.scan else _repeated(loop, profile):
-        shape = tuple([axis.hi for axis in axes if axis.hi is not None])
+        shape = tuple([axis.size for axis in axes])
         name = f"each{next(numbers)}"
         buffer = Buffer(name, value.dtype, shape, contiguous(shape), "scratch")
         index = buffer.index([axis.expr for axis in axes])
@@ -409,7 +406,6 @@ def _suits(found: Accesses, axis: Symbol, wide: int) -> float:
 
     Less for short axes, which fill vectors badly.
     """
-    assert axis.hi is not None
     good = bad = 0.0
     for (index, is_memory), weight in found.items():
         if not is_memory:
@@ -422,7 +418,7 @@ def _suits(found: Accesses, axis: Symbol, wide: int) -> float:
             good += weight
         elif step != 0:
             bad += weight
-    return (good - 2 * bad) / max(good + bad, 1.0) + min(hint(axis.hi) / wide, 1.0)
+    return (good - 2 * bad) / max(good + bad, 1.0) + min(hint(axis.size) / wide, 1.0)
 
 
 def _choose_lanes(kernel: Kernel, phases: Sequence[Accesses], wide: int) -> Symbol | None:
@@ -482,10 +478,9 @@ def _merge_axes(
     position = len(merged) - 2
     while position >= 0:
         left, right = merged[position], merged[position + 1]
-        assert left.hi is not None and right.hi is not None
         steps = ((stride(i, left), stride(i, last[right])) for i, _ in found)
-        if all(a is not None and b is not None and a == b * right.hi for a, b in steps):
-            one = Symbol(f"{left.name}{right.name}", 0, left.hi * right.hi)
+        if all(a is not None and b is not None and a == b * right.size for a, b in steps):
+            one = Symbol(f"{left.name}{right.name}", 0, left.size * right.size)
             # no access needs left alone, so all of `one` may be put on right
             last[one] = last[right]
             values |= {left: 0, last[one]: one.expr}

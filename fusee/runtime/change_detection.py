@@ -262,8 +262,7 @@ def changed() -> Callable[[int], int]:
             bits.append(inner.op(f"or i64 {so_far}, {here}"))
         leave_if(level.op(f"icmp ne i64 {bits[0]}, 0"))
         following.append(level.at(elements, length, "i64"))
-    made: Callable[[int], int] = builtin("changed", answer(top, "-1"))
-    return made
+    return builtin("changed", answer(top, "-1"))
 
 
 @Early
@@ -279,8 +278,7 @@ def differs() -> Callable[[int, list[Any]], int]:
     top = writer.top
     table = top.op(f"inttoptr i64 {number(top, 0)} to ptr")
     compare(writer, table, top.load("ptr", argument(top, 1), _LIST_ITEMS, "i8"))
-    made: Callable[[int, list[Any]], int] = builtin("differs", evaluation() + answer(top, "-1"))
-    return made
+    return builtin("differs", evaluation() + answer(top, "-1"))
 
 
 def compare(writer: Writer, table: str, items: str) -> None:
@@ -292,9 +290,7 @@ def compare(writer: Writer, table: str, items: str) -> None:
     with writer.each("0", count) as k:
         level = writer.top
         at = level.at(first, k, f"[{_FRESH_ROW} x i64]")
-        tensor = level.load("ptr", items, k)
-        kind = level.load("i64", tensor, _OBJECT_CLASS, "i8")
-        level.leave(differing(level, at, 0, [kind]), lambda: answered(level, k))
+        tensor = _of_class(level, at, items, k)
         with level.unless(level.op(f"icmp eq i64 {level.load('i64', at, 1)}, 0")):
             *_, facts = _facts(level, places, tensor)
             word = facts[1 + _FLAGS]
@@ -306,9 +302,7 @@ def compare(writer: Writer, table: str, items: str) -> None:
         level = writer.top
         at = level.at(second, k, f"[{_OPEN_ROW} x i64]")
         place = level.op(f"add i64 {count}, {k}")
-        tensor = level.load("ptr", items, place)
-        kind = level.load("i64", tensor, _OBJECT_CLASS, "i8")
-        level.leave(differing(level, at, 0, [kind]), lambda: answered(level, place))
+        tensor = _of_class(level, at, items, place)
         *_, (requires, *words) = _facts(level, places, tensor)
         masks = [level.load("i64", at, 2 + len(words) + n) for n in range(len(words))]
         known = [level.op(f"and i64 {word}, {mask}") for word, mask in zip(words, masks)]
@@ -318,6 +312,14 @@ def compare(writer: Writer, table: str, items: str) -> None:
         level.leave(level.op(f"or i1 {wrong}, {empty}"), lambda: answered(level, place))
     total = top.op(f"add i64 {count}, {rows}")
     _hold(writer, places, items, top.at(second, rows, f"[{_OPEN_ROW} x i64]"), total)
+
+
+def _of_class(level: Level, row: str, items: str, k: str) -> str:
+    """The element number `k`, if its class is that of its row."""
+    element = level.load("ptr", items, k)
+    kind = level.load("i64", element, _OBJECT_CLASS, "i8")
+    level.leave(differing(level, row, 0, [kind]), lambda: answered(level, k))
+    return element
 
 
 def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> None:
@@ -756,5 +758,4 @@ def same_as_recorded() -> Callable[[int, tuple[Tensor, ...], int], int]:
             level.store("ptr", x, place, _OBJECT)
             for n, fact in enumerate([*facts, content], 2):
                 level.store("i64", fact, place, n)
-    same: Callable[[int, tuple[Tensor, ...], int], int] = builtin("same", answer(top, "0"))
-    return same
+    return builtin("same", answer(top, "0"))

@@ -751,7 +751,7 @@ def answer(level: Level, value: str) -> str:
     return level.writer.module("define ptr @kernel(ptr %self, ptr %args, i64 %count)", result)
 
 
-def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
+def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Callable[..., int]:
     """A Python builtin from IR text. It stays for the life of the process.
 
     text     a unit (see jit) whose @kernel(ptr self, ptr args, i64 n) is a METH_FASTCALL function
@@ -762,7 +762,8 @@ def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
     # never freed: the builtin reads its definition when it goes, and a program that ends frees both
     # in any order
     ctypes.pythonapi.Py_IncRef(ctypes.py_object((definition, function)))
-    return _made(ctypes.addressof(definition), None)
+    made: Callable[..., int] = _made(ctypes.addressof(definition), None)
+    return made
 
 
 def bound(function: Any, to: Any) -> Any:

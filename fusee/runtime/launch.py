@@ -85,11 +85,10 @@ def _team() -> str:
         more = op(f"add i64 {x}, {op(f'sub i64 {y}, 1')}")
         return op(f"udiv i64 {more}, {y}")
 
-    least = "llvm.smin.i64"
-    share = quotient(total, top.call("i64", least, ("i64", team), ("i64", units)))
+    share = quotient(total, top.extreme("smin", team, units))
     share = op(f"mul i64 {quotient(share, align)}, {align}")
     begin = op(f"mul i64 {share}, {thread}")
-    end = top.call("i64", least, ("i64", op(f"add i64 {begin}, {share}")), ("i64", total))
+    end = top.extreme("smin", op(f"add i64 {begin}, {share}"), total)
     function, pointers, params = (top.load("ptr", "%launch", word) for word in (0, 3, 4))
     with top.unless(op(f"icmp sge i64 {begin}, {end}")):
         given = f"ptr {pointers}, ptr {params}, i64 {begin}, i64 {end}, i64 {thread}"
@@ -115,12 +114,11 @@ def gather(writer: Writer, one: str, table: str, status: str) -> str:
 
 # Writes what runs launches, before the first; gives what writes one, in a level of its own, from
 # the launch's address and those of the frame's state and table; and what comes after the last.
-Launching = Callable[[Writer, str], tuple[Callable[[str, str, str], None], Callable[[], None]]]
+Launched = tuple[Callable[[str, str, str], None], Callable[[], None]]
+Launching = Callable[[Writer, str], Launched]
 
 
-def _on_threads(
-    has_team: bool, writer: Writer, threads: str
-) -> tuple[Callable[[str, str, str], None], Callable[[], None]]:
+def _on_threads(has_team: bool, writer: Writer, threads: str) -> Launched:
     """Launches run here, or on a team of threads if there is work for several."""
     size = writer.top.op(f"trunc i64 {threads} to i32") if has_team else ""
 
@@ -213,8 +211,7 @@ def runner() -> Callable[..., int]:
     """The process's `run`, as described above."""
     imports = openmp()
     text = run_unit(functools.partial(_on_threads, bool(imports)))
-    found: Callable[..., int] = builtin("run", (_team() if imports else "") + text, imports)
-    return found
+    return builtin("run", (_team() if imports else "") + text, imports)
 
 
 # ---------------------------------------------------------------------------- program
@@ -503,10 +500,7 @@ def fitter() -> Callable[..., int]:
                 value = level.op(f"add i64 {arena}, {value}")
             level.store("i64", value, state, word)
         at = top.at(at, count, "[2 x i64]")
-    found: Callable[..., int] = builtin(
-        "fit", evaluation() + answer(top, load("i64", numbers, needed))
-    )
-    return found
+    return builtin("fit", evaluation() + answer(top, load("i64", numbers, needed)))
 
 
 # ---------------------------------------------------------------------------- layout

@@ -96,6 +96,10 @@ class Level:
         self.do(text)
         return ""
 
+    def extreme(self, which: str, x: str, y: str) -> str:
+        """Of two i64, `smin` or `smax`."""
+        return self.call("i64", f"llvm.{which}.i64", ("i64", x), ("i64", y))
+
     def at(self, base: str, offset: object, kind: str = "i8") -> str:
         """An address `offset` elements further."""
         return self.op(f"getelementptr {kind}, ptr {base}, i64 {offset}")
@@ -390,6 +394,10 @@ class InsertPoint:
     def __init__(self, level: Level, machine: Machine, lanes: int) -> None:
         self.level, self.machine, self.lanes, self.op = level, machine, lanes, level.op
 
+    def of(self, lanes: int) -> InsertPoint:
+        """The same place, so many lanes at a time."""
+        return InsertPoint(self.level, self.machine, lanes)
+
     def kind(self, dtype: torch.dtype) -> str:
         return vector(HELD[dtype], self.lanes)
 
@@ -456,7 +464,7 @@ def evaluation() -> str:
         kind, c = load("i64", at), load("i64", at, 3)
         x, y = (load("i64", "%numbers", load("i64", at, word)) for word in (1, 2))
         values = [c, op(f"add i64 {x}, {op(f'mul i64 {c}, {y}')}"), op(f"mul i64 {x}, {y}")]
-        values += [level.call("i64", f"llvm.{m}.i64", ("i64", x), ("i64", y)) for m in _EXTREMES]
+        values += [level.extreme(m, x, y) for m in _EXTREMES]
         values += [op(f"zext i1 {op(f'icmp {m} i64 {x}, {y}')} to i64") for m in _COMPARED]
         values += [op(f"and i64 {x}, {y}"), op(f"shl i64 {x}, {op(f'and i64 {y}, 63')}")]
         found = values[0]

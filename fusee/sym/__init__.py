@@ -85,6 +85,12 @@ class Symbol(_Atom):
     def key(self) -> str:
         return self.name
 
+    @property
+    def size(self) -> Size:
+        """How many values an axis goes through, from 0 on."""
+        assert self.hi is not None
+        return self.hi
+
 
 class Call(_Atom):
     """FloorDiv, Mod, Min, Max, And or Shift of two sizes that no rule could resolve."""

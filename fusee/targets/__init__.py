@@ -33,6 +33,8 @@ from fusee.runtime.jit import Build, Function, defer, prepare
 from fusee.runtime.launch import Frames, Program
 from fusee.source import HostFunction, define
 
+# Entered for each stage, with its name.
+Timed = Callable[[str], AbstractContextManager[object]]
 # The tensors that are kept between calls: those derived from parameters, then constants. Those of
 # its `snapshot`, which follows parameters if the HostArguments say so.
 Kept = DerivedSet | Fixed
@@ -125,13 +127,12 @@ class Target(Protocol):
         arguments: HostArguments,
         build: Build,
         options: Options,
-        timed: Callable[[str], AbstractContextManager[object]],
+        timed: Timed,
     ) -> tuple[Emitted, Mapping[Kernel, str]]:
         """Kernels and calls of a schedule, with their memory; and the names of what kernels became:
         those that share a function have equal names.
 
         build  is given each kernel as soon as it is written
-        timed  is entered for each stage, with its name
         """
         ...
 
@@ -188,7 +189,7 @@ def emit_graph(
     arguments: HostArguments,
     emit: Callable[[Kernel], KernelCode],
     build: Build,
-    timed: Callable[[str], AbstractContextManager[object]],
+    timed: Timed,
     batches: Batches | None = None,
     given: Callable[[Kernel], Mapping[Value, Given]] = lambda kernel: {},
 ) -> tuple[HostCode, list[Launch]]:

@@ -44,7 +44,13 @@ from fusee.sym import Size, Symbol, count_points, hint, maximum, minimum, produc
 
 
 class Strip:
-    """All phases over the columns [low, high), at most `width` of them."""
+    """All phases over the columns [low, high), at most `width` of them.
+
+    hows    the accumulators of the present phase; known: of all phases so far
+    """
+
+    phase: Phase
+    hows: dict[Acc, Carried]
 
     def __init__(
         self,
@@ -59,17 +65,17 @@ class Strip:
         self.ctx, self.writer = body.ctx, body.writer
         (self.low, self.high), self.width = bounds, width
         self.first_rank = len(self.ctx.ranked)
-        self.hows: dict[Acc, Carried] = {}
+        self.known: dict[Acc, Carried] = {}
         # arrays per accumulator: its value, or sum, error and the sum of the present rows
         self.arrays: dict[Acc, list[str]] = {}
 
     def emit(self) -> None:
         for phase in self.phases:
-            self._phase(phase)
+            self.phase, self.hows = phase, accumulators(phase, two_level=True)
+            self.known |= self.hows
+            self._phase(self.hows)
 
-    def _phase(self, phase: Phase) -> None:
-        hows = accumulators(phase, two_level=True)
-        self.hows |= hows
+    def _phase(self, hows: dict[Acc, Carried]) -> None:
         for acc, how in hows.items():
             places = range(len(self._starts(how, 1)))
             self.arrays[acc] = [self.ctx.array(self.width * self._size(acc, k)) for k in places]
@@ -86,7 +92,7 @@ class Strip:
 
         if hows:
             self._columns(self.first_rank, start)
-        self._rows(phase, hows, 0)
+        self._rows(0)
         if two_level:
             self._columns(self.first_rank, finish)
 
@@ -98,32 +104,30 @@ class Strip:
             with self.writer.each(start, stop, stage.width) as i:
                 self.body.open_lanes(self.lane, stage, self.high, i, rank)
                 self.ctx.base_rank = rank
-                write(InsertPoint(self.writer.top, self.ctx.machine, stage.lanes), i)
+                write(self.ctx.top(stage.lanes), i)
 
-    def _rows(self, phase: Phase, hows: dict[Acc, Carried], position: int) -> None:
+    def _rows(self, position: int) -> None:
         """The phase's inner axes; the last one a few rows at a time."""
-        inner, rank = phase.inner, self.first_rank + position
+        inner, rank = self.phase.inner, self.first_rank + position
         if not inner:
-            self._columns(rank, lambda t, i: self._element(phase, hows, t, i))
+            self._columns(rank, self._element)
             return
         size = self.ctx.size_of(inner[position])
         if position < len(inner) - 1:
             with self.writer.each("0", size) as i:
                 self.ctx.open_axis(inner[position], i, rank)
-                self._rows(phase, hows, position + 1)
+                self._rows(position + 1)
         else:
             with self.body.blocks(size, SUM_ACROSS, {}, {}) as (first, last, *_):
                 del self.ctx.ranked[rank:]
                 self.ctx.ranked.append(self.writer.top)
-                self._block(phase, hows, (first, last), rank + 1)
+                self._block((first, last), rank + 1)
 
-    def _block(
-        self, phase: Phase, hows: dict[Acc, Carried], rows: tuple[str, str], rank: int
-    ) -> None:
-        axis, two_level = phase.inner[-1], {a: h for a, h in hows.items() if h.two_level}
+    def _block(self, rows: tuple[str, str], rank: int) -> None:
+        phase, two_level = self.phase, {a: h for a, h in self.hows.items() if h.two_level}
         picks = any(v.op == "load" and payloads(index_of(v)) for v in self.body.order(phase))
         if not picks and not phase.stores:
-            self._columns(rank, lambda t, i: self._walk(phase, hows, t, i, rows))
+            self._columns(rank, lambda t, i: self._walk(t, i, rows))
             return
 
         def add(t: InsertPoint, i: str) -> None:
@@ -136,17 +140,15 @@ class Strip:
         # multiple of 4096 bytes apart. So whoever stores goes along the rows; so does who picks
         # rows, whose lines no prefetcher foresees.
         with self.writer.each(*rows) as r:
-            self.ctx.open_axis(axis, r, rank)
-            self._columns(rank + 1, lambda t, i: self._element(phase, hows, t, i))
+            self.ctx.open_axis(phase.inner[-1], r, rank)
+            self._columns(rank + 1, self._element)
         if two_level:
             self._columns(rank, add)
 
-    def _walk(
-        self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str, rows: tuple[str, str]
-    ) -> None:
+    def _walk(self, t: InsertPoint, i: str, rows: tuple[str, str]) -> None:
         """One vector of columns down some rows, in registers."""
-        ctx, rank = self.ctx, self.ctx.base_rank + 1
-        self._publish(phase, hows, t, i)
+        ctx, rank, hows = self.ctx, self.ctx.base_rank + 1, self.hows
+        self._publish(t, i)
         outer = {
             acc: self._load(t, i, acc, range(len(h.outer_kinds(1)))) for acc, h in hows.items()
         }
@@ -156,21 +158,21 @@ class Strip:
         }
         kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
         with self.body.carry(*rows, 1, local, kinds) as (r, now, local):
-            ctx.open_axis(phase.inner[-1], r, rank)
-            local |= self.body.statements(phase, now, hows, rank)
+            ctx.open_axis(self.phase.inner[-1], r, rank)
+            local |= self.body.statements(self.phase, now, hows, rank)
         for acc, how in hows.items():
             pairs = zip(outer[acc], local[acc], strict=True)
             parts = [two_sum(t, how, x, y[0]) if how.two_level else y for x, y in pairs]
             self._store(t, i, acc, parts)
 
-    def _element(self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str) -> None:
+    def _element(self, t: InsertPoint, i: str) -> None:
         """One vector of one row."""
-        self._publish(phase, hows, t, i)
-        parts: Parts = {}
+        self._publish(t, i)
+        hows, parts = self.hows, Parts()
         for acc, how in hows.items():
             places = range(2, 3) if how.two_level else range(len(how.kinds(1)))
             parts[acc] = self._load(t, i, acc, places)
-        parts = self.body.statements(phase, parts, hows, self.ctx.base_rank)
+        parts = self.body.statements(self.phase, parts, hows, self.ctx.base_rank)
         for acc, how in hows.items():
             self._store(t, i, acc, parts[acc], 2 if how.two_level else 0)
 
@@ -180,12 +182,12 @@ class Strip:
     def _starts(how: Carried, lanes: int) -> list[str]:
         return how.start(lanes) * 3 if how.two_level else how.start(lanes)
 
-    def _publish(self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str) -> None:
+    def _publish(self, t: InsertPoint, i: str) -> None:
         """What earlier phases accumulated, for this phase to read."""
         ctx = self.ctx
-        for value in self.body.order(phase):
-            if value.op == "acc" and value.attr not in hows:
-                acc, how = value.attr, self.hows[value.attr]
+        for value in self.body.order(self.phase):
+            if value.op == "acc" and value.attr not in self.hows:
+                acc, how = value.attr, self.known[value.attr]
                 # a sum that was settled is in the first array, the index of a maximum in the last
                 place = 0 if how.two_level else len(how.dtypes) - 1
                 names = [part for (part,) in self._load(t, i, acc, range(place, place + 1))]
@@ -194,11 +196,11 @@ class Strip:
 
     def _size(self, acc: Acc, place: int) -> int:
         """Bytes of an element."""
-        dtypes = self.hows[acc].dtypes
+        dtypes = self.known[acc].dtypes
         return max(BITS[HELD[dtypes[place % len(dtypes)]]] // 8, 1)
 
     def _kind(self, acc: Acc, place: int, lanes: int) -> str:
-        dtypes = self.hows[acc].dtypes
+        dtypes = self.known[acc].dtypes
         return vector(HELD[dtypes[place % len(dtypes)]], lanes)
 
     def _address(self, t: InsertPoint, i: str, acc: Acc, copy: int, place: int) -> str:
@@ -318,9 +320,9 @@ class _Emitter:
 
     def _strip_width(self) -> int:
         """Columns that are read row by row: long runs of them, but enough strips for threads."""
-        if self.lane is None or self.lane.hi is None:
+        if self.lane is None:
             return BLOCK_REDUCING
-        fair = hint(self.lane.hi) * max(hint(count_points(self.parallel)), 1) // STRIPS
+        fair = hint(self.lane.size) * max(hint(count_points(self.parallel)), 1) // STRIPS
         return min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
 
     def _rows_in_a_square(self, machine: Machine) -> int:
@@ -385,15 +387,13 @@ class _Emitter:
         total = product(self._count(axis) for axis in self.parallel)
         if self.lane is None:
             return total
-        assert self.lane.hi is not None
-        return total * ((self.lane.hi + self.block - 1) // self.block)
+        return total * ((self.lane.size + self.block - 1) // self.block)
 
     def _count(self, axis: Symbol) -> Size:
         """Parallel iterations along an axis that is not the lanes'."""
-        assert axis.hi is not None
         if self.tile is None or axis != self.tile.axis:
-            return axis.hi
-        return (axis.hi + self.tile.strip - 1) // self.tile.strip
+            return axis.size
+        return (axis.size + self.tile.strip - 1) // self.tile.strip
 
     def _work(self) -> Size:
         """About how many additions one parallel iteration takes."""
@@ -402,9 +402,9 @@ class _Emitter:
             work = work + phase_cost(phase, self.orders[phase])
         work = work * count_points(self.ordered)
         work = work * (self.tile.strip if self.tile else 1)
-        if self.lane is None or self.lane.hi is None:
+        if self.lane is None:
             return work
-        return work * minimum(self.lane.hi, self.block)
+        return work * minimum(self.lane.size, self.block)
 
     # -------------------------------------------------------------------------- outer loops
 
@@ -413,8 +413,7 @@ class _Emitter:
         ctx, top = self.ctx, self.writer.top
         low = top.op(f"mul nsw i64 {first}, {self.block}")
         high = top.op(f"mul nsw i64 {last}, {self.block}")
-        size = ctx.size_of(self.lane)
-        return low, InsertPoint(top, ctx.machine, 1).intrinsic("smin", "i64", high, size)
+        return low, top.extreme("smin", high, ctx.size_of(self.lane))
 
     def _points(self) -> None:
         """One loop over the linear range; coordinates count along like an odometer."""
@@ -472,8 +471,7 @@ class _Emitter:
         op = writer.top.op
         first = op(f"mul nsw i64 {strip}, {tile.strip}")
         after = op(f"add nsw i64 {first}, {tile.strip}")
-        scalar = InsertPoint(writer.top, ctx.machine, 1)
-        last = scalar.intrinsic("smin", "i64", after, ctx.size_of(axis))
+        last = writer.top.extreme("smin", after, ctx.size_of(axis))
         begin, middle = low, last
         if tile.is_square:  # another one is all of its axis
             rows = op(f"and i64 {op(f'sub i64 {last}, {first}')}, {-tile.copies}")

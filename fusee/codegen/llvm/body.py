@@ -14,7 +14,7 @@ import torch
 from fusee.codegen.llvm.index import groups, scalar_size, scalar_sum, split_lanes, vector_sum
 from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short, width_of
 from fusee.codegen.llvm.math import rough_quotient, rough_tanh
-from fusee.codegen.llvm.memory import load_scalar, load_vector, store_scalar, store_vector
+from fusee.codegen.llvm.memory import load_scalar, load_vector, store_value
 from fusee.codegen.llvm.ops import Context, compare, emit, emit_bitcast, emit_cast
 from fusee.loops import REDUCTIONS, Acc, Accumulate, Phase, Store, Value, identity
 from fusee.loops.schedule import is_scan
@@ -103,7 +103,7 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
     if [mono for mono, _ in varying] != [(ctx.lane,)] or varying[0][1] != 1:
         return None
     start, limit = scalar_sum(ctx, [*varying, *uniform]), ctx.scalar(bound)
-    level, scalar = t.level, InsertPoint(t.level, ctx.machine, 1)
+    level = t.level
     kind, numbers = vector("i32", ctx.lanes), numbered("i32", range(ctx.lanes))
     op = {"eq": "eq", "ne": "ne"}.get(op, "s" + op)
     # places that are near need no limits to be told apart in 32 bits
@@ -115,8 +115,8 @@ def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | No
         if copy:
             left = level.op(f"sub i64 {left}, {copy * ctx.lanes}")
         if not is_near:
-            left = scalar.intrinsic("smin", "i64", left, str(_FAR))
-            left = scalar.intrinsic("smax", "i64", left, str(-_FAR))
+            left = level.extreme("smin", left, str(_FAR))
+            left = level.extreme("smax", left, str(-_FAR))
         left = ctx.splat(level.op(f"trunc i64 {left} to i32"), "i32", ctx.facts[value][0])
         found.append(level.op(f"icmp {op} {kind} {numbers}, {left}"))
     return found
@@ -263,12 +263,8 @@ class Body:
         return parts
 
     def _flush(self, pending: list[Store], rank: int) -> None:
-        ctx = self.ctx
         for store in pending:
-            varies = ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
-            (store_vector if varies or ctx.copy_axis is not None else store_scalar)(
-                ctx, store, rank
-            )
+            store_value(self.ctx, store, rank)
 
     def _scan(
         self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int
@@ -356,8 +352,7 @@ class Body:
         with self.carry("0", stop, length, parts, kinds) as (first, now, found):
             top = self.writer.top
             after = top.op(f"add nsw i64 {first}, {length}")
-            last = InsertPoint(top, self.ctx.machine, 1).intrinsic("smin", "i64", after, stop)
-            yield first, last, now, found
+            yield first, top.extreme("smin", after, stop), now, found
 
     def publish(self, how: Carried, parts: list[list[str]]) -> None:
         """What reading the accumulator yields from here on."""
@@ -467,11 +462,7 @@ def fuses(how: Carried, value: Value, machine: Machine) -> bool:
 
 
 def combine(t: InsertPoint, how: Carried, old: str, new: str) -> str:
-    op = REDUCTIONS[how.acc.op]
-    if how.dtype is torch.bool:
-        # numbers 0 and 1: a sum or maximum of them is an or
-        op = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}.get(op, op)
-    return emit(t, op, how.dtype, [new, old])
+    return emit(t, REDUCTIONS[how.acc.op], how.dtype, [new, old])
 
 
 def _better(t: InsertPoint, how: Carried, old: str, new: str) -> str:
@@ -517,7 +508,7 @@ def settle(t: InsertPoint, how: Carried, outer: list[str]) -> list[str]:
     return [t.op(f"fadd {kind} {total}, {error}")]
 
 
-def across(ctx: Context, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
+def across(t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
     """All lanes as one: halves are merged until one element is left."""
     lanes, level = t.lanes, t.level
     while lanes > 1:
@@ -529,7 +520,7 @@ def across(ctx: Context, t: InsertPoint, how: Carried, parts: list[str]) -> list
                     side.append(level.op(f"extractelement {kind} {part}, i32 {picks[0]}"))
                 else:
                     side.append(level.shuffle(kind, part, "poison", picks))
-        parts = how.merge(InsertPoint(level, ctx.machine, half), *halves)
+        parts = how.merge(t.of(half), *halves)
         lanes = half
     return parts
 
@@ -617,7 +608,7 @@ class Across(_Nest):
         ctx = self.ctx
         start = {a: [how.outer_start(self.lanes)] * ctx.copies for a, how in self.hows.items()}
         final = self._nest(0, start)
-        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
+        t = ctx.top(self.lanes)
         for acc, how in self.hows.items():
             ctx.acc_facts[acc] = (ctx.base_rank, self.lanes > 1)
             self.body.publish(how, [settle(t, how, part) for part in final[acc]])
@@ -634,7 +625,7 @@ class Across(_Nest):
         return found
 
     def _segment(self, first: str, last: str, outer: Parts) -> Parts:
-        t = InsertPoint(self.writer.top, self.ctx.machine, self.lanes)
+        t = self.ctx.top(self.lanes)
         local = {
             acc: [how.start(self.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
             for acc, how in self.hows.items()
@@ -672,11 +663,11 @@ class Along(_Nest):
             for acc, how in self.hows.items()
         }
         final = self._nest(0, start)
-        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
+        t = ctx.top(self.lanes)
         for acc, how in self.hows.items():
             whole = merge_all(t, how, final[acc])
             ctx.acc_facts[acc] = (ctx.base_rank, False)
-            ctx.acc_names[acc] = result(across(ctx, t, how, settle(t, how, whole)))
+            ctx.acc_names[acc] = result(across(t, how, settle(t, how, whole)))
 
     def _inside(self, parts: Parts) -> Parts:
         size, start = self.ctx.size_of(self.lane), "0"
@@ -703,7 +694,6 @@ class Along(_Nest):
 
         end   of the axis, if that is not `stop`
         """
-        machine = self.ctx.machine
         fresh = stage.lanes != self.lanes  # scalars can't continue vectors
         local = {
             acc: [how.start(stage.lanes) for _ in range(stage.copies)]
@@ -713,8 +703,7 @@ class Along(_Nest):
         }
         open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)
         local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
-        small = InsertPoint(self.writer.top, machine, stage.lanes)
-        wide = InsertPoint(self.writer.top, machine, self.lanes)
+        small, wide = self.ctx.top(stage.lanes), self.ctx.top(self.lanes)
         merged: Parts = {}
         for acc, how in self.hows.items():
             if not how.two_level and not fresh:

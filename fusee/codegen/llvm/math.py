@@ -76,6 +76,10 @@ _ERF = (
 _LOG2_ERFC = (-1.628047, -0.91732967, -0.15162589, 0.03287544, -0.004592868, 0.0003032961)
 
 
+def _arithmetic(name: str) -> Callable[[Code, str, str], str]:
+    return lambda c, x, y: c.line(f"{name} {c.reals} {x}, {y}")
+
+
 class Code:
     """float32 arithmetic by name. Values are operands: registers, or what `real`, `whole` make."""
 
@@ -95,20 +99,10 @@ class Code:
 
     # -- float32
 
-    def add(self, x: str, y: str) -> str:
-        return self.line(f"fadd {self.reals} {x}, {y}")
-
-    def sub(self, x: str, y: str) -> str:
-        return self.line(f"fsub {self.reals} {x}, {y}")
-
-    def mul(self, x: str, y: str) -> str:
-        return self.line(f"fmul {self.reals} {x}, {y}")
+    add, sub, mul, div = map(_arithmetic, ("fadd", "fsub", "fmul", "fdiv"))
 
     def neg(self, x: str) -> str:
         return self.line(f"fneg {self.reals} {x}")
-
-    def div(self, x: str, y: str) -> str:
-        return self.line(f"fdiv {self.reals} {x}, {y}")
 
     def fma(self, x: str, y: str, z: str) -> str:
         """x y + z, rounded once or twice."""
@@ -377,6 +371,11 @@ def _tanh(c: Code, x: str) -> str:
         far = c.sub(c.real(1.0), c.div(c.real(2.0), sum_))
     square = c.mul(x, x)
     near = c.fma(c.mul(square, size), c.polynomial(square, _TANH), size)
+    return _odd(c, x, size, near, far)
+
+
+def _odd(c: Code, x: str, size: str, near: str, far: str) -> str:
+    """An odd function of x by what it is of |x|: `near` below 1, `far` from there on."""
     y = c.select(c.compare("olt", size, c.real(1.0)), near, far)
     return c.signed(y, c.sign(x))
 
@@ -409,8 +408,7 @@ def _erf(c: Code, x: str) -> str:
         n, real = c.rounded(capped, slope)
         power = _exp2_core(c, c.fma(capped, slope, c.neg(real)))
         far = c.fma(c.neg(power), c.power(n), c.real(1.0))
-    y = c.select(c.compare("olt", size, c.real(1.0)), near, far)
-    return c.signed(y, c.sign(x))
+    return _odd(c, x, size, near, far)
 
 
 @FORMULAS.rule("fmod")
@@ -662,7 +660,7 @@ def each_lane(t: InsertPoint, dtype: torch.dtype, args: Sequence[str], write: Wr
     if t.lanes == 1:
         return write(t, args)
     kind, whole = t.kind(dtype), "poison"
-    one = InsertPoint(t.level, t.machine, 1)
+    one = t.of(1)
     for lane in range(t.lanes):
         given = [t.op(f"extractelement {kind} {x}, i64 {lane}") for x in args]
         value = write(one, given)

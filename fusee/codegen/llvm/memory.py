@@ -48,7 +48,6 @@ from fusee.sym import Size, Symbol, hint, maximum
 
 # What a store mode does with the old and the new element.
 COMBINE: dict[Mode, str] = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
-_COMBINE_BOOL: dict[Mode, str] = {"add": "or", "mul": "and", "min": "and", "max": "or"}
 
 
 # Elements that lie so far apart at most are picked out of whole vectors.
@@ -78,12 +77,16 @@ class AccessPlace:
         self.stride = ""
         self.offsets: list[str] = []
         self.can_gather = ctx.machine.has_gather and BITS[self.kind] >= 32
+        self._find(index)
+
+    def _find(self, index: Size) -> None:
+        ctx, buffer = self.ctx, self.buffer
         varying, uniform = split_lanes(ctx, groups(ctx, index))
         self.uniform = uniform
         stride = lane_stride(ctx, varying)
         if stride is None:
             self.address = pointer(ctx, buffer, self.kind, uniform)
-            self.offsets = vector_sum(ctx, varying, rank)
+            self.offsets = vector_sum(ctx, varying, self.rank)
             return
         self.address = pointer(ctx, buffer, self.kind, [*varying, *uniform])
         (mono, coef), *others = stride or [((), 0)]
@@ -169,10 +172,9 @@ class TilePlace(AccessPlace):
     row             elements that are loaded and stored in one piece then
     """
 
-    def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
-        self.ctx, self.rank, self.buffer, self.dtype = ctx, rank, buffer, buffer.dtype
-        self.kind = memory_type(buffer.dtype, ctx.machine)
-        self.address = pointer(ctx, buffer, self.kind, groups(ctx, index))
+    def _find(self, index: Size) -> None:
+        ctx = self.ctx
+        self.address = pointer(ctx, self.buffer, self.kind, groups(ctx, index))
         assert ctx.lane is not None and ctx.copy_axis is not None
         along, across = stride(index, ctx.lane), stride(index, ctx.copy_axis)
         assert along is not None and across is not None
@@ -196,7 +198,7 @@ class TilePlace(AccessPlace):
                 return [self.masked_at("load", ("ptr", address), tail) for address in rows]
 
             return _load_whole(self, rows, masked) if _loads_whole(self, False) else masked()
-        narrow = InsertPoint(t.level, ctx.machine, self.row)
+        narrow = t.of(self.row)
         found = [load_element(narrow, self.kind, address) for address in self._rows()]
         lanes = self.row
         while lanes < ctx.lanes:
@@ -207,7 +209,7 @@ class TilePlace(AccessPlace):
 
     def store_rows(self, vectors: Sequence[str]) -> None:
         ctx, t, tail = self.ctx, self.t(), self.ctx.tail
-        narrow, full = InsertPoint(t.level, ctx.machine, self.row), vector(self.kind, ctx.lanes)
+        narrow, full = t.of(self.row), vector(self.kind, ctx.lanes)
         addresses = iter(self._rows())
         for x in vectors:
             for first in range(0, ctx.lanes, self.row):
@@ -348,7 +350,7 @@ def _fetched(
     level, kind, here = ctx.ranked[rank], HELD[value.dtype], ctx.axis_name[axis]
     op = level.op
     there, last = op(f"add i64 {here}, {AHEAD}"), op(f"sub i64 {ctx.size_of(axis)}, 1")
-    there = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", there, last)
+    there = level.extreme("smin", there, last)
     by = op(f"sub i64 {there}, {here}")
     by = by if step == 1 else op(f"mul i64 {by}, {ctx.param('ahead', step)}")
     buffer, index = value.attr
@@ -373,7 +375,7 @@ def _filled(place: AccessPlace, value: Value) -> str | None:
     ctx = place.ctx
     if ctx.machine.is_simt or ctx.facts[value] != (0, False):
         return None
-    entry = InsertPoint(ctx.ranked[0], ctx.machine, ctx.lanes)
+    entry = ctx.target(0, ctx.lanes)
 
     def make() -> str:
         size = ctx.lanes * (BITS[place.kind] // 8)
@@ -430,7 +432,7 @@ def _load_whole(
 def _shifted(place: AccessPlace, copy: int) -> str:
     """A vector of 16 bytes that begins anywhere, of two that lie where a GPU can load them."""
     t, level = place.t(), place.t().level
-    op, four = level.op, InsertPoint(level, place.ctx.machine, 4)
+    op, four = level.op, t.of(4)
     begin = op(f"ptrtoint ptr {place.block(copy)} to i64")
     off = op(f"and i64 {begin}, 15")
     first = op(f"getelementptr i8, ptr {place.block(copy)}, i64 {op(f'sub i64 0, {off}')}")
@@ -514,7 +516,14 @@ def _near(place: AccessPlace, copy: int) -> str:
 # ------------------------------------------------------------------------------ stores
 
 
-def store_scalar(ctx: Context, store: Store, rank: int) -> None:
+def store_value(ctx: Context, store: Store, rank: int) -> None:
+    """`rank` is that of the loop whose body the store stands in."""
+    varies = ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
+    write = _store_vector if varies or ctx.copy_axis is not None else _store_scalar
+    write(ctx, store, rank)
+
+
+def _store_scalar(ctx: Context, store: Store, rank: int) -> None:
     dtype = store.buffer.dtype
     t = ctx.target(rank, 1)
     kind = memory_type(dtype, ctx.machine)
@@ -528,8 +537,6 @@ def store_scalar(ctx: Context, store: Store, rank: int) -> None:
 
 def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
     dtype = store.buffer.dtype
-    if HELD[dtype] == "i1":
-        return t.op(f"{_COMBINE_BOOL[store.mode]} {t.kind(dtype)} {old}, {new}")
     return round_to(t, dtype, emit(t, COMBINE[store.mode], dtype, [old, new]))
 
 
@@ -538,8 +545,7 @@ def store_element(t: InsertPoint, kind: str, x: str, address: str) -> None:
     t.level.do(f"store {vector(kind, t.lanes)} {x}, ptr {address}, align {align}")
 
 
-def store_vector(ctx: Context, store: Store, rank: int) -> None:
-    """Every copy; `rank` is that of the loop whose body the store stands in."""
+def _store_vector(ctx: Context, store: Store, rank: int) -> None:
     place = _place(ctx, store.buffer, store.index, rank)
     t, dtype = place.t(), store.buffer.dtype
     if isinstance(place, TilePlace) and place.is_turned and store.mode == "set":

@@ -36,11 +36,14 @@ from fusee.sym import Atom, Size, Symbol
 
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
+# Numbers 0 and 1: a sum of them is an or.
+_OF_BOOLS = {"add": "or", "mul": "and"}
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
 def emit(t: InsertPoint, op: str, dtype: torch.dtype, args: list[str]) -> str:
-    """Op `op` of the vocabulary on operands of `dtype`."""
+    """Op `op` of the vocabulary on operands of `dtype`; sums and products of bools, too."""
+    op = _OF_BOOLS.get(op, op) if dtype is torch.bool else op
     rule = _RULES.get(op)
     if rule is not None:
         return rule(t, dtype, *args)
@@ -466,6 +469,10 @@ class Context:
     def target(self, rank: int, lanes: int) -> InsertPoint:
         return InsertPoint(self.ranked[rank], self.machine, lanes)
 
+    def top(self, lanes: int) -> InsertPoint:
+        """Where the innermost open loop is written."""
+        return InsertPoint(self.writer.top, self.machine, lanes)
+
     def open_axis(self, axis: Symbol, name: str, rank: int) -> None:
         """The top level becomes the body of `axis`."""
         self.ranked[rank:] = [self.writer.top]
@@ -492,10 +499,9 @@ class Context:
 
     def size_of(self, axis: Symbol) -> str:
         """The trip count of an axis, as a literal if it is a short inner one."""
-        assert axis.hi is not None
         if isinstance(axis.hi, int) and axis.hi <= STATIC_SIZE and axis not in self.kernel.outer:
             return str(axis.hi)
-        return self.param(("size", self.axis_number[axis]), axis.hi)
+        return self.param(("size", self.axis_number[axis]), axis.size)
 
     def number(self, value: Value) -> str:
         """A constant: a literal, or the register of a number that the host passes."""
@@ -609,7 +615,7 @@ class Context:
         return [self.splat(found, self.held(value), rank)] * self.copies
 
     def held(self, value: Value) -> str:
-        return InsertPoint(self.writer.top, self.machine, 1).kind(value.dtype)
+        return HELD[value.dtype]
 
     def splat(self, name: str, kind: str, rank: int) -> str:
         """A scalar in all lanes."""

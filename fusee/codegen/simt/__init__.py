@@ -95,8 +95,6 @@ FEW_GROUPS, MOST_SHARING, LEAST = 264, 264, 4
 # Accesses that a row has at most if several blocks are to run on a processor, one of which reduces
 # while another stores: longer rows under way would not be in the cache when they are read again.
 CACHED = 1 << 13
-# Bytes that are read together.
-LINE = 128
 # Elements of a row that a thread keeps in registers.
 KEPT = 32
 SECTOR_BYTES = 32
@@ -226,7 +224,7 @@ class _Mapping:
             last = {phase.inner[-1] for phase in self.inner}
             lanes = [lanes_along(self.inner, axis) for axis in last]
             self.vec = min(lanes)
-            while any(not divides(self.vec, axis.hi) for axis in last if axis.hi is not None):
+            while any(not divides(self.vec, axis.size) for axis in last):
                 self.vec //= 2
             chunks = max(max(counts) // self.vec, 1)
             # blocks that have a processor each, or half of one, need threads to hide its latencies
@@ -240,10 +238,9 @@ class _Mapping:
             # those of a scan that have no row go through another's, which somebody may be storing
             alone = threads > WARP or (self.reloads and self.scans)
             return Team(threads, 1 if alone else BLOCK // threads, True)
-        assert self.lane.hi is not None
-        while not divides(self.vec, self.lane.hi):
+        while not divides(self.vec, self.lane.size):
             self.vec //= 2
-        columns = max(hint(self.lane.hi) // self.vec, 1)
+        columns = max(hint(self.lane.size) // self.vec, 1)
         if columns * points >= ENOUGH:
             return None
         # lines of 128 bytes; of wider ones more would be left to the block that comes last
@@ -267,39 +264,19 @@ class _Mapping:
             return
         whole = next(phase for phase in self.phases if phase.inner)
         rest = [phase for phase in self.phases if phase is not whole]
-        along = team
+        groups, count, least = self._space(), count_points(whole.inner), LEAST
         if team.along:
-            threads = min(team.threads, COLUMNS)
-            beside = min(self._beside(whole), threads)
-            along = Team(threads // beside, beside, True, beside > 1)
-        total = self._space()
-        groups, count = (total + (along.teams - 1)) // along.teams, count_points(whole.inner)
-        if along.along:
-            count = floordiv(count, self.vec)
-        most = floordiv(count, along.threads * (LEAST if team.along else 2 * LEAST))
+            team, count = Team(min(team.threads, COLUMNS), 1, True), floordiv(count, self.vec)
+        else:
+            groups, least = (groups + (team.teams - 1)) // team.teams, 2 * LEAST
+        step = team.threads
+        most = floordiv(count, step * least)
         if hint(groups) > FEW_GROUPS or hint(most) < 2:
             return
         blocks = maximum(minimum(most, floordiv(MOST_SHARING, maximum(groups, 1))), 1)
-        step = along.threads
         share = floordiv(count + (blocks * step - 1), blocks * step) * step
-        self.team, self.phases = along, [whole, *rest]
+        self.team, self.phases = team, [whole, *rest]
         self.split = Sharing(blocks, share)
-
-    def _beside(self, phase: Phase) -> int:
-        """How many teams read pieces of rows that lie beside each other, if these are short: the
-        channels of groups, where channels lie last."""
-        most = 1
-        axis = self.parallel[-1] if self.parallel else None
-        for value in self.orders[phase]:
-            if value.op != "load" or axis is None:
-                continue
-            along, beside = (stride(value.attr[1], x) for x in (phase.inner[-1], axis))
-            if beside is None or len(phase.inner) == 1:
-                continue
-            if along == 1 and beside == phase.inner[-1].hi:
-                piece = value.attr[0].dtype.itemsize * hint(beside)
-                most = max(most, min(_power(LINE // piece), MOST_LANES))
-        return most
 
     # -------------------------------------------------------------------------- function
 
@@ -372,28 +349,30 @@ class _Mapping:
         """The axis of which a thread takes several points: what it loads for its lanes alone, as a
         channel's mean, it has then for all of them."""
         lane = self.lane
-        if lane is None or lane.hi is None or not self.parallel or self.kernel.ordered:
+        if lane is None or not self.parallel or self.kernel.ordered:
             return None
         axis, enough = self.parallel[-1], 2 * ENOUGH * ROWS
-        if axis.hi is None or hint(axis.hi) < ROWS or hint(self._space()) < enough:
+        if hint(axis.size) < ROWS or hint(self._space()) < enough:
             return None
         loads = (symbols(v.attr[1]) for x in self.orders.values() for v in x if v.op == "load")
         shares = any(lane in place and axis not in place for place in loads)
-        return axis if shares and divides(self.vec, lane.hi) else None
+        return axis if shares and divides(self.vec, lane.size) else None
 
     def _space(self) -> Size:
         """How many threads or teams there are."""
-        sizes = ((axis, axis.hi) for axis in self.parallel if axis.hi is not None)
-        total = product((n + (ROWS - 1)) // ROWS if axis is self.row else n for axis, n in sizes)
-        if self.lane is None or self.lane.hi is None:
+        total = product(
+            (axis.size + (ROWS - 1)) // ROWS if axis is self.row else axis.size
+            for axis in self.parallel
+        )
+        if self.lane is None:
             return total
-        return total * ((self.lane.hi + self.vec - 1) // self.vec)
+        return total * ((self.lane.size + self.vec - 1) // self.vec)
 
     def _chunks(self) -> list[str]:
         """Names of the sizes of the space that they are numbered in."""
         sizes = [self.ctx.size_of(axis) for axis in self.parallel]
-        if self.row is not None and self.row.hi is not None:
-            sizes[-1] = self.ctx.param("rows", (self.row.hi + (ROWS - 1)) // ROWS)
+        if self.row is not None:
+            sizes[-1] = self.ctx.param("rows", (self.row.size + (ROWS - 1)) // ROWS)
         if self.lane is None:
             return sizes
         size = self.ctx.size_of(self.lane)
@@ -423,8 +402,7 @@ class _Mapping:
         others = [axis for axis in self.kernel.outer if axis not in tile.sizes]
         sizes, total = [*map(ctx.size_of, others)], count_points(others)
         for axis, side in tile.sizes.items():
-            assert axis.hi is not None
-            count = (axis.hi + (side - 1)) // side
+            count = (axis.size + (side - 1)) // side
             sizes.append(ctx.param(("tiles", len(sizes)), count))
             total = total * count
         block = level.op(f"zext i32 {self._special('ctaid')} to i64")
@@ -450,7 +428,7 @@ class _Mapping:
         if self.row is not None:
             low = level.op(f"mul nsw i64 {ctx.axis_name[self.row]}, {ROWS}")
             self._along(self.row, low, self._end(self.row, low, ROWS), 1, self.vec)
-        elif self.lane is None or self.lane.hi is None or divides(self.vec, self.lane.hi):
+        elif self.lane is None or divides(self.vec, self.lane.size):
             self._all_phases()
         else:
             low = ctx.axis_name[self.lane]
@@ -463,18 +441,18 @@ class _Mapping:
         """Whether rows are long, and their elements are loaded one by one: where each lies in its
         row would be a division for each."""
         lane = self.lane
-        if self.vec > 1 or lane is None or lane.hi is None or not self.parallel:
+        if self.vec > 1 or lane is None or not self.parallel:
             return False
-        return hint(lane.hi) >= 2 * STRIP and self._points() * hint(lane.hi) >= ENOUGH * PIECES
+        return hint(lane.size) >= 2 * STRIP and self._points() * hint(lane.size) >= ENOUGH * PIECES
 
     def _by_strips(self) -> Size:
         """A block for a piece of a row, of which each thread takes some elements: one by one, or
         those that one store takes."""
         ctx, level, lane = self.ctx, self.level, self.lane
-        assert lane is not None and lane.hi is not None
+        assert lane is not None
         store = self._only_store(lane)
         skew = 0 if store is None else PIECES - 1
-        pieces = (lane.hi + (STRIP - 1 + skew)) // STRIP
+        pieces = (lane.size + (STRIP - 1 + skew)) // STRIP
         rows = count_points(self.parallel)
         sizes = [*map(ctx.size_of, self.parallel), ctx.param("pieces", pieces)]
         block = level.op(f"zext i32 {self._special('ctaid')} to i64")
@@ -514,7 +492,6 @@ class _Mapping:
         ctx, level = self.ctx, self.level
         parts = coefficient(store.index, lane)
         assert parts is not None
-        t = InsertPoint(level, ctx.machine, 1)
         row = pointer(
             ctx, store.buffer, memory_type(store.buffer.dtype, ctx.machine), groups(ctx, parts[1])
         )
@@ -526,10 +503,8 @@ class _Mapping:
         inside = (f"icmp sge i64 {low}, {PIECES}", f"icmp sle i64 {after}, {size}")
         whole = level.op(f"and i1 {', '.join(map(level.op, inside))}")
         stop = level.op(f"select i1 {whole}, i64 1, i64 0")
-        start = t.intrinsic("smax", "i64", low, "0")
-        end = level.op(
-            f"select i1 {whole}, i64 {start}, i64 {t.intrinsic('smin', 'i64', high, size)}"
-        )
+        start = level.extreme("smax", low, "0")
+        end = level.op(f"select i1 {whole}, i64 {start}, i64 {level.extreme('smin', high, size)}")
         ctx.begins_anywhere = True
         self._once(lane, low, stop, PIECES)
         ctx.begins_anywhere = False
@@ -537,8 +512,8 @@ class _Mapping:
 
     def _end(self, axis: Symbol, first: str, count: int) -> str:
         """Where `count` points of an axis end, or the axis."""
-        t, size = InsertPoint(self.level, self.ctx.machine, 1), self.ctx.size_of(axis)
-        return t.intrinsic("smin", "i64", self.level.op(f"add nsw i64 {first}, {count}"), size)
+        size, end = self.ctx.size_of(axis), self.level.op(f"add nsw i64 {first}, {count}")
+        return self.level.extreme("smin", end, size)
 
     def _along(self, axis: Symbol, low: str, end: str, step: int, lanes: int) -> None:
         """Points of an axis one after the other."""
@@ -667,15 +642,15 @@ class _Mapping:
             parts = self._kept(phase, team, member, hows)
         else:
             parts = self._looped(phase, team, member, hows)
-        t = InsertPoint(self.level, ctx.machine, lanes)
-        wide = InsertPoint(self.level, ctx.machine, 1 if team.along else lanes)
+        t = ctx.top(lanes)
+        wide = t.of(1) if team.along else t
         found: dict[Acc, list[str]] = {}
         for acc, how in hows.items():
             whole = merge_all(t, how, parts[acc])
             if isinstance(how, OnlineCarried):
                 whole = how.finished(whole)
             elif team.along:
-                whole = across(ctx, t, how, whole)
+                whole = across(t, how, whole)
             found[acc] = exchange.merged(wide, how, whole)
         if self._is_split(phase):
             found = self._met(hows, found, wide, team, member, exchange, leads)
@@ -698,7 +673,7 @@ class _Mapping:
         leads: str,
     ) -> dict[Acc, list[str]]:
         """What all blocks have found, in the one that goes on."""
-        meeting, level, machine = self.meeting, self.level, self.ctx.machine
+        meeting, level = self.meeting, self.level
         meeting.lay_out(hows, t.lanes)
         with level.unless(leads):
             meeting.leave(t, self.number, found)
@@ -709,7 +684,7 @@ class _Mapping:
         if self.body.skips is not None:  # no record is theirs
             stop = level.op(f"select i1 {self.body.skips}, i64 0, i64 {stop}")
         with self.body.carry(member, stop, team.threads, start, kinds) as (part, now, every):
-            inner = InsertPoint(self.ctx.writer.top, machine, t.lanes)
+            inner = self.ctx.top(t.lanes)
             other = meeting.of(inner, self.number, part)
             every |= {a: [how.merge(inner, now[a][0], other[a])] for a, how in hows.items()}
         return {acc: exchange.merged(t, how, every[acc][0]) for acc, how in hows.items()}
@@ -740,8 +715,7 @@ class _Mapping:
             if first == len(stretches) * team.threads:
                 stretches.append(self._stretch(phase, team, member, first, count))
             part = stretches[first // team.threads]
-            ctx.ranked[2:] = [part]
-            ctx.know_axes(part.axes, part.axes.values(), 2)
+            part.enter(ctx)
             body.idle = part.idle
             parts = body.statements(phase, parts, hows, 2)
         body.idle = None
@@ -777,7 +751,7 @@ class _Mapping:
             low = level.op(f"mul i64 {self.meeting.part}, {steps}")
             first = level.op(f"add i64 {low}, {member}")
             high = level.op(f"add i64 {low}, {steps}")
-            count = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, count)
+            count = level.extreme("smin", high, count)
 
         def place(flat: str) -> None:
             self._open(phase, flat, team.along, _is_wide(total))

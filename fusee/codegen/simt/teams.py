@@ -32,14 +32,11 @@ class Team(NamedTuple):
 
     threads   of a team, a power of two; teams: of a block
     along     the axes that are shared are the inner ones, and so are vectors: rows
-    woven     threads that follow each other are of different teams, as for columns: pieces of rows
-              that lie beside each other are read together
     """
 
     threads: int
     teams: int
     along: bool
-    woven: bool = False
 
     @property
     def block(self) -> int:
@@ -48,7 +45,7 @@ class Team(NamedTuple):
     @property
     def apart(self) -> int:
         """How far apart in their block the threads of a team are."""
-        return 1 if self.along and not self.woven else self.teams
+        return 1 if self.along else self.teams
 
 
 class Sharing(NamedTuple):
@@ -459,7 +456,7 @@ class Crossing:
         self.level, self.starts = ctx.ranked[1], tile.starts()
         self.last: dict[Symbol, str] = {}  # points of axes that tiles may go beyond
         for axis, side in tile.sizes.items():
-            if axis.hi is not None and not divides(side, axis.hi):
+            if not divides(side, axis.size):
                 self.last[axis] = self.level.op(f"sub i64 {ctx.size_of(axis)}, 1")
         body.set_stage(None, Stage(1, 1), None)
         ctx.base_rank = 2
@@ -487,7 +484,7 @@ class Crossing:
             for value in order:
                 emit_value(ctx, value)
             found.append((self.beyond, places, [ctx.scalar(load) for load in tile.loads]))
-        t = InsertPoint(level, ctx.machine, 1)
+        t = ctx.top(1)
         for beyond, *row in found:
             with level.unless(beyond):
                 for load, place, name in zip(tile.loads, *row, strict=True):
@@ -496,7 +493,7 @@ class Crossing:
                     level.do(f"store {kind} {name}, {_address(kind, place)}")
 
     def _compute(self, phases: Sequence[Phase], level: Level, steps: Sequence[str]) -> None:
-        tile, body, t = self.tile, self.body, InsertPoint(level, self.ctx.machine, 1)
+        tile, body, t = self.tile, self.body, self.ctx.top(1)
         loads = {v.attr[0] for p in phases for v in body.order(p) if v.op == "load"}
         for step in steps:
             places = self._point(level, step, tile.lane, tile.along)
@@ -517,7 +514,7 @@ class Crossing:
         """What a thread does at a step, where neighbours go along `fast`: the coordinates are known
         from here on. Its place in shared memory for each load."""
         ctx, tile, op, part = self.ctx, self.tile, level.op, Stretch(level)
-        side, rows, t = tile.sizes[fast], tile.sizes[slow], InsertPoint(level, ctx.machine, 1)
+        side, rows = tile.sizes[fast], tile.sizes[slow]
         more, number = op(f"mul i64 {step}, {THREADS // side}"), self.tid
         if THREADS % side:
             more, number = "0", op(f"add i64 {number}, {op(f'mul i64 {step}, {THREADS}')}")
@@ -528,16 +525,15 @@ class Crossing:
         self.beyond = None
         if side * rows % THREADS:
             self.beyond = op(f"icmp sge i64 {local[slow]}, {rows}")
-            local[slow] = t.intrinsic("smin", "i64", local[slow], str(rows - 1))
+            local[slow] = level.extreme("smin", local[slow], str(rows - 1))
         outside = [self.beyond] if self.beyond is not None else []
         for axis, name in local.items():
             at = part.axes[axis] = op(f"add nsw i64 {self.first[axis]}, {name}")
             if axis in self.last:  # there they do what the last point does, and store nothing
                 outside.append(op(f"icmp sgt i64 {at}, {self.last[axis]}"))
-                part.axes[axis] = t.intrinsic("smin", "i64", at, self.last[axis])
+                part.axes[axis] = level.extreme("smin", at, self.last[axis])
         self.body.idle = level.either("i1", "or", *outside) if outside else None
-        ctx.ranked[2:] = [part]
-        ctx.know_axes(part.axes, part.axes.values(), 2)
+        part.enter(ctx)
         places = []
         for load, start in zip(tile.loads, self.starts, strict=False):
             row = op(f"mul i64 {local[tile.lane]}, {tile.pitch(load)}")

@@ -20,8 +20,7 @@ from fusee.codegen.llvm.memory import (
     AccessPlace,
     combined,
     store_element,
-    store_scalar,
-    store_vector,
+    store_value,
 )
 from fusee.codegen.llvm.ops import Context, compare, emit, from_memory, picked, to_memory
 from fusee.loops import Acc, Accumulate, Buffer, Phase, Store, Value, identity, walk
@@ -67,9 +66,7 @@ class OnlineCarried(Carried):
         lanes = 1 if self.along else lanes
         return self.kinds(lanes), self.start(lanes)
 
-    def step(
-        self, ctx: Context, t: InsertPoint, old: list[str], given: Sequence[list[str]]
-    ) -> list[str]:
+    def step(self, t: InsertPoint, old: list[str], given: Sequence[list[str]]) -> list[str]:
         """Some more elements per lane: of each the value, and the factor if there is one."""
         raise NotImplementedError
 
@@ -80,9 +77,9 @@ class OnlineCarried(Carried):
     def _apply(self, t: InsertPoint) -> Callable[..., str]:
         return lambda op, *args: emit(t, op, self.dtype, [*args])
 
-    def _one(self, ctx: Context, t: InsertPoint, x: str, op: str = "sum") -> str:
+    def _one(self, t: InsertPoint, x: str, op: str = "sum") -> str:
         """All lanes as one."""
-        return across(ctx, t, Carried(Acc("", op, self.dtype), self.dtype, False), [x])[0]
+        return across(t, Carried(Acc("", op, self.dtype), self.dtype, False), [x])[0]
 
 
 class Powers(OnlineCarried):
@@ -105,13 +102,11 @@ class Powers(OnlineCarried):
         apply = self._apply(t)
         return apply("exp", apply("sub", x, base))
 
-    def step(
-        self, ctx: Context, t: InsertPoint, old: list[str], given: Sequence[list[str]]
-    ) -> list[str]:
-        own = InsertPoint(t.level, t.machine, 1 if self.along else t.lanes)
+    def step(self, t: InsertPoint, old: list[str], given: Sequence[list[str]]) -> list[str]:
+        own = t.of(1 if self.along else t.lanes)
         each, apply = self._apply(t), self._apply(own)
         most = functools.reduce(partial(each, "maximum"), (x for x, *_ in given))
-        m = apply("maximum", self._one(ctx, t, most, "max") if self.along else most, old[0])
+        m = apply("maximum", self._one(t, most, "max") if self.along else most, old[0])
         base = self._base(own, m)
         wide = base if own.lanes == t.lanes else t.level.splat(HELD[self.dtype], base, t.lanes)
         powers = [
@@ -120,7 +115,7 @@ class Powers(OnlineCarried):
         ]
         power = functools.reduce(partial(each, "add"), powers)
         if self.along:
-            power = self._one(ctx, t, power)
+            power = self._one(t, power)
         return [m, apply("fma", old[1], self._power(own, old[0], base), power)]
 
     def merge(self, t: InsertPoint, a: list[str], b: list[str]) -> list[str]:
@@ -151,14 +146,12 @@ class Squares(OnlineCarried):
         kinds, first = super().round(lanes)
         return [*kinds, kinds[2]], [*first, first[2]]
 
-    def step(
-        self, ctx: Context, t: InsertPoint, old: list[str], given: Sequence[list[str]]
-    ) -> list[str]:
-        dtype, own, one = self.dtype, t, InsertPoint(t.level, t.machine, 1)
+    def step(self, t: InsertPoint, old: list[str], given: Sequence[list[str]]) -> list[str]:
+        dtype, own, one = self.dtype, t, t.of(1)
         each, alone, elements = self._apply(t), self._apply(one), [x for (x,) in given]
         total, squares, count = functools.reduce(partial(each, "add"), elements), old[1], len(given)
         if self.along and t.lanes > 1:
-            own, count, total = one, count * t.lanes, self._one(ctx, t, total)
+            own, count, total = one, count * t.lanes, self._one(t, total)
         apply, mean = self._apply(own), total
         if count > 1:
             mean = apply("mul", total, literal(1 / count, dtype, own.lanes))
@@ -166,7 +159,7 @@ class Squares(OnlineCarried):
             aways = [each("sub", x, wide) for x in elements]
             first = each("mul", aways[0], aways[0])
             found = functools.reduce(lambda x, away: each("fma", away, away, x), aways[1:], first)
-            squares = apply("add", squares, found if own is t else self._one(ctx, t, found))
+            squares = apply("add", squares, found if own is t else self._one(t, found))
         n = alone("add", old[2], literal(count, dtype, 1))
         inverse = alone("div", literal(1, dtype, 1), n)
         share = alone("mul", old[2], alone("mul", inverse, literal(count, dtype, 1)))
@@ -182,7 +175,7 @@ class Squares(OnlineCarried):
         return parts[:3]
 
     def merge(self, t: InsertPoint, a: list[str], b: list[str]) -> list[str]:
-        one = InsertPoint(t.level, t.machine, 1)
+        one = t.of(1)
         apply, alone, unit = self._apply(t), self._apply(one), literal(1, self.dtype, 1)
         n = alone("add", a[2], b[2])
         inverses = [alone("div", unit, alone("maximum", x, unit)) for x in (a[2], b[2], n)]
@@ -341,6 +334,11 @@ class Stretch(Level):
     def label(self, label: str) -> None:
         self.whole.label = label
 
+    def enter(self, ctx: Context) -> None:
+        """What follows is written here, at these coordinates."""
+        ctx.ranked[2:] = [self]
+        ctx.know_axes(self.axes, self.axes.values(), 2)
+
 
 Shares = Callable[[InsertPoint, Carried, list[str]], tuple[list[str], list[str]]]
 
@@ -440,9 +438,8 @@ class ThreadBody(Body):
             last, whole = op(f"sub nsw i64 {stop}, {(TOGETHER - 1) * step}"), TOGETHER * step
             with self.carry(first, last, whole, parts, kinds) as (at, now, parts):
                 parts |= several(TOGETHER, at, now)
-            t = InsertPoint(self.writer.top, self.ctx.machine, 1)
             left = op(f"sub nsw i64 {op(f'add nsw i64 {last}, {whole - 1}')}, {first}")
-            done = op(f"and i64 {t.intrinsic('smax', 'i64', left, '0')}, {-whole}")
+            done = op(f"and i64 {self.writer.top.extreme('smax', left, '0')}, {-whole}")
             first = op(f"add nsw i64 {first}, {done}")
         with self.carry(first, stop, step, parts, kinds) as (at, now, found):
             found |= several(1, at, now)
@@ -454,7 +451,7 @@ class ThreadBody(Body):
             how = hows[acc]
             assert isinstance(how, OnlineCarried)
             t = self.ctx.target(2, self.ctx.lanes)
-            parts[acc] = [how.step(self.ctx, t, parts[acc][0], given)]
+            parts[acc] = [how.step(t, parts[acc][0], given)]
         self.waiting.clear()
         return parts
 
@@ -471,11 +468,10 @@ class ThreadBody(Body):
             elif store in beside:
                 continue
             else:
-                varies = ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
                 if store in woven:
                     _store_woven(ctx, woven[store], rank)
                 else:
-                    (store_vector if varies else store_scalar)(ctx, store, rank)
+                    store_value(ctx, store, rank)
                 # addresses and conversions are for all threads: later code may know them
                 new = level.lines[first:]
                 stores = [line for line in new if line.startswith("  store ")]

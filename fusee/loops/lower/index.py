@@ -242,7 +242,6 @@ MODES: dict[str, Mode] = {
     "amax": "max",
     "amin": "min",
 }
-STARTS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}
 
 
 def _combined(x: Tensor, how: str = "add") -> Mode:
@@ -275,7 +274,7 @@ def _scatter(
     stores: list[tuple[Element, Mode]] = [(element, mode)]
     if not include_self:
         assert reduce is not None
-        fresh = call.lowering.values.const(identity(STARTS[reduce], dtype), dtype)
+        fresh = call.lowering.values.const(identity(reduce.removeprefix("a"), dtype), dtype)
         stores.insert(0, (lambda ix: fresh, "set"))
     return rows.store(places, along(rows.dim), *stores)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -143,8 +143,7 @@ def _accumulate(
     cuts = how.which is None and not profile.shares
     short = _short_run(lowering, value, kept, reduced) if cuts else None
     if short is not None:
-        assert short.hi is not None
-        last, whole = len(kept), (*kept, short.hi)
+        last, whole = len(kept), (*kept, short.size)
         moved = rewrite([value], {short: lowering.axes(whole)[last]})[value]
         first = Reduction(how.kind, how.dtype, how.dtype)
         others = [axis for axis in reduced if axis is not short]
@@ -168,6 +167,17 @@ def _whole(
     return lowering.whole(buffer)
 
 
+def _steps(
+    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]
+) -> Iterator[tuple[dict[int, int], dict[int, int]]]:
+    """Of each load that goes along all axes: its steps along those that are kept, and reduced."""
+    both = lowering.axes_of(kept), dict(enumerate(reduced))
+    for load in lowering.loads(value):
+        columns, rows = (axis_strides(load.attr[1], axes) for axes in both)
+        if columns is not None and rows is not None:
+            yield columns, rows
+
+
 def _short_run(
     lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]
 ) -> Symbol | None:
@@ -175,15 +185,12 @@ def _short_run(
 
     The channels of a group are such an axis where channels lie last.
     """
-    axes = lowering.axes_of(kept)
     profile = lowering.values.profile
-    for load in lowering.loads(value):
-        columns = axis_strides(load.attr[1], axes)
-        rows = axis_strides(load.attr[1], dict(enumerate(reduced)))
-        if columns is None or rows is None or len(reduced) < 2 or 1 not in rows.values():
+    for columns, rows in _steps(lowering, value, kept, reduced):
+        if len(reduced) < 2 or 1 not in rows.values():
             continue
         short = reduced[min(rows, key=lambda k: (rows[k] != 1, k))]
-        size = hint(short.hi) if short.hi is not None else 0
+        size = hint(short.size)
         others = count_points(axis for axis in reduced if axis is not short)
         if size < profile.wide and size in columns.values() and hint(others) >= profile.rows:
             return short
@@ -218,8 +225,7 @@ def _in_two_stages(
     """
     columns = length is not None
     first, *rest = reduced
-    size = first.hi
-    assert size is not None
+    size = first.size
     inner = hint(count_points(rest))
     if length is None:  # the outermost reduced axis may make good chunks as it is
         few, most = lowering.values.profile.parallel, lowering.values.profile.chunk
@@ -265,13 +271,11 @@ def _rows(
 
     Then, into how many pieces of at most a strip these are cut.
     """
-    axes, profile = lowering.axes_of(kept), lowering.values.profile
-    for load in lowering.loads(value):
-        columns = axis_strides(load.attr[1], axes)
-        rows = axis_strides(load.attr[1], dict(enumerate(reduced)))
-        if columns is None or rows is None or min(columns.values()) != 1:
+    profile = lowering.values.profile
+    for columns, rows in _steps(lowering, value, kept, reduced):
+        if min(columns.values()) != 1:
             continue
-        sizes = {k: hint(axis.hi) for k, axis in enumerate(reduced) if axis.hi is not None}
+        sizes = {k: hint(axis.size) for k, axis in enumerate(reduced)}
         long = [k for k, size in sizes.items() if size >= profile.rows]
         run = 1
         for k in sorted(columns, key=columns.__getitem__):
@@ -283,8 +287,7 @@ def _rows(
 
 def _chunk_of_rows(axis: Symbol, least: int) -> Size:
     """How many points of an axis make one chunk: all chunks alike if its size can be divided."""
-    assert axis.hi is not None
-    size = hint(axis.hi)
+    size = hint(axis.size)
     if size < 4 * least:
         return 1
     if not isinstance(axis.hi, int):

@@ -15,7 +15,6 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -47,6 +46,7 @@ from fusee.targets import (
     Kept,
     Loaded,
     Target,
+    Timed,
     emit_graph,
     load_graph,
     names_of,
@@ -123,7 +123,7 @@ class CPU(Target):
         arguments: HostArguments,
         build: Build,
         options: Options,
-        timed: Callable[[str], AbstractContextManager[object]],
+        timed: Timed,
     ) -> tuple[Emitted, Mapping[Kernel, str]]:
         machine = Machine(jit.host_target().features, options.vector_bits)
         emit = functools.partial(emit_kernel, machine=machine)
@@ -274,7 +274,7 @@ def _draw() -> str:
     # so many rounds more as give the words that are missing, and one for those that are there
     missing = op(f"sub i64 {op('shl i64 %count, 1')}, {there}")
     rounds = op(f"add i64 {missing}, {2 * _WORDS - 1}")
-    rounds = top.call("i64", "llvm.smax.i64", ("i64", rounds), ("i64", str(_WORDS)))
+    rounds = top.extreme("smax", rounds, str(_WORDS))
     rounds = op(f"udiv i64 {rounds}, {_WORDS}")
     begin = [("i64", op(f"sub i64 {_END}, {there}")), ("ptr", "%out"), ("i64", "%count")]
     with writer.loop("0", rounds, 1, begin) as (number, (at, to, todo), after):
@@ -282,7 +282,7 @@ def _draw() -> str:
         first = level.op(f"icmp eq i64 {number}, 0")
         at = level.chosen(first, at, functools.partial(_refill, writer, state, ready, at), "i64")
         pairs = level.op(f"lshr i64 {level.op(f'sub i64 {_END}, {at}')}, 1")
-        now = level.call("i64", "llvm.smin.i64", ("i64", pairs), ("i64", todo))
+        now = level.extreme("smin", pairs, todo)
         whole = level.op(f"and i64 {now}, {-_LANES}")
         words = level.at(ready, at, "i32")
         parts = ("0", whole, _LANES, limits), (whole, now, 1, "%threshold")

@@ -213,7 +213,9 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     is_known = known((*stride, *padding, *dilation, groups))  # type: ignore[misc]
     if out.dim() != 4 or transposed or not (is_static and is_known):
         return ""
-    if _is_one_pixel(node):
+    # a 1x1 kernel on 1x1 images, as squeeze-and-excitation has
+    pixels = *val(x).shape[2:], *val(weight).shape[2:], groups, *padding  # type: ignore[misc]
+    if known(pixels) and pixels == (1, 1, 1, 1, 1, 0, 0):
         with edit.before(node):
             flat = edit.call(aten.squeeze.dims, x, [2, 3])
             factor = edit.call(aten.squeeze.dims, weight, [2, 3])
@@ -281,17 +283,6 @@ def order(weight: Tensor) -> list[int]:
     """oneDNN's description of a packed weight, without its one gap, whose bytes say nothing."""
     words: list[int] = torch.ops.mkldnn._get_mkldnn_serialized_md(weight).tolist()
     return words[: _GAP.start] + words[_GAP.stop :]
-
-
-def _is_one_pixel(node: fx.Node) -> bool:
-    """A 1x1 kernel on 1x1 images, as squeeze-and-excitation has."""
-    x, weight, _, _, padding, _, _, _, groups = node.args
-    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
-    pixels = (*val(x).shape[2:], *val(weight).shape[2:])
-    if not known(pixels):
-        return False
-    assert isinstance(padding, (tuple, list))
-    return (*pixels, groups, *padding) == (1, 1, 1, 1, 1, 0, 0)
 
 
 # ---------------------------------------------------------------------------- postops

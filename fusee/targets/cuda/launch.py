@@ -31,19 +31,17 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from fusee.codegen import Launch
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.llvm.math import DEVICE
-from fusee.errors import CompileError, LateError, MissingPackage
+from fusee.errors import MissingPackage
 from fusee.loops import Buffer, Extern, Message
 from fusee.loops.memory import Plan, size_bytes
 from fusee.loops.schedule import reads, writes
@@ -60,9 +58,10 @@ from fusee.runtime.jit import (
     emit,
     submit,
 )
-from fusee.runtime.launch import gather, run_unit
+from fusee.runtime.launch import Launched, gather, run_unit
 from fusee.runtime.llvm_text import Writer
 from fusee.sym import Size
+from fusee.targets.cuda.device import MOST, Device, refused
 
 TRIPLE = "nvptx64-nvidia-cuda"
 # Capabilities that LLVM knows, with the version of PTX that it writes for them. Others get the
@@ -208,95 +207,10 @@ def _compiled(name: str, capability: int) -> bytes:
         tool.call("DestroyProgram", ctypes.byref(program))
 
 
-def refused(who: str, words: bytes, status: int) -> CompileError:
-    said = words.rstrip(b"\0").decode(errors="replace").strip()
-    return CompileError(
-        f"{who} refused generated code: {said or f'status {status}'}",
-        did="stopped; nothing was run",
-        remedy="report this as a bug of Fusee, with the output of FUSEE_LOG=llvm",
-    )
-
-
-class Recorded(NamedTuple):
-    """A call as a CUDA graph.
-
-    replay   launches it at once
-    results  what the call gave
-    inputs   what it reads; its own do not keep their memory
-    freed    which of these it has let go of: others may lie there by now
-    """
-
-    replay: Callable[[], None]
-    results: Sequence[Any]
-    inputs: list[Any]
-    freed: set[int]
-
-
-class Gpu(Protocol):
-    """What launches and graphs need of a GPU; see fusee.targets.cuda.Device."""
-
-    index: int
-    capability: int
-    imports: dict[str, int]
-    device: torch.device
-    words: Tensor
-    messages: dict[int, Message]
-
-    def load(self, code: bytes, name: str) -> int: ...
-
-    def uses(self, function: int) -> str: ...
-
-    def linker(self) -> str: ...
-
-    def link(self, texts: Sequence[bytes], capability: int) -> tuple[bytes, str]: ...
-
-    def host_names(self) -> Mapping[str, Any]: ...
-
-    def arena(self, size: int) -> Tensor: ...
-
-    def described(self, status: int) -> str: ...
-
-    def together(self, calls: Sequence[Callable[[int], int]]) -> int: ...
-
-    def capturing(self) -> bool: ...
-
-    def pool(self) -> Any: ...
-
-    def record(
-        self,
-        call: Callable[[list[Any]], Sequence[Any]],
-        given: Sequence[Any],
-        own: Mapping[int, Callable[[], Tensor]],
-        pool: Any,
-    ) -> Recorded: ...
-
-    def growing(self) -> AbstractContextManager[None]: ...
-
-    def give_back(self) -> None: ...
-
-    def holders(self, tensors: Sequence[Tensor]) -> Callable[[], list[int]]: ...
-
-    def like(self, x: Tensor) -> Callable[[], Tensor]: ...
-
-    def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]: ...
-
-    def wait(self) -> None: ...
-
-
 def first_code(messages: Sequence[Message]) -> int:
     """The number of the first of a graph's messages: the same in every process, so that kernels
     are; those of other graphs are far away."""
     return int(content_key(repr(messages))[:11], 16) << 16
-
-
-def late_error(words: Tensor, messages: Mapping[int, Message]) -> LateError | None:
-    """What kernels have left for the host, if one has refused a value."""
-    code, value = words.tolist()
-    if code not in messages:
-        return None
-    _, text, origin, size = messages[code]
-    remedy = "call it with tensors on the CPU: there the error comes from its line"
-    return LateError(text.format(value, size=size), where=f"in {origin}", remedy=remedy)
 
 
 # cuLaunchKernel takes arguments packed: (1, their address, 2, the address of their size, 0)
@@ -304,9 +218,7 @@ _POINTER, _SIZE = 1, 2
 MISALIGNED = 1
 
 
-def _on_stream(
-    writer: Writer, stream: str
-) -> tuple[Callable[[str, str, str], None], Callable[[], None]]:
+def _on_stream(writer: Writer, stream: str) -> Launched:
     """See fusee.runtime.launch.Launching."""
     top = writer.top
     for name in ("fusee_context", "fusee_page"):
@@ -354,19 +266,18 @@ def _on_stream(
 _runners: dict[int, Early[Callable[..., int]]] = {}
 
 
-def runner(device: Gpu) -> Early[Callable[..., int]]:
+def runner(device: Device) -> Early[Callable[..., int]]:
     """`run` for one GPU, once it is called."""
 
     def make() -> Callable[..., int]:
         # addresses are no part of a text, so texts for two GPUs must differ otherwise
         text = f"; device {device.index}\n{run_unit(_on_stream)}"
-        found: Callable[..., int] = builtin("run", text, device.imports)
-        return found
+        return builtin("run", text, device.imports)
 
     return _runners.get(device.index) or _runners.setdefault(device.index, Early(make))
 
 
-def prepare(device: Gpu) -> None:
+def prepare(device: Device) -> None:
     """Let threads load what makes and runs machine code."""
     runner(device).begin()
     _prepare(device.capability)
@@ -382,7 +293,7 @@ def _prepare(capability: int) -> None:
 class KernelBuild(Build):
     """Units that become kernels of one GPU."""
 
-    def __init__(self, device: Gpu, *, use_disk: bool, check: bool) -> None:
+    def __init__(self, device: Device, *, use_disk: bool, check: bool) -> None:
         super().__init__(use_disk=use_disk, check=check)
         self.device, self.target = device, target(device.capability)
         self.place = f"cuda:{device.index} "
@@ -412,7 +323,7 @@ def target(capability: int) -> Cpu:
 Link = Callable[[Sequence[bytes], int], tuple[bytes, str]]
 
 
-def linking(device: Gpu) -> tuple[str, Link]:
+def linking(device: Device) -> tuple[str, Link]:
     """What makes machine code of PTX, and which version of it: nvJitLink, else the driver."""
     try:
         return version(), link
@@ -499,9 +410,6 @@ def batched(codes: Sequence[KernelCode]) -> KernelCode:
         align=8 * words | first.align >> 32 << 32,
     )
 
-
-# Branches of a row: more would not fit a GPU side by side.
-MOST = 4
 
 Run = Callable[..., int]
 # By memory, None for the arena: from where to where, and whether it is written.

@@ -50,7 +50,8 @@ from fusee.loops.schedule import writes
 from fusee.runtime.launch import Frames, FrameSpec, LaunchSpec, Program
 from fusee.source import picker
 from fusee.sym import Size, Symbol, hint, substitute
-from fusee.targets.cuda.launch import Gpu, KernelBuild, batched, runner
+from fusee.targets.cuda.device import Device
+from fusee.targets.cuda.launch import KernelBuild, batched, runner
 
 # Inputs above this are read where they are, in so many places: a recording of a large graph takes a
 # thousand times as long as the copy.
@@ -97,7 +98,7 @@ class _CudaGraph(NamedTuple):
 class _Held:
     """Values that stay where the recording of a number wrote them, for others to read there."""
 
-    def __init__(self, values: Sequence[Tensor], gpu: Gpu, number: int) -> None:
+    def __init__(self, values: Sequence[Tensor], gpu: Device, number: int) -> None:
         self.values, self.number = values, number
         self._count = gpu.holders(values)
         self._own = self._count()
@@ -109,7 +110,7 @@ class _Held:
 class _Gradients(_Held):
     """Those of a recording. They keep their memory, also when the recording has gone."""
 
-    def __init__(self, values: Sequence[Tensor], gpu: Gpu, number: int) -> None:
+    def __init__(self, values: Sequence[Tensor], gpu: Device, number: int) -> None:
         super().__init__(values, gpu, number)
         self._places = [*map(Tensor.data_ptr, values)]
 
@@ -127,7 +128,7 @@ class _Lent(_Held):
               recorded
     """
 
-    def __init__(self, owners: Sequence[Tensor], gpu: Gpu, number: int) -> None:
+    def __init__(self, owners: Sequence[Tensor], gpu: Device, number: int) -> None:
         super().__init__([*map(borrowed, owners)], gpu, number)
         self.owners, self.is_spent = dict(enumerate(owners)), False
         self._places = {storage_id(x): n for n, x in enumerate(self.values)}
@@ -226,7 +227,7 @@ class Replayer:
         recorded: Callable[..., Sequence[Any]],
         about: Recording,
         arguments: HostArguments,
-        gpu: Gpu,
+        gpu: Device,
         stream: Callable[[], int],
         waiting: Mapping[int, list[Any]],
         together: Together,
@@ -425,10 +426,10 @@ class Replayer:
             if lent is not None:
                 lent.is_spent = True
             return None
-        bring = self.gpu.copies([found.inputs[k] for k in moved], into=True)
+        bring = Copies(self.gpu, [found.inputs[k] for k in moved], True, self.stream)
         brought = [(k, given[k]) for k in self.brought]
         left = [*map(borrowed, left)]  # what is copied out at once is the pool's again
-        take = self.gpu.copies(left, into=False)
+        take = Copies(self.gpu, left, False, self.stream)
         fresh = [*map(self.gpu.like, left)]
         number = next(self.together.numbers)
         lends = _Lent(held, self.gpu, number) if held and not self.gradients else None
@@ -579,7 +580,7 @@ class Copies:
     """
 
     def __init__(
-        self, gpu: Gpu, stay: Sequence[Tensor], into: bool, stream: Callable[[], int]
+        self, gpu: Device, stay: Sequence[Tensor], into: bool, stream: Callable[[], int]
     ) -> None:
         self.stay, self.into, self.stream, self.run = stay, into, stream, runner(gpu)()
         build = KernelBuild(gpu, use_disk=True, check=False)

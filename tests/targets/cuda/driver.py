@@ -17,8 +17,8 @@ from torch import Tensor
 from fusee.aten.torch_api import borrowed, storage_holders, storage_id
 from fusee.fake.layouts import extent
 from fusee.loops import Message
-from fusee.targets.cuda import launch
-from fusee.targets.cuda.recording import Copies
+from fusee.targets.cuda import launch, recording
+from fusee.targets.cuda.device import Device, Recorded
 from tests.targets.cuda.machine import Machine
 
 _WORD = ctypes.c_void_p
@@ -31,10 +31,10 @@ _CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, _WORD)
 _LEAST = 1 << 24  # what is above is an address: no test has as many elements
 
 
-class FakeGpu:
-    """See fusee.targets.cuda.launch.Gpu.
+class FakeGpu(Device):
+    """See Device, of which nothing is left that calls CUDA.
 
-    recorded  how many CUDA graphs were made; replayed: how often one ran; copied, waits: see Device
+    recorded  how many CUDA graphs were made; replayed: how often one ran
     refuses   why recording fails, if it does
     launches  name of a kernel, blocks, threads, stream, of each launch in order
     streams   what the present stream is
@@ -85,7 +85,7 @@ class FakeGpu:
         raise AssertionError("nothing is assembled here")
 
     def host_names(self) -> Mapping[str, Any]:
-        return {"threads": lambda: self.stream, "empty_strided": self._empty_strided}
+        return {"threads": lambda: self.stream, "empty_strided": self._empty}
 
     def known(self, *tensors: Tensor) -> None:
         """Memory that kernels may touch."""
@@ -93,9 +93,7 @@ class FakeGpu:
             before = x.storage_offset() * x.dtype.itemsize
             self.allocated[x.data_ptr()] = int(x.untyped_storage().nbytes()) - int(before)
 
-    def _empty_strided(
-        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-    ) -> Tensor:
+    def _empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         found = torch.empty_strided(size, stride, dtype=dtype)
         self.known(found)
         return found
@@ -121,7 +119,7 @@ class FakeGpu:
         given: Sequence[Any],
         own: Mapping[int, Callable[[], Tensor]],
         pool: Any,
-    ) -> launch.Recorded:
+    ) -> Recorded:
         """No kernel runs while it is recorded; a replay runs all of it over the same memory.
 
         The call's own holds nonsense after each replay: others may be there by then.
@@ -150,7 +148,7 @@ class FakeGpu:
                 if x.data_ptr() not in given_back:
                     x.as_strided((extent(x.shape, x.stride()),), (1,)).view(torch.uint8).fill_(0x7F)
 
-        return launch.Recorded(replay, results, given, set())
+        return Recorded(replay, results, given, set())
 
     def _on_side(self, call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
         before = self.stream, self.is_capturing
@@ -171,21 +169,7 @@ class FakeGpu:
         return others
 
     def like(self, x: Tensor) -> Callable[[], Tensor]:
-        return partial(self._empty_strided, x.size(), x.stride(), x.dtype)
-
-    def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]:
-        copies = Copies(self, stay, into, lambda: self.stream)
-
-        def copy(others: Sequence[Tensor]) -> None:
-            assert len(others) == len(stay)
-            assert all(x.stride() == y.stride() for x, y in zip(stay, others, strict=True))
-            self.copied.append(len(stay))
-            self.known(*stay, *others)
-            before = len(self.launches)
-            copies(others)
-            del self.launches[before:]
-
-        return copy
+        return partial(self._empty, x.size(), x.stride(), x.dtype)
 
     def together(self, calls: Sequence[Callable[[int], int]]) -> int:
         assert self.is_recording or self.is_capturing
@@ -260,6 +244,26 @@ class FakeGpu:
         return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
 
 
+class WatchedCopies(recording.Copies):
+    """What it launches is no launch of a test's."""
+
+    def __init__(
+        self, gpu: Device, stay: Sequence[Tensor], into: bool, stream: Callable[[], int]
+    ) -> None:
+        assert isinstance(gpu, FakeGpu)
+        super().__init__(gpu, stay, into, lambda: gpu.stream)
+        self.gpu = gpu
+
+    def __call__(self, others: Sequence[Tensor]) -> None:
+        gpu, stay = self.gpu, self.stay
+        assert all(x.stride() == y.stride() for x, y in zip(stay, others, strict=True))
+        gpu.copied.append(len(stay))
+        gpu.known(*stay, *others)
+        before = len(gpu.launches)
+        super().__call__(others)
+        del gpu.launches[before:]
+
+
 _numbers = iter(range(1000, 100_000))
 
 
@@ -267,5 +271,6 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A GPU whose machine code is the text that was to become machine code."""
     monkeypatch.setattr(launch, "linker", lambda: None)
     monkeypatch.setattr(launch, "version", lambda: "none")
+    monkeypatch.setattr(recording, "Copies", WatchedCopies)
     monkeypatch.setattr(launch, "to_code", lambda text, *rest: text.encode())
     return FakeGpu(next(_numbers))

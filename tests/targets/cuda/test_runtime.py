@@ -23,8 +23,8 @@ from fusee.autodiff.bill import bill
 from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
 from fusee.loops.lower import supported
-from fusee.targets import TARGETS, cuda
-from fusee.targets.cuda import CUDA, launch, recording
+from fusee.targets import TARGETS
+from fusee.targets.cuda import CUDA, device, launch, recording
 from fusee.targets.cuda.launch import Beside
 from fusee.targets.cuda.recording import Replayer
 from fusee.torch_functions import training
@@ -201,7 +201,7 @@ def test_copies_of_all_sizes_and_places(gpu: FakeGpu, into: bool) -> None:
         others = [torch.randn(n + 1).to(dtype)[offset:][:n] for n in sizes]
         gpu.known(*stay, *others)
         want = [x.clone() for x in (others if into else stay)]
-        gpu.copies(stay, into)(others)
+        recording.Copies(gpu, stay, into, gpu.host_names()["threads"])(others)
         for x, y in zip(stay if into else others, want, strict=True):
             assert torch.equal(x, y)
 
@@ -304,9 +304,9 @@ def test_the_driver_links_where_nvjitlink_is_missing(monkeypatch: pytest.MonkeyP
     def missing() -> None:
         raise MissingPackage("CUDA's libnvJitLink cannot be loaded")
 
-    driver, gpu = Driver(), cuda.Device.__new__(cuda.Device)
+    driver, gpu = Driver(), device.Device.__new__(device.Device)
     gpu._context = ctypes.c_void_p()
-    monkeypatch.setattr(cuda, "_driver", lambda: driver)
+    monkeypatch.setattr(device, "_driver", lambda: driver)
     monkeypatch.setattr(launch, "linker", missing)
     monkeypatch.setattr(launch, "version", missing)
     monkeypatch.setattr(gpu, "linker", lambda: "driver 13000", raising=False)
