@@ -383,11 +383,12 @@ def convert(
 @ALWAYS.rule("dropout feature_dropout alpha_dropout")
 def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, probability, is_training = args
-    if not is_training or probability == 0:
+    if not is_training or probability == 0 or has_zero(x.shape):
         return x
-    is_empty = has_zero(x.shape)
-    if op is not aten.dropout.default or probability == 1 or is_empty:
+    if op is not aten.dropout.default:
         return t.composite(op, args, kwargs)
+    if probability == 1:  # NaN stays, and nothing is drawn
+        return t.call(aten.mul.Tensor, x, 0)
     if t.value(x).store.device.type != "cpu":
         return t.call(aten.native_dropout.default, x, probability, True)[0]
     # torch's own has another form where sizes are open, that no kernel of ours draws

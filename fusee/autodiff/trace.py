@@ -252,10 +252,17 @@ _FUNCTIONS.rule(Tensor.type_as)(lambda t, x, other: _to(t, x, other) if _is_plai
 
 @_FUNCTIONS.rule(torch.pow, Tensor.pow, Tensor.__pow__)
 def _pow(t: Tracer, *given: Any) -> Any:
-    """Gradients of powers compare a number, and an open one cannot be: it is a tensor."""
+    """Gradients of powers compare a number, and an open one cannot be: it is a tensor.
+
+    Of float64, as numbers are. Unlike a number it promotes tensors without axes.
+    """
     is_open = [type(x) is torch.SymInt for x in given]
-    made = [torch.scalar_tensor(x) if open_ else x for x, open_ in zip(given, is_open)]
-    return torch.pow(*made) if any(is_open) else None
+    dtype = next(x.dtype for x in given if isinstance(x, Tensor))
+    if not any(is_open) or not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    f64 = torch.float64
+    made = [torch.scalar_tensor(x, dtype=f64) if o else x for x, o in zip(given, is_open)]
+    return torch.pow(*made).to(dtype)
 
 
 @_FUNCTIONS.rule(*(getattr(Tensor, op.overloadpacket.__name__) for op in TURNS))
@@ -273,10 +280,12 @@ def _dropout(
     t: Tracer, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
     """Eager's way, where sizes are open too: there torch has one that no kernel of ours draws."""
-    if inplace or not training or not 0 < p < 1:
+    if inplace or not training or not 0 < p <= 1:
         return None
     if has_zero(input.shape):
         return input
+    if p == 1:
+        return input * 0
     where = t.value(unwrapped(input)).store.device if _is_plain(input) else input.device
     if where.type != "cpu":
         return torch.native_dropout(input, p, True)[0]

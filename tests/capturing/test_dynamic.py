@@ -508,6 +508,23 @@ def test_a_limit_that_varies_is_rounded_before_it_is_compared() -> None:
         assert [*map(str, (leaf.grad,))] == [*map(str, (other.grad,))]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("power", [lambda x, k: x**k, lambda x, k: k**x, lambda x, k: x.sum() ** k])
+def test_gradients_of_powers_of_integers_that_vary(power: Any, dtype: torch.dtype) -> None:
+    def fn(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return power(x, k), x.real.sum().long() ** k * x
+
+    compiled = fusee.compile(fn)
+    for k in (1, 2, 3, 5):
+        found = []
+        for run in (fn, compiled):
+            x = torch.linspace(0.5, 1.5, 3).to(dtype).requires_grad_()
+            out = run(x, k)
+            torch.stack([y.real.sum() for y in out]).sum().backward()
+            found.append((*out, x.grad))
+        torch.testing.assert_close(found[1], found[0])
+
+
 def test_distributions_of_floats_that_vary() -> None:
     """They ask whether their arguments are like tensors."""
 

@@ -820,6 +820,25 @@ def test_dropout_of_open_sizes_draws_as_eager(with_grad: bool) -> None:
     assert len(told) == 2 + 2 * with_grad
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (0, 2)])
+@pytest.mark.parametrize("drop", [F.dropout, F.alpha_dropout, F.feature_alpha_dropout])
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_dropout_of_everything_draws_nothing(drop: Any, shape: Any, with_grad: bool) -> None:
+    def program(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        y = drop(x, 1.0, training=True)
+        return y * k, y.sum() + torch.rand(())
+
+    compiled = fusee.compile(program)
+    for k in (2, 3, 4):
+        found = []
+        for run in (program, compiled):
+            torch.manual_seed(0)
+            x = torch.full(shape, float("nan")).requires_grad_(with_grad)
+            out = run(x, k)
+            found.append([*out, *(torch.autograd.grad(out[0].sum(), x) if with_grad else ())])
+        torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
 def test_attention_of_open_heads_draws_as_eager() -> None:
     def program(x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(x, x, x, dropout_p=0.2)

@@ -54,6 +54,10 @@ x*np.float32(1.5) | x+np.float64(0.3) | m+1 | x*(k>1) | j//3.0 | torch.addcdiv(x
 x**i.clamp(-2,3) | 2**x.clamp(-3,3) | x.abs()**0.5 | x.frexp()[0] | torch.heaviside(x,y) | m^(x>0)
 torch.nextafter(x,y) | torch.gcd(j,i) | x/0 | x*1e-39 | x*1e30 | torch._neg_view(x) | z.conj().imag
 F.elu(x,0.7) | z.conj()*z | z.imag.neg() | x.lerp(y,x)
+i<<j%9 | j>>k | i//-3 | j*300 | i*2**40 | torch.fmod(j,-3) | i.pow(j.clamp(0,4)) | x.fmax(y) | m*j
+torch.where(m,1,2.5) | x+torch.tensor(2) | torch.tensor(3.5)*j | x.pow(torch.tensor(2))
+k**x.tanh()
+z**2 | z.exp() | z.sgn() | x.hypot(y) | x.xlogy(y) | x.ldexp(j.clamp(-3,3)) | torch.full_like(x,s)
 """
 CASTS = """
 x.long() | x.half() | x.bfloat16() | x.float() | x.double() | x.to(torch.float8_e4m3fn).to(x.dtype)
@@ -61,6 +65,8 @@ j.float() | m.float() | m.long() | (x*3).int() | x.abs().to(torch.uint8) | z.to(
 j.int() | j.to(torch.uint8) | j.bool() | x.to(y.dtype) | x.float().sum() | (x*3).to(torch.int16)
 x.type_as(y) | j.double() | j.to(torch.uint16) | x.to(torch.float8_e5m2).float() | x.to(torch.int8)
 x.to(torch.complex64)
+(x*1e10).int() | (i*1000).to(torch.int16) | j.sum(0,dtype=torch.int8) | x.isfinite()
+x.view(torch.int16)
 """
 REDUCTIONS = """
 x.sum(d) | x.mean(d,keepdim=True) | x.amax(d) | x.softmax(d) | x.std(d,keepdim=True,correction=0)
@@ -76,6 +82,8 @@ x.cummin(d)[0] | j.cumsum(d) | x.nansum(d) | x.quantile(0.3,d) | x.renorm(2,d,1.
 x.flatten().quantile(torch.tensor([0.1,0.7],dtype=x.dtype))
 F.binary_cross_entropy_with_logits(x,y.sigmoid())
 F.nll_loss(x,i.clamp(0,x.shape[1]-1),ignore_index=1)
+x.flip(d).cumsum(d) | x.topk(min(n,3),d,largest=False)[1] | j.cummax(0)[1] | z.cumsum(0) | z@z.mT
+torch.var_mean(x,d)[1] | x.softmax(d,dtype=torch.float64) | x.diff(n=2,dim=d) | x.count_nonzero(d)
 """
 VIEWS = """
 x.flip(d) | x.roll(a-1,d) | x.transpose(d,0) | x.unsqueeze(0) | torch.meshgrid(x,y,indexing='ij')[0]
@@ -112,6 +120,8 @@ x[torch.tensor(0)] | torch.bucketize(x,y.flatten().sort()[0],right=True,out_int3
 i.bincount(x.flatten()[:i.numel()],3) | x[i%x.shape[0],:,i%x.shape[-1]] | x[x.argmax(0)%n]
 x.put(i%x.numel(),x.flatten()[:i.numel()]) | x.index_add(d,torch.arange(n).flip(0),y,alpha=2)
 x[-1,...,[0,0]] | F.embedding_bag((i%x.shape[0]).flatten()[None],x,mode='mean') | o.argsort(d)
+x.unique(dim=d)[:1] | j.unique(return_counts=True)[1] | x[m.nonzero(as_tuple=True)] | x[:,m[0]]
+x.index_reduce(d,torch.arange(n)//2,x,'mean') | x.scatter_reduce(d,o//2,x,'amin') | x[None,m]
 """
 LAYERS = """
 F.layer_norm(x,x.shape[-1:]) | F.layer_norm(x,x.shape[-1:],y.flatten()[:x.shape[-1]],None,1e-3)
@@ -147,6 +157,10 @@ F.interpolate(x,size=c+1,mode='trilinear') | F.interpolate(x,c+2,mode='bicubic',
 F.grid_sample(x,x.tanh().movedim(1,-1)[:,:2,:,:2],'nearest','border')
 F.scaled_dot_product_attention(x,y,x,attn_mask=y@y.mT)
 F.max_unpool1d(*F.max_pool1d(x,2,return_indices=True),2)
+F.max_pool2d(x.contiguous(memory_format=torch.channels_last),2,2) | F.huber_loss(x,y)
+F.celu(x,0.5)
+F.group_norm(x.contiguous(memory_format=torch.channels_last),1) | F.conv1d(x,x[:2,:,:2])
+F.pad(x,(1,-1))
 """
 WRITES = """
 x.mul_(0.5) | x.add_(y) | x[1:].mul_(2) | x[...,::2].add_(1) | torch.cat((x,y),d,out=x.new_empty(0))
@@ -171,6 +185,13 @@ F.batch_norm(x.clone(),*y.detach().flatten()[:2*x.shape[1]].chunk(2),training=Tr
 x.lerp_(y,s) | z.imag.copy_(x) | x.put_(i%x.numel(),x.flatten()[:i.numel()]*2) | x[m],y[m] = s,0
 x.index_reduce_(d,torch.arange(n),y,'amin') | x.resize_(1,n)
 torch.sort(x,dim=d,out=(x,torch.empty(0,dtype=torch.long)))
+x[1:] = x[:-1].clone() | x[1:] += x[:-1] | x.copy_(x.flip(d)) | x.flip(0).masked_fill_(m,s)
+j <<= 1
+x[...,::2].masked_fill_(m[...,::2],k) | x[:,0] = y[:,0] | x[~m] *= 2 | m ^= x>0 | j -= m | x **= 2
+torch.view_as_real(z)[...,0].zero_() | x.view(-1)[1:].copy_(x.view(-1)[:-1].clone()) | j //= -2
+z += x
+torch.where(m,x,y,out=y) | torch._foreach_lerp_((x,),(y,),s) | x.add_(y,alpha=k)
+x.fill_diagonal_(s)
 """
 PRODUCTS = """
 torch.einsum('...ij,...kj,...kl->...il',x,y,y) | torch.einsum('ij,jk,ki->',x,x.mT,x@x.mT) | j@j.mT
@@ -196,6 +217,13 @@ torch.randperm(n) | F.alpha_dropout(x,0.3,True) | torch.bernoulli(x.to(torch.flo
 torch.func.grad(lambda t: torch.func.grad(lambda r: (r*r*t.sin()).sum())(x).sum())(x)
 torch.multinomial(x.to(torch.float32).abs()+0.1,1)
 F.scaled_dot_product_attention(x,x,x,dropout_p=0.3)
+F.dropout(x,1.0) | torch.vmap(lambda t: t.cumsum(0).flip(0))(x)
+torch.vmap(torch.sort,in_dims=d)(x)[0]
+torch.vmap(lambda t: t.clone().add_(1).mul_(t),out_dims=-1)(x)
+torch.func.jacrev(lambda t: t.sum(0))(x)
+torch.vmap(torch.func.grad(lambda t: t.prod()))(x) | torch.vmap(lambda t: t.masked_fill(t>0,s))(x)
+with torch.autocast('cpu',dtype=torch.bfloat16): x.cumsum(d)@y.mT | with torch.no_grad(): x.mul_(s)
+with torch.autocast('cpu',dtype=torch.bfloat16): torch.cat((x@x.mT,(x@x.mT).float()))
 """
 AGAIN = POINTWISE, VIEWS, WRITES, WRITES  # these are drawn more often
 ROWS = [
@@ -302,7 +330,7 @@ def chain(seed: int, dynamic: bool = False, device: str = "cpu") -> tuple[str, l
         memory = [x for call in calls for x in call.memory]
         if "enable_gqa" in (text or "") and not all(x.numel() for x in (*memory, *values.values())):
             continue  # attention of no heads ends the process in torch 2.11
-        if text and not re.search(r" [-+*]?= ", text):
+        if text and not re.search(r" [-+*/<^]*= ", text):
             text = re.sub("^(with [^:]*: )?", rf"\1{name} = ", text)
         try:
             exec(text or "raise ValueError", space)
