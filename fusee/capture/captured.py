@@ -245,9 +245,18 @@ class Captured:
         if not available() or MODE_STACK.length() or self.stop is not None:
             return None
         conditions, names = self.conditions
-        named = {fact: row for fact in self.facts.rows if (row := _named(fact))}
-        codes = {x: (f, x.value) for x in self.facts.rows if (f := of_code(x.origin))}
-        others = Facts(rows=[x for x in self.facts.rows if x not in named and x not in codes])
+        found: list[tuple[dict[str, Any], str, Any]] = []
+        codes: list[tuple[types.FunctionType, types.CodeType]] = []
+        others, kinds = Facts(), self.facts.kinds
+        for fact in self.facts.rows:
+            if (row := _named(fact)) is not None:
+                found.append(row)
+            elif (function := of_code(fact.origin)) is not None:
+                codes.append((function, fact.value))
+            elif fact.is_listed() or isinstance(fact, SizeRelation) or follows(fact, kinds):
+                others.rows.append(fact)
+            else:  # about a module, say: it has thousands
+                return None
         fresh = _fresh(others, others.rows, values)
         listed = [x.name if isinstance(x, Local) else "" for x in others.listed]
         asked = [x.groupdict() for x in map(_STATE.fullmatch, conditions) if x]
@@ -255,12 +264,11 @@ class Captured:
         if fresh is None or not is_all or len(asked) < len(conditions):
             return None
         state = {x["name"] or x["level"]: _VALUES.get(x["value"], 0) for x in asked}
-        found = [*named.values()]
         if state.pop("forward", None) is not None:
             found.append((vars(names["_forward"]), "_current_level", -1))
         (empty,) = names["_hooked"].args if state.pop("hooked", None) is not None else ((),)
         own = self.place.function
-        return quick_check(state, found, empty, [(own, own.__code__), *codes.values()], fresh[1])
+        return quick_check(state, found, empty, [(own, own.__code__), *codes], fresh[1])
 
     @property
     def raises(self) -> bool:
