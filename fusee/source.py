@@ -40,7 +40,9 @@ class NodeGraph(fx.Graph):
         self, op: str, target: Any, args: Any = None, kwargs: Any = None, name: str | None = None,
         type_expr: Any = None,
     ) -> fx.Node:  # fmt: skip
-        if name is None and (name := self._names.get(target)) is None:
+        if name is None and type(target) is str and target.islower() and target[0] != "_":
+            name = target  # a placeholder's, most often, which no other node has
+        elif name is None and (name := self._names.get(target)) is None:
             name = self._names[target] = self._target_to_str(target)
         node = super().create_node(op, target, None, None, name, type_expr)
         give(node, args or (), kwargs or {})
