@@ -97,8 +97,7 @@ def bill(
     if ahead := sum(bool(nodes[0].meta.get("ahead")) for nodes in calls.values()):
         price = prices.train + 2 * prices.call * ahead
         charges.append(Charge("a pass of autograd", "", 0, price, 0, price))
-    priced: dict[str, tuple[float, float]] = {}
-    layouts: dict[Any, str] = {}
+    priced, layouts = dict[str, tuple[float, float]](), dict[Any, str]()
     is_listed = len(prices.own) > 1  # else no price is of a layout
     for (_, full_name), nodes in calls.items():
         said = name = full_name.partition("::")[2]

@@ -242,21 +242,13 @@ class Captured:
     def quick(self, values: Values) -> Callable[..., int] | None:
         """The check as one builtin, below 0 where it holds, for the code that the function has now;
         None if it asks for what that cannot."""
-        if not available() or MODE_STACK.length() or self.stop is not None:
+        is_of_objects = any(not issubclass(x, torch.Tensor) for x in self.facts.kinds.values())
+        if is_of_objects or not available() or MODE_STACK.length() or self.stop is not None:
             return None
         conditions, names = self.conditions
-        found: list[tuple[dict[str, Any], str, Any]] = []
-        codes: list[tuple[types.FunctionType, types.CodeType]] = []
-        others, kinds = Facts(), self.facts.kinds
-        for fact in self.facts.rows:
-            if (row := _named(fact)) is not None:
-                found.append(row)
-            elif (function := of_code(fact.origin)) is not None:
-                codes.append((function, fact.value))
-            elif fact.is_listed() or isinstance(fact, SizeRelation) or follows(fact, kinds):
-                others.rows.append(fact)
-            else:  # about a module, say: it has thousands
-                return None
+        named = {fact: row for fact in self.facts.rows if (row := _named(fact))}
+        codes = {x: (f, x.value) for x in self.facts.rows if (f := of_code(x.origin))}
+        others = Facts(rows=[x for x in self.facts.rows if x not in named and x not in codes])
         fresh = _fresh(others, others.rows, values)
         listed = [x.name if isinstance(x, Local) else "" for x in others.listed]
         asked = [x.groupdict() for x in map(_STATE.fullmatch, conditions) if x]
@@ -264,11 +256,12 @@ class Captured:
         if fresh is None or not is_all or len(asked) < len(conditions):
             return None
         state = {x["name"] or x["level"]: _VALUES.get(x["value"], 0) for x in asked}
+        found = [*named.values()]
         if state.pop("forward", None) is not None:
             found.append((vars(names["_forward"]), "_current_level", -1))
         (empty,) = names["_hooked"].args if state.pop("hooked", None) is not None else ((),)
         own = self.place.function
-        return quick_check(state, found, empty, [(own, own.__code__), *codes], fresh[1])
+        return quick_check(state, found, empty, [(own, own.__code__), *codes.values()], fresh[1])
 
     @property
     def raises(self) -> bool:
@@ -283,8 +276,7 @@ class Captured:
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         """The modes of torch in which the graph runs, for a backend that asks for them."""
-        found = self.inference
-        inference = torch.is_inference_mode_enabled() if found is None else found
+        inference = torch.is_inference_mode_enabled() if self.inference is None else self.inference
         with (  # without modes first: they are told of gradients that are switched
             without_function_modes(), torch.inference_mode(inference),
             torch.set_grad_enabled(self.grad),
