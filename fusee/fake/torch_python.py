@@ -646,7 +646,7 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
     if device is None or not (is_large or takes_any_size(op)):
         return
     given = [x for x in leaves((args, kwargs)) if type(x) is complex or isinstance(x, Tensor)]
-    kinds = {torch.complex128 if type(x) is complex else x.dtype for x in given}
+    kinds = {x.dtype if isinstance(x, Tensor) else torch.complex128 for x in given}
     if (whom := _asked(device, name, kinds)) is None:
         return
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point and "mask" not in name
