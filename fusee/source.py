@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -41,7 +41,9 @@ class NodeGraph(fx.Graph):
         self, op: str, target: Any, args: Any = None, kwargs: Any = None, name: str | None = None,
         type_expr: Any = None,
     ) -> fx.Node:  # fmt: skip
-        if name is None and (name := self._names.get(target)) is None:
+        if name is None and type(target) is str and target.islower() and target[0] != "_":
+            name = target  # a placeholder's, most often, which no other node has
+        elif name is None and (name := self._names.get(target)) is None:
             name = self._names[target] = self._target_to_str(target)
         node = super().create_node(op, target, None, None, name, type_expr)
         give(node, args or (), kwargs or {})
@@ -94,13 +96,20 @@ def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return operator.itemgetter(slice(first, first + len(places) if first >= 0 else None))
 
 
-def leaves(x: Any) -> Iterator[Any]:
+def leaves(x: Any) -> list[Any]:
     """What tuples, lists and dicts within one another hold, in order; `x` itself if it is none."""
-    if isinstance(x, (tuple, list, dict)):
-        for item in x.values() if isinstance(x, dict) else x:
-            yield from leaves(item)
-    else:
-        yield x
+    if not isinstance(x, _NESTED):
+        return [x]
+    found: list[Any] = []
+    for item in x.values() if isinstance(x, dict) else x:
+        if isinstance(item, _NESTED):
+            found += leaves(item)
+        else:
+            found.append(item)
+    return found
+
+
+_NESTED = (tuple, list, dict)
 
 
 def tensors_in(x: Any) -> list[Tensor]:

@@ -86,7 +86,8 @@ def bill(
     """
     costs = Costs(aten, prices, times)
     parts = [costs if half is aten else Costs(half, prices, times) for half in halves]
-    results, calls = {*aten.results}, _calls(aten, loops)
+    looped = _loops(aten, loops)
+    results, calls = {*aten.results}, _calls(aten, looped)
     host, kernels = float(prices.train if len(halves) > 1 else prices.run), 0.0
     others = (x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops)
     if len(halves) > 1 and any(kind_of(x.target) is Kind.HEAVY for x in others):
@@ -96,8 +97,7 @@ def bill(
     if ahead := sum(bool(nodes[0].meta.get("ahead")) for nodes in calls.values()):
         price = prices.train + 2 * prices.call * ahead
         charges.append(Charge("a pass of autograd", "", 0, price, 0, price))
-    priced: dict[str, tuple[float, float]] = {}
-    layouts: dict[Any, str] = {}
+    priced, layouts = dict[str, tuple[float, float]](), dict[Any, str]()
     is_listed = len(prices.own) > 1  # else no price is of a layout
     for (_, full_name), nodes in calls.items():
         said = name = full_name.partition("::")[2]
@@ -121,7 +121,7 @@ def bill(
     charges += [Charge(f"{len(views)} views", "", 0, price, 0, price)] if views else []
     singles: dict[fx.Node, tuple[float, float]] = {}
     for half, part in zip(halves, parts, strict=True):
-        inner = _loops(half, loops)
+        inner = looped if half is aten else _loops(half, loops)
         passed = _passed(part, inner, True)
         kernels += prices.near * passed
         if len(halves) > 1:
@@ -134,11 +134,11 @@ def bill(
     return Bill(charges, captured, kernels, singles, prices.unit)
 
 
-def _calls(aten: AtenGraph, loops: Container[Any]) -> dict[tuple[int, str], list[fx.Node]]:
+def _calls(aten: AtenGraph, loops: Sequence[fx.Node]) -> dict[tuple[int, str], list[fx.Node]]:
     """The nodes of each call of eager's, by its number and name."""
     results, written = {*aten.results}, {aten.results[x.position] for x in aten.mutations}
     calls: dict[tuple[int, str], list[fx.Node]] = {}
-    for node in _loops(aten, loops):
+    for node in loops:
         is_clone = node.target is torch.ops.aten.clone.default and node in results
         if is_clone and node.meta.get("backward"):
             continue  # of a gradient that is a view: eager gives the view
@@ -226,11 +226,14 @@ def price_of(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, 
 
 
 def _known_layout(costs: Costs, nodes: Sequence[fx.Node], layouts: dict[Any, str]) -> str:
-    """`_layout`, once for all calls of a form; `layouts` has those so far."""
+    """`_layout`, once for all calls of a form; `layouts` has those so far, and of which nodes."""
+    if (known := layouts.get(of := tuple(nodes))) is not None:
+        return known
     _, full_name = nodes[0].meta.get("call", (0, "")) if len(nodes) > 1 else (0, "")
     form = full_name, *map(_form, nodes)
     if form not in layouts:
         layouts[form] = _layout(costs, nodes)
+    layouts[of] = layouts[form]
     return layouts[form]
 
 

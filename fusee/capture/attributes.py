@@ -78,6 +78,11 @@ _FUNCTION = types.FunctionType
 _COPIED = (*CONTAINERS, tuple, types.MappingProxyType)
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_users(module: str) -> bool:
+    return not (is_trusted(module) or module.partition(".")[0] == "fusee")
+
+
 def flat(*args: Any) -> Iterator[Any]:
     """Arguments, and the elements of lists and tuples among them."""
     for x in args:
@@ -133,8 +138,8 @@ class Capturing(Semantics):
             return ""
         top, (frame, at, text) = self.frames[-1], self._said
         if frame() is not top or at != top.at:
-            homes = ((f, str(f.globals.get("__name__") or "")) for f in reversed(self.frames))
-            users = (f for f, x in homes if not (is_trusted(x) or x.partition(".")[0] == "fusee"))
+            frames = reversed(self.frames)
+            users = (f for f in frames if _is_users(str(f.globals.get("__name__") or "")))
             text = next(users, top).where
             self._said = weakref.ref(top), top.at, text
         return text

@@ -240,7 +240,8 @@ class Captured:
     def quick(self, values: Values) -> Callable[..., int] | None:
         """The check as one builtin, below 0 where it holds, for the code that the function has now;
         None if it asks for what that cannot."""
-        if not available() or MODE_STACK.length() or self.stop is not None:
+        is_of_objects = any(not issubclass(x, torch.Tensor) for x in self.facts.kinds.values())
+        if is_of_objects or not available() or MODE_STACK.length() or self.stop is not None:
             return None
         named = {fact: row for fact in self.facts.rows if (row := _named(fact))}
         codes = {x: (f, x.value) for x in self.facts.rows if (f := of_code(x.origin))}
@@ -267,8 +268,7 @@ class Captured:
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         """The modes of torch in which the graph runs, for a backend that asks for them."""
-        found = self.inference
-        inference = torch.is_inference_mode_enabled() if found is None else found
+        inference = torch.is_inference_mode_enabled() if self.inference is None else self.inference
         with (  # without modes first: they are told of gradients that are switched
             without_function_modes(), torch.inference_mode(inference),
             torch.set_grad_enabled(self.grad),

@@ -522,7 +522,7 @@ class Empty(Fact):
         return not now
 
     def watched(self, seen: Watched) -> bool:
-        return seen.reaches(self.origin) and isinstance(seen.whole(self.origin), dict)
+        return isinstance(seen.whole(self.origin), dict)
 
 
 class TensorMatch(Fact):

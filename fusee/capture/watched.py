@@ -179,6 +179,8 @@ class Watched:
         return self._objects[origin]
 
     def _part(self, origin: Origin) -> Any:
+        if isinstance(origin, Item):  # as most are
+            return self._item(origin)
         if isinstance(origin, Held):
             return origin.value
         if (function := of_code(origin)) and pointer(function, function.__code__):
@@ -190,8 +192,11 @@ class Watched:
                 return ABSENT  # another `__dict__` could not be noticed
             found = owner, object.__getattribute__(owner, "__dict__")
             return self._owners.setdefault((id(owner), None), found)[1]
-        of = self._container(origin.of) if isinstance(origin, Item) else None
-        if of is None or not isinstance(origin, Item) or (id(of), origin.key) in self.replaced:
+        return ABSENT
+
+    def _item(self, origin: Item) -> Any:
+        of = self._container(origin.of)
+        if of is None or (id(of), origin.key) in self.replaced:
             return ABSENT
         if isinstance(of, dict):
             found = self._through[id(of)][origin.key] = dict.get(of, origin.key, ABSENT)

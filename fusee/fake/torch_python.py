@@ -639,13 +639,14 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
     """The same for dtypes, of which meta kernels take more."""
     if device is None and op._schema.is_mutable:
         device = getattr(args[0], "device", None)
-    name, kinds = packet_name(op), set[torch.dtype]()
+    name = packet_name(op)
     if name in _OF_ONE_DTYPE and args[0].dtype is not args[1].dtype:
         raise UnsupportedOperatorException(op)
     is_large = name in _BY_SIZES
     if device is None or not (is_large or takes_any_size(op)):
         return
-    key = device.type, op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
+    given = [x for x in leaves((args, kwargs)) if type(x) is complex or isinstance(x, Tensor)]
+    kinds = {x.dtype if isinstance(x, Tensor) else torch.complex128 for x in given}
     if (whom := _asked(device, name, kinds)) is None:
         return
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point and "mask" not in name
@@ -653,6 +654,7 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
         is_usual = {bool, complex}.isdisjoint(map(type, (*args, *kwargs.values())))
     if (is_usual and name not in _ALWAYS) or (torch.uint8 in kinds and name in _WARN_OF_BYTES):
         return
+    key = device.type, op, _kind(args), _kind((*kwargs.items(),))
     found = _REFUSED.get(key, op)
     if found is op:
         value = 0 if name in _BY_PLACES else 1
@@ -726,7 +728,7 @@ def refuse_scalars(op: Any, args: Args, kwargs: Kwargs, device: torch.device | N
         named = dict(zip((x.name for x in op._schema.arguments), args)) | kwargs
         value = 0 if packet_name(op) in _BY_PLACES else 1
         small = {key: _two_at_most(part, value) for key, part in named.items() if key != name}
-        key = op, name, kind, _kind((*small.items(),), set())  # printing asks about transforms
+        key = op, name, kind, _kind((*small.items(),))  # printing asks about transforms
         if key not in _FITTING:
             large = 1e300 if kind is float else 2**63 - 1
             _FITTING[key] = _fitting(op, kind, {**small, name: large})
@@ -780,14 +782,12 @@ OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _REFUSED: dict[Any, Exception | None] = {}
 
 
-def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
-    """What ATen knows of an operand before it looks at elements; adds its dtypes to `kinds`."""
+def _kind(x: Any) -> Any:
+    """What ATen knows of an operand before it looks at elements."""
     if isinstance(x, (tuple, list)):
-        return tuple([_kind(part, kinds) for part in x])
+        return tuple([_kind(part) for part in x])
     if not isinstance(x, Tensor):
-        kinds.update([torch.complex128] if type(x) is complex else [])
         return type(x), None if isinstance(x, (*OPEN_NUMBERS, torch.Generator)) else x
-    kinds.add(x.dtype)
     return x.dtype, x.dim(), any(type(n) is int and n == 0 for n in x.shape)  # open sizes are none
 
 

@@ -10,6 +10,8 @@ import bisect
 import collections
 import datetime
 import functools
+import inspect
+import io
 import itertools
 import operator
 import re
@@ -21,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+from fusee.capture.builtins import refuses
 from tests.capturing.same import Traced, shape_of
 
 LOG: list[Any] = []
@@ -480,3 +483,22 @@ def test_c_code_that_takes_numbers_of_python_alone(fn: Callable[..., Any], is_ar
         got = traced(x)
         assert got[0] == want[0] and torch.equal(got[1], want[1])
     assert not any("raises" in stop for stop in traced.stops) or is_array, traced.stops
+
+
+_METHODS = [
+    dict.get, dict.update, list.append, list.index, list.sort, str.encode, str.split, tuple.count,
+    int.to_bytes, io.TextIOWrapper.seek, object.__setattr__, torch.Tensor.as_subclass,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", _METHODS, ids=lambda method: method.__qualname__)
+def test_what_methods_in_c_refuse(method: Any) -> None:
+    for count, names in itertools.product(range(6), ((), ("key",), ("encoding", "errors"))):
+        wanted = False
+        try:
+            inspect.signature(method).bind(*[None] * count, **dict.fromkeys(names))
+        except TypeError:
+            wanted = True
+        except ValueError:  # nobody knows
+            pass
+        assert refuses(method, count, *names) is wanted

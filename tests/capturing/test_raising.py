@@ -590,8 +590,8 @@ def test_what_is_known_of_dtypes_does_not_hang_on_whose_sizes_are_open() -> None
     size = env.create_unbacked_symint()
     with FakeTensorMode(shape_env=env):
         x = torch.empty(size, 3)
-    assert torch_python._kind([x, size], set())[0] == (torch.float32, 2, False)
-    assert torch_python._kind([NONE], set())[0] == (torch.float32, 2, True)
+    assert torch_python._kind([x, size])[0] == (torch.float32, 2, False)
+    assert torch_python._kind([NONE])[0] == (torch.float32, 2, True)
 
 
 def test_what_must_not_be_compiled_runs_where_nobody_says_that_it_is() -> None:

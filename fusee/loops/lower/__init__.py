@@ -364,7 +364,8 @@ class GraphLowering:
                 if user.op == "output":
                     total += 1
                 elif user.op == "call_function" and (
-                    not isinstance(user.target, OpOverload) or _is_view(user.target)
+                    not isinstance(user.target, OpOverload)
+                    or _gives_view(HANDLERS.get(user.target))
                 ):
                     total += self.uses[user]  # to use a view is to use what it is a view of
                 elif self.uses[user] or self.must_run(user):
@@ -455,14 +456,14 @@ class GraphLowering:
         self, node: fx.Node, op: OpOverload, metas: list[Meta | None], args: Args, kwargs: Kwargs
     ) -> list[Tensor | None]:
         opaque = self._opaque(node)
-        reason = opaque or node.meta.get("called")
-        if reason is None and op in HANDLERS:
+        reason, handler = opaque or node.meta.get("called"), HANDLERS.get(op)
+        if reason is None and handler is not None:
             known = tuple(meta for meta in metas if meta is not None)
             used = self._used(node, len(metas))
             layout_of = partial(self._layout_of, node)
             overwrites = self._overwrites(node)
             call = OpCall(self.lowering, op, known, used, layout_of, self.extern_of, overwrites)
-            if not _is_view(op):
+            if not _gives_view(handler):
                 nothing = bool(known) and all(0 in meta.shape for meta in known)
                 if nothing and not self.must_run(node):
                     return [
@@ -476,7 +477,7 @@ class GraphLowering:
                     reason = "ATen refuses more than 64 axes"
             try:
                 if reason is None:
-                    result = bound(HANDLERS[op], call, args, kwargs)
+                    result = bound(handler, call, args, kwargs)
                     return [result] if isinstance(result, Tensor) else list(result)
             except NotLowered as error:
                 reason = str(error)
@@ -672,8 +673,7 @@ def _repeated(shape: Shape, strides: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(found)
 
 
-def _is_view(op: OpOverload) -> bool:
-    handler = HANDLERS.get(op)
+def _gives_view(handler: Any) -> bool:
     return handler is not None and handler.__module__ == views.__name__
 
 
