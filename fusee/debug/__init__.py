@@ -39,7 +39,7 @@ from fusee.capture.entries import CompiledFunction, listeners
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import TensorFact, Values
 from fusee.capture.policy import POLICY, is_suspending, target_of
-from fusee.capture.sources import Local, Origin, SizeOf, looking
+from fusee.capture.sources import Computation, ComputedAt, Local, Origin, SizeOf, looking
 from fusee.capture.symbols import joined_text, list_text
 from fusee.capture.torch_api import Mark, OpOverload
 from fusee.capture.trace import capture
@@ -454,6 +454,8 @@ class _Given:
 
 def _recording(function: Any) -> Any:
     """What that source calls: a node of the graph, where what a node gives is given to it."""
+    if isinstance(function, Computation):
+        return lambda numbers: function.written(numbers, lambda step, x: _recording(step)(*x))
     of_ours = str, float, int, torch.Size, list_text, joined_text
     is_method = isinstance(function, types.MethodDescriptorType)
     in_c = is_method or isinstance(function, types.BuiltinFunctionType)
@@ -628,6 +630,11 @@ class _Module:
 
     def _number(self, origin: Origin) -> fx.Node:
         """The node of a size, or an integer, that varies."""
+        if isinstance(origin, ComputedAt):
+            of: Any = origin.of
+            call = self.graph.call_function
+            made: fx.Node = origin.function.written(map(self._number, of.parts), call)
+            return made
         if not isinstance(origin, SizeOf):
             return self.numbers[str(origin)]
         tensor = self._of(self.look(origin.of), "kept")
