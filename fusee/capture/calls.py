@@ -46,6 +46,7 @@ from fusee.capture.builtins import (
 )
 from fusee.capture.containers import sort_key
 from fusee.capture.dynamic import (
+    NUMPY,
     Computed,
     Number,
     asked_by_c,
@@ -126,8 +127,9 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if name and args and (found := attributes.ask(m, args[0], name, *args[1:])) is not ABSENT:
             return found
     home = getattr(getattr(function, "__objclass__", None), "__name__", "")
-    if isinstance(owner, FakeTensor):
-        stand = special(getattr(torch.Tensor, function.__name__, None))
+    if isinstance(owner, (FakeTensor, *NUMPY)):
+        kind = torch.Tensor if isinstance(owner, FakeTensor) else type(owner)
+        stand = special(getattr(kind, function.__name__, None))
         if stand is not None:
             return stand(m, owner, *args, **kwargs)
     if isinstance(owner, FakeTensor) or (args and home in ("TensorBase", "Tensor")):
