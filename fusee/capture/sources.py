@@ -405,15 +405,6 @@ class Computation(NamedTuple):
             return False
         return found[-1] if self.kind is None else type(found[-1]) is self.kind
 
-    def written(self, numbers: Iterable[Any], call: Callable[[Any, Args], Any]) -> Any:
-        """What a graph has for it, given its nodes for numbers and what writes a call."""
-        found = [*numbers]
-        for function, given in self.steps:
-            found.append(
-                call(function, (*(found[x.place] if type(x) is Operand else x for x in given),))
-            )
-        return found[-1]
-
     def words(self, names: list[str]) -> str:
         """`(2 * p) > q`, given how the numbers are called."""
         found = [*names]
@@ -498,6 +489,8 @@ _CALLS = {
 @dataclass(frozen=True, eq=False)
 class ComputedAt(ResultOf):
     """What a Computation gives for numbers from outside: `of` are all of them."""
+
+    of: Several
 
     def words_after(self, parent: str) -> str:
         return self.words
