@@ -129,7 +129,8 @@ def test_what_is_computed_of_sizes_is_a_result() -> None:
         texts = f"{n:>4} of {x.shape}", str(n), f"{[*x.shape]}"
         shapes = x.shape, torch.cat([x, x]).shape, torch.zeros(2, 3).shape, [*x.shape]
         floats = n / 3, math.sqrt(n), n**0.5
-        return {"x": x * n, "texts": texts, "shapes": shapes, "more": (floats, round(n / 4))}
+        whole = round(n / 4), int(math.sqrt(n + 3)), math.gcd(n, 12)
+        return {"x": x[: whole[1]] * n, "texts": texts, "shapes": shapes, "more": (floats, whole)}
 
     exported = fusee.export(program, (torch.randn(6, 2),), dynamic_shapes={"x": {0: BATCH}})
     for n in (6, 9, 2):

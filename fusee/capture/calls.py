@@ -46,6 +46,7 @@ from fusee.capture.builtins import (
 )
 from fusee.capture.containers import METHODS, sort_key
 from fusee.capture.dynamic import (
+    NUMPY,
     Computed,
     Number,
     asked_by_c,
@@ -126,8 +127,9 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if name and args and (found := attributes.ask(m, args[0], name, *args[1:])) is not ABSENT:
             return found
     home = getattr(getattr(function, "__objclass__", None), "__name__", "")
-    if type(owner) is FakeTensor:
-        stand = special(getattr(torch.Tensor, function.__name__, None))
+    if isinstance(owner, (FakeTensor, *NUMPY)):  # whose stand-ins are those of a class's methods
+        of = torch.Tensor if type(owner) is FakeTensor else type(owner)
+        stand = special(getattr(of, function.__name__, None))
         if stand is not None:
             return stand(m, owner, *args, **kwargs)
     if type(owner) is FakeTensor or (args and home in ("TensorBase", "Tensor")):

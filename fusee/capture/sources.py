@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from fusee.source import Args
-from fusee.sym import Size, Symbol, substitute, symbols
+from fusee.sym import Atom, Size, Symbol, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- origin
@@ -428,9 +428,74 @@ _SIGNS: dict[Any, str] = {
 }  # fmt: skip
 
 
+class WrittenSteps:
+    """The steps from sizes to what is computed of them.
+
+    places      the symbols that these are made of, each with a number of its own
+    left        how many steps there may be; below 0 there are too many, and some are missing
+    """
+
+    def __init__(self, simplified: Callable[[Size], Size]) -> None:
+        self.simplified, self.left = simplified, 32
+        self.places: dict[Symbol, None] = {}
+        self._steps: list[tuple[Any, Args]] = []
+
+    def computation(self) -> Computation:
+        """All of it: first the symbols."""
+        first = {symbol: Operand(k) for k, symbol in enumerate(self.places)}
+
+        def placed(x: Any) -> Any:
+            return Operand(len(first) + x.place) if type(x) is Operand else first.get(x, x)
+
+        rows = ((function, tuple(map(placed, given))) for function, given in self._steps)
+        return Computation(tuple(rows))
+
+    def step(self, function: Any, operands: Iterable[Any]) -> Any:
+        """What a function gives for nodes of open numbers, and numbers."""
+        self.left -= 1
+        given = (*map(self._of, operands),) if self.left >= 0 else ()
+        return self._step(function, *given)
+
+    def _step(self, function: Any, *given: Any) -> Operand:
+        self._steps.append((function, given))
+        return Operand(len(self._steps) - 1)
+
+    def _of(self, x: Any) -> Any:
+        if (kind := getattr(x, "kind", None)) is int:
+            return self._size(self.simplified(x.size))
+        if kind is float:
+            found = x.maybe_as_float()
+            return self.step(x.function, x.operands) if found is None else found
+        return x
+
+    def _size(self, a: Size) -> Any:
+        self.left -= 1
+        if isinstance(a, int) or self.left < 0:
+            return a
+        terms = []
+        for mono, scale in a.terms.items():
+            factors = [*map(self._atom, mono), *([scale] if scale != 1 or not mono else [])]
+            terms.append(functools.reduce(functools.partial(self._step, operator.mul), factors))
+        return functools.reduce(functools.partial(self._step, operator.add), terms)
+
+    def _atom(self, atom: Atom) -> Any:
+        if isinstance(atom, Symbol):
+            self.places[atom] = None
+            return atom
+        return self._step(_CALLS[atom.op], self._size(atom.a), self._size(atom.b))
+
+
+_CALLS = {
+    "//": operator.floordiv, "%": operator.mod, "min": min, "max": max, "&": operator.and_,
+    "<<": operator.lshift,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class ComputedAt(ResultOf):
     """What a Computation gives for numbers from outside: `of` are all of them."""
+
+    of: Several
 
     def words_after(self, parent: str) -> str:
         return self.words

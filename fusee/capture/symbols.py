@@ -28,16 +28,27 @@ import torch
 from torch import fx
 
 from fusee.capture.captured import Condition, Relation
-from fusee.capture.dynamic import Varying
+from fusee.capture.dynamic import Varying, fits_double
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.guards import TensorFact
-from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, in_words, own_dict, size_source
+from fusee.capture.sources import (
+    ComputedAt,
+    Origin,
+    Several,
+    SizeOf,
+    Source,
+    StrideOf,
+    WrittenSteps,
+    in_words,
+    own_dict,
+    size_source,
+)
 from fusee.capture.torch_api import Mark, without_function_modes
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake import fake_of
 from fusee.source import Args, Kwargs, leaves, tensors_in
-from fusee.sym import Size, Symbol, hint, only_symbol, symbols
-from fusee.sym.ranges import COMPARISONS, FUNCTIONS, common_divisor, fits, refuse, steady
+from fusee.sym import Size, Symbol, only_symbol, symbols
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS, fits, refuse
 from fusee.sym.shape_env import (
     AllNode,
     BoolNode,
@@ -261,7 +272,7 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
         return function(*concrete(args), **concrete(kwargs))  # which does not look at the places
     if function in TAKE:
         return operated(function, *args, **kwargs)
-    if (found := _steady(function, args)) is not None and not kwargs:
+    if not kwargs and (found := _counted(function, args)) is not None:
         return found
     if function is math.log and len(args) == 2:
         return called(function, args[:1], {}) / called(function, args[1:], {})
@@ -270,23 +281,23 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
     return function(*concrete(args), **concrete(kwargs))
 
 
-def _steady(function: Any, args: Args) -> Any:
-    """What a function in C gives that is a size, or the same for many; None: it is another one."""
-    open_ones = [x for x in args if type(x) is torch.SymInt]
-    if len(open_ones) != 1 or size_of(open_ones[0]) is None:
+def _counted(function: Any, args: Args) -> Any:
+    """What a function in C gives that is an integer; None: it is another one."""
+    open_ones = [x for x in args if is_open(x)]
+    if any(type(x) is not torch.SymInt or size_of(x) is None for x in open_ones):
         return None
-    env, size = open_ones[0].node.env, known_size(open_ones[0])
-    numbers = [x for x in args if type(x) is int and x]
-    if function in (math.isqrt, int.bit_length) and len(args) == 1 and hint(size) >= 0:
-        return steady(env, size, function)
-    if function in (math.gcd, math.lcm) and len(args) == 2 and len(numbers) == 1:
-        found = common_divisor(env, size, numbers[0])
-        return found if function is math.gcd else abs(args[0] * args[1]) // found
     if function in (math.comb, math.perm) and args[0] is open_ones[0] and args[0] >= 0:
         if len(args) == 2 and args[1] in range(5):
             ways: Any = math.prod(args[0] - k for k in range(args[1]))
             return ways if function is math.perm else ways // math.factorial(args[1])
-    return None
+    if function not in _COUNTS or any(type(x) not in (int, torch.SymInt) for x in args):
+        return None
+    node, nodes = open_ones[0].node, [x.node if is_open(x) else x for x in args]
+    found = node.env.computed(function, (*nodes,))
+    return None if found is None else torch.SymInt(found)  # type: ignore[no-untyped-call]
+
+
+_COUNTS = {math.isqrt, math.gcd, math.lcm, math.comb, math.perm, math.factorial, int.bit_length}
 
 
 def converted(x: Any, kind: type) -> Any:
@@ -369,6 +380,7 @@ class Symbols:
     def __init__(self, where: Callable[[], str], mode: Any) -> None:
         self.env = ShapeEnv(where)
         self.env.data.is_asked, self.env.data.refuse = True, self._refuse
+        self.env.computed, self._computed = self._compute, dict[Any, Any]()
         self.mode = mode
         self.dims: dict[str, Any] = {}
         self.groups: dict[str, tuple[Any, Origin]] = {}  # of sizes that are equal, the first
@@ -384,6 +396,7 @@ class Symbols:
         self.env.where, self.env.is_over = str, True  # a backend's questions have no line
         self._programs = {*map(id, self.env.relations)}
         self.env.data.is_asked, self.env.data.refuse = False, refuse
+        self.env.computed = lambda function, operands: None
         return self if self.origins or self.env.data.made else None
 
     def _refuse(self, asked: Any) -> NoReturn:
@@ -621,6 +634,32 @@ class Symbols:
             steps[k] = inside[step]
             inside[step * x.shape[k]] = steps[k] * sizes[k]
         return steps
+
+    def _compute(self, function: Callable[..., int], operands: Args) -> SizeNode | None:
+        """A symbol for what Python makes of sizes before the graph, where no size says it.
+
+        None for what torch asks, which a backend asks again, and for what only the data knows.
+        """
+        written = WrittenSteps(self.env.simplified)
+        written.step(function, operands)
+        given = [*written.places]
+        is_unknown = self.env.data.of(*(symbol.expr for symbol in given))
+        if not (given and self.env.data.is_asked) or written.left < 0 or is_unknown:
+            return None
+        how = written.computation()
+        if (key := (how, *given)) not in self._computed:
+            try:
+                number = how(tuple(symbol.hint or 0 for symbol in given))
+            except (ArithmeticError, ValueError):
+                return None
+            if not fits_double(number):
+                return None
+            of = Several(tuple(self.origins[symbol] for symbol in given))
+            at = ComputedAt(of, how, how.words([*map(str, of.parts)]))
+            ends = (0 if number >= 0 else 1 - 2**48), 2**48 - 1
+            self._computed[key] = self.load(number, at, *ends, Mark(True))
+        found: SizeNode = self._computed[key].node
+        return found
 
     # ---------------------------------------------------------------------- in a graph
 

@@ -39,7 +39,7 @@ from fusee.capture.entries import CompiledFunction, listeners
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import TensorFact, Values
 from fusee.capture.policy import POLICY, is_suspending, target_of
-from fusee.capture.sources import Local, Origin, SizeOf, looking
+from fusee.capture.sources import Computation, ComputedAt, Local, Origin, SizeOf, looking
 from fusee.capture.symbols import joined_text, list_text
 from fusee.capture.torch_api import Mark, OpOverload
 from fusee.capture.trace import capture
@@ -454,10 +454,11 @@ class _Given:
 
 def _recording(function: Any) -> Any:
     """What that source calls: a node of the graph, where what a node gives is given to it."""
-    of_ours = str, float, int, torch.Size, list_text, joined_text
+    if isinstance(function, Computation):
+        return Computation(tuple((_recording(step), given) for step, given in function.steps))
+    is_ours = any(function is x for x in (str, float, int, torch.Size, list_text, joined_text))
     is_method = isinstance(function, types.MethodDescriptorType)
-    in_c = is_method or isinstance(function, types.BuiltinFunctionType)
-    if not (in_c or any(function is x for x in of_ours)):
+    if not (is_ours or is_method or isinstance(function, types.BuiltinFunctionType)):
         return function
 
     def called(*args: Any) -> Any:
@@ -605,9 +606,7 @@ class _Module:
         opened = {str(self.captured.symbols.origins[s]): n for s, n in self.sizes.items()}
 
         def sized(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor) and id(leaf) in self.nodes:
-                return _Given(self.nodes[id(leaf)])
-            return leaf
+            return _Given(self.nodes[id(leaf)]) if id(leaf) in self.nodes else leaf
 
         if type(x) is int:
             name = next((n for n, value in self.values.items() if value is x), "")
@@ -628,6 +627,9 @@ class _Module:
 
     def _number(self, origin: Origin) -> fx.Node:
         """The node of a size, or an integer, that varies."""
+        if isinstance(origin, ComputedAt):
+            numbers = [fx.Proxy(self._number(x)) for x in origin.of.parts]
+            return _recording(origin.function)(numbers).node  # type: ignore[no-any-return]
         if not isinstance(origin, SizeOf):
             return self.numbers[str(origin)]
         tensor = self._of(self.look(origin.of), "kept")
@@ -650,13 +652,12 @@ class _Module:
         for fact in self.captured.facts.rows:
             known = fact.value
             if isinstance(known, TensorFact) and id(self.look(fact.origin)) in self.nodes:
-                for axis, n in enumerate(known.size):
-                    if n is not None:
-                        place = SizeOf(fact.origin, axis)
-                        rows.append((f"{place} == {n}", operator.eq, self._number(place), n))
+                sizes = {SizeOf(fact.origin, k): n for k, n in enumerate(known.size)}
+                fixed = [(at, n) for at, n in sizes.items() if n is not None]
+                rows += [(f"{at} == {n}", operator.eq, self._number(at), n) for at, n in fixed]
         for _, relation, _ in symbols.facts():
-            sizes = (symbols.size_node(x, self) for x in (relation.a, relation.b))
-            rows.append((str(relation), COMPARISONS[relation.op], *sizes))
+            both = (symbols.size_node(x, self) for x in (relation.a, relation.b))
+            rows.append((str(relation), COMPARISONS[relation.op], *both))
         rows = [*{row[0]: row for row in rows}.values()]
         texts = self.relations = [row[0] for row in rows]
         held = [self.graph.call_function(row[1], row[2:]) for row in rows]

@@ -35,7 +35,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from fusee.capture.bytecode import codes
 from fusee.capture.frame import ABSENT, UNBOUND, Marker, is_scalar
 from fusee.capture.guards import GONE, Facts, TensorFact, Values
-from fusee.capture.sources import Held, Origin, looking
+from fusee.capture.sources import Computation, Held, Operand, Origin, looking
 from fusee.runtime.cache import code_key
 
 # ---------------------------------------------------------------------------- naming
@@ -47,7 +47,7 @@ class NotKept(Exception):
 
 _WRITTEN = (
     TensorFact, list, tuple, dict, set, frozenset, slice, collections.OrderedDict,
-    collections.deque,
+    collections.deque, Computation, Operand,
 )  # fmt: skip
 # What pickle writes by itself, but for scalars.
 _UNASKED = {list, tuple, dict, set, frozenset, bytearray, pickle.PickleBuffer}

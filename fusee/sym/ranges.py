@@ -37,7 +37,6 @@ from fusee.sym import (
     lower_bound,
     maximum,
     minimum,
-    mod,
     only_atom,
     product,
     substitute,
@@ -505,20 +504,6 @@ def _last(function: Any, value: Any, at: int, step: int, end: int | None) -> int
         middle = (near + far) // 2
         near, far = (middle, far) if is_same(middle) else (near, middle)
     return at + step * near
-
-
-def common_divisor(env: Any, a: Size, number: int) -> int:
-    """math.gcd() of a size and a number that is none, from here on the same in all calls."""
-    found = math.gcd(hint(a), number)
-    rest = abs(number) // found
-    if found > 1:
-        env.holds(mod(a, found), "==", 0)
-    for p in range(2, rest + 1):
-        if rest % p == 0:
-            env.holds(mod(a, found * p), "!=", 0)
-            while rest % p == 0:
-                rest //= p
-    return found
 
 
 _WORD = 2**62  # a machine's integers hold this, and one more

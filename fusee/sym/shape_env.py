@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fusee.source import Args
 from fusee.sym import (
     Atom,
     Call,
@@ -65,6 +66,7 @@ class ShapeEnv:
     written    conditions beside them: comparisons of floats, and what a backend has asked for
     asker      who asks once the program has ended
     data       those that only data knows
+    computed   an integer that Python computes of sizes and floats of them; None: there is no way
     """
 
     def __init__(self, where: Callable[[], str] = str) -> None:
@@ -74,6 +76,7 @@ class ShapeEnv:
         self.written: list[Predicate] = []
         self.asker = "the backend"
         self.data = Unbacked(self)
+        self.computed: Callable[[Any, Args], Any] = lambda function, operands: None
         self._equal: dict[Atom, Size] = {}  # what symbols, and divisions, turned out to be
         self._simplified: dict[Size, Size] = {}  # with these
         self._ranges = Ranges()
@@ -115,6 +118,10 @@ class ShapeEnv:
         relation = Comparison(*sides(core, op, k), self.where())
         self._relations[core, op, k if op == "!=" else None] = relation
         return found
+
+    def rounded(self, x: FloatNode, function: Callable[[float], int]) -> SizeNode:
+        """What rounds a float that no size says."""
+        return self.computed(function, (x,)) or x.wrap_int(rounded(x, function))
 
     def relation(self, a: Size, op: str, b: Size) -> Comparison:
         """What the user's present line asks."""
@@ -543,7 +550,7 @@ class FloatNode(Node):
             return SizeNode(self.env, -floordiv(-a, b) if function is math.ceil else floordiv(a, b))
         if (scaled := self._scaled(function)) is not None:
             return SizeNode(self.env, scaled)
-        return self.wrap_int(rounded(self, function))
+        return self.env.rounded(self, function)
 
     def _scaled(self, function: Callable[[float], int]) -> Size | None:
         """What rounds a size times, or over, a number that is not exact, as int(n * 1.7)."""
@@ -580,7 +587,7 @@ class FloatNode(Node):
             is_between = 1 - minimum(mod(2 * a + b, 2 * b), 1)
             return SizeNode(self.env, up - is_between * mod(up, 2))
         if digits is None:
-            return self.wrap_int(rounded(self, round))
+            return self.env.rounded(self, round)
         return self.wrap_float(round(self.guarded(), digits))
 
     def __str__(self) -> str:

@@ -237,7 +237,8 @@ def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[
 def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
-    if name in ("item", "tolist") and len(args) == 1 and not args[0].known:
+    is_read = name in ("item", "tolist") and len(args) == 1 and is_array(args[0])
+    if is_read and not args[0].known:
         return m.call(getattr(Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     given = _operands(m, function, name, given)

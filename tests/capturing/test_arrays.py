@@ -264,6 +264,18 @@ def test_numbers_of_numpy_are_pythons_to_what_asks_no_dtype() -> None:
         assert agree(lambda x, v=v: looks(x, np.sqrt(np.square(v))), X) == []
 
 
+def test_methods_of_numpys_numbers_are_asked_while_capturing() -> None:
+    def program(x: Any, k: Any, v: Any) -> Any:
+        rows = np.ceil(np.log(x.shape[1] + 1)).astype("int").item()
+        whole = k.item(), k.tolist(), type(k).item(k), k.sum(), np.argmax([1, 3, 2]).item()
+        real = v.astype(np.float64), v.round(1), v.is_integer(), v.dtype, [*range(9)][k]
+        return x[:rows] * real[0] + whole[0], whole, real
+
+    for kind in (np.int8, np.int64):
+        for v in (np.float16(0.75), np.float32(3), np.float64(0.1)):
+            assert agree(program, X, kind(2), v) == []
+
+
 # ------------------------------------------------------------------------------ Python runs it
 
 

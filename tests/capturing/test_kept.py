@@ -603,6 +603,7 @@ def test_a_kind_of_guard_and_one_of_source_are_a_class_each(
 SIZED = {
     "a size": ("def f(x): return x * x.shape[0], x.shape, x.numel() // 2", (3, 5, 7), 2, 0),
     "a relation": ("def f(x): return x * 2 if x.shape[0] > 4 else x", (6, 8, 3, 9), 3, 0),
+    "a root": ("def f(x): return x * int(len(x) ** 0.5), math.isqrt(len(x))", (4, 9, 16), 2, 0),
     "floats": ("def f(x): return x / math.sqrt(x.shape[0]), math.log(x.shape[0])", (3, 5), 2, 0),
     "a result's size": ("def f(x): return x[x[:, 0] > 0.2].sum(), x.nonzero().shape", (3, 5), 2, 0),
     "a module": (
