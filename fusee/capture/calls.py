@@ -46,6 +46,7 @@ from fusee.capture.builtins import (
 )
 from fusee.capture.containers import sort_key
 from fusee.capture.dynamic import (
+    NUMPY,
     Computed,
     Number,
     asked_by_c,
@@ -104,7 +105,9 @@ _BY_METHOD = {
     abs: "__abs__", round: "__round__", format: "__format__", math.floor: "__floor__",
     math.ceil: "__ceil__", math.trunc: "__trunc__", operator.index: "__index__",
 }  # fmt: skip
-_PURE_MODULES = frozenset("math cmath _operator itertools _bisect _struct unicodedata".split())
+_PURE_MODULES = frozenset(
+    "math cmath _operator itertools _bisect _struct unicodedata numpy.lib.array_utils".split()
+)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
 _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
@@ -126,8 +129,9 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if name and args and (found := attributes.ask(m, args[0], name, *args[1:])) is not ABSENT:
             return found
     home = getattr(getattr(function, "__objclass__", None), "__name__", "")
-    if isinstance(owner, FakeTensor):
-        stand = special(getattr(torch.Tensor, function.__name__, None))
+    if isinstance(owner, (FakeTensor, *NUMPY)):  # whose stand-ins are those of a class's methods
+        of = torch.Tensor if isinstance(owner, FakeTensor) else type(owner)
+        stand = special(getattr(of, function.__name__, None))
         if stand is not None:
             return stand(m, owner, *args, **kwargs)
     if isinstance(owner, FakeTensor) or (args and home in ("TensorBase", "Tensor")):

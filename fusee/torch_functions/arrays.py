@@ -168,8 +168,11 @@ _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod div
 _OF_FLOATS = frozenset("around ceil floor rint round trunc".split())
 _EMPTY = "empty", "empty_like"
 _ROWS = list, tuple, getattr(np, "ndarray", list)
-# Methods of known arrays that torch._numpy lacks.
-_PLAIN = "item", "tolist", "tobytes"
+# Methods of known arrays and of numbers that torch._numpy lacks.
+_PLAIN = frozenset(
+    "item tolist tobytes is_integer as_integer_ratio bit_count __copy__ __deepcopy__ __format__"
+    " __array__".split()
+)
 _IN_MEMORY = object()
 # What NumPy computes of singles in double precision, and rounds; pinv drops what is 0 then.
 _IN_DOUBLE = () if np is None else tuple(
@@ -237,7 +240,7 @@ def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[
 def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
-    if name in ("item", "tolist") and len(args) == 1 and not args[0].known:
+    if name in ("item", "tolist") and len(args) == 1 and not getattr(args[0], "known", True):
         return m.call(getattr(Tensor, name), args[0].tensor)  # a FakeTensor has its own
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     given = _operands(m, function, name, given)
@@ -720,10 +723,11 @@ def _register() -> None:
     _operators()
     functions = types.FunctionType, types.BuiltinFunctionType
     scalars = set(np.sctypeDict.values())
+    bases = {x for kind in scalars for x in kind.__mro__ if issubclass(x, np.generic)}
     found: list[Any] = [
         x for one in (np, np.linalg) for x in vars(one).values() if isinstance(x, functions)
     ]
-    for kind in (np.ndarray, np.generic, *scalars):
+    for kind in (np.ndarray, *bases):
         found += [x for x in vars(kind).values() if isinstance(x, types.MethodDescriptorType)]
     stands_for_each(*found, *scalars, np.dtype, np.finfo, np.iinfo)(_call)
     for kind in (np.ufunc, type(np.sum)):
