@@ -105,7 +105,9 @@ _BY_METHOD = {
     abs: "__abs__", round: "__round__", format: "__format__", math.floor: "__floor__",
     math.ceil: "__ceil__", math.trunc: "__trunc__", operator.index: "__index__",
 }  # fmt: skip
-_PURE_MODULES = frozenset("math cmath _operator itertools _bisect _struct unicodedata".split())
+_PURE_MODULES = frozenset(
+    "math cmath _operator itertools _bisect _struct unicodedata numpy.lib.array_utils".split()
+)
 _DATES = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
 _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,

@@ -168,8 +168,11 @@ _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod div
 _OF_FLOATS = frozenset("around ceil floor rint round trunc".split())
 _EMPTY = "empty", "empty_like"
 _ROWS = list, tuple, getattr(np, "ndarray", list)
-# Methods of known arrays that torch._numpy lacks.
-_PLAIN = "item", "tolist", "tobytes"
+# Methods of known arrays and of numbers that torch._numpy lacks.
+_PLAIN = frozenset(
+    "item tolist tobytes is_integer as_integer_ratio bit_count __copy__ __deepcopy__ __format__"
+    " __array__".split()
+)
 _IN_MEMORY = object()
 # What NumPy computes of singles in double precision, and rounds; pinv drops what is 0 then.
 _IN_DOUBLE = () if np is None else tuple(
@@ -721,10 +724,11 @@ def _register() -> None:
     _operators()
     functions = types.FunctionType, types.BuiltinFunctionType
     scalars = set(np.sctypeDict.values())
+    bases = {x for kind in scalars for x in kind.__mro__ if issubclass(x, np.generic)}
     found: list[Any] = [
         x for one in (np, np.linalg) for x in vars(one).values() if isinstance(x, functions)
     ]
-    for kind in (np.ndarray, np.generic, *scalars):
+    for kind in (np.ndarray, *bases):
         found += [x for x in vars(kind).values() if isinstance(x, types.MethodDescriptorType)]
     stands_for_each(*found, *scalars, np.dtype, np.finfo, np.iinfo)(_call)
     for kind in (np.ufunc, type(np.sum)):

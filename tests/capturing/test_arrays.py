@@ -276,6 +276,26 @@ def test_methods_of_numpys_numbers_are_asked_while_capturing() -> None:
             assert agree(program, X, kind(2), v) == []
 
 
+def _of_known_numbers(x: Any) -> Any:
+    known = np.prod(x.shape), np.float64(2.5), np.float32(2.5), np.uint8(3), np.bool_(True)
+    methods = "item", "tolist", "copy", "conj", "sum", "ravel", "tobytes", "__copy__", "__array__"
+    found = [getattr(k, name)() for k in known for name in methods]
+    shaped = [k.reshape(1) + 1 for k in known] + [k.repeat(3) for k in known]
+    cast = [(k.astype(int), k.astype(np.float32), copy.deepcopy(k), f"{k}") for k in known]
+    asked = known[0].is_integer(), known[1].as_integer_ratio(), known[3].bit_count()
+    return found, shaped, cast, asked, np.float64.item(known[1]), np.generic.tolist(known[3]), x * 2
+
+
+def _of_constants(x: Any) -> Any:
+    ramp = np.polynomial.legendre.legval(0.5, np.array([1.0, 2, 3]))
+    return x * float(ramp), np.polynomial.polynomial.polyval(0.5, np.array([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("program", [_of_known_numbers, _of_constants])
+def test_methods_and_polynomials_of_what_is_known(program: Callable[[Any], Any]) -> None:
+    assert agree(program, X) == []
+
+
 # ------------------------------------------------------------------------------ Python runs it
 
 
