@@ -53,6 +53,7 @@ from fusee.source import Args, Kwargs, OpRules, overloads
 
 aten = torch.ops.aten
 
+# Also of operators on lists, below, and of those that write (mutation.py).
 ALWAYS: OpRules[Rule] = OpRules()
 
 
@@ -548,15 +549,18 @@ def _without_masks(t: Tracer, indices: Sequence[Any]) -> list[Any]:
 CANONICAL: OpRules[Rule] = OpRules()
 
 
-@CANONICAL.rule("group_norm")
-@in_torchs_words
-def _group_norm(
-    t: Tracer, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
-) -> Any:
-    n, channels, *pixels = x.shape
-    x = x.contiguous(memory_format=suggested_layout(x))
-    size = n, channels, math.prod(pixels), groups
+def group_norm(
+    t: Tracer, input: Any, num_groups: int, weight: Any = None, bias: Any = None,
+    eps: float = 1e-5, *_: Any, **__: Any,
+) -> Any:  # fmt: skip
+    """In the layout that it is given, as on a CPU: of twins torch makes rows."""
+    n, channels, *pixels = input.shape
+    x = input.contiguous(memory_format=suggested_layout(input))
+    size = n, channels, math.prod(pixels), num_groups
     return torch.native_group_norm(x, weight, bias, *size, eps)[0]
+
+
+CANONICAL.rule("group_norm")(in_torchs_words(group_norm))
 
 
 @CANONICAL.rule("batch_norm")
@@ -626,15 +630,12 @@ _SCALED: dict[Any, Callable[..., Tensor]] = {
 }
 
 
-FOREACH: OpRules[Rule] = OpRules()
-
-
-FOREACH.rule(*_BINARY)(
+ALWAYS.rule(*_BINARY)(
     lambda t, op, xs, y, **kwargs: [t.call(_BINARY[op], x, y, **kwargs) for x in xs]
 )
 
 
-@FOREACH.rule(*_SCALED)
+@ALWAYS.rule(*_SCALED)
 def _scaled(t: Tracer, op: OpOverload, xs: Any, left: Any, right: Any, factors: Tensor) -> Any:
     """x + factor * a * b, or x + factor * a / b, with a factor for each tensor."""
     if any(x.dtype not in (torch.float32, torch.float64) for x in xs):
@@ -645,10 +646,10 @@ def _scaled(t: Tracer, op: OpOverload, xs: Any, left: Any, right: Any, factors: 
 
 
 # torch's own kernel calls `_foreach_zero_`, which asks for this
-FOREACH.rule("_foreach_zero")(in_torchs_words(lambda t, xs: [torch.zeros_like(x) for x in xs]))
+ALWAYS.rule("_foreach_zero")(in_torchs_words(lambda t, xs: [torch.zeros_like(x) for x in xs]))
 
 
-@FOREACH.rule("_amp_foreach_non_finite_check_and_unscale")
+@ALWAYS.rule("_amp_foreach_non_finite_check_and_unscale")
 @in_torchs_words
 def _unscaled(t: Tracer, gradients: Any, found: Tensor, inverse: Tensor) -> Any:
     """Gradients without the scale of their loss, and 1 if one of them is not finite."""
@@ -657,7 +658,7 @@ def _unscaled(t: Tracer, gradients: Any, found: Tensor, inverse: Tensor) -> Any:
     return [x * inverse.view([]) for x in gradients], found
 
 
-@FOREACH.rule("_amp_update_scale")
+@ALWAYS.rule("_amp_update_scale")
 @in_torchs_words
 def _updated_scale(
     t: Tracer, scale: Any, steps: Any, found: Any, growth: float, backoff: float, interval: int

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten import draws, inverse, is_view, remove_dead
-from fusee.aten.canonicalize import bound, convert
+from fusee.aten.canonicalize import ALWAYS, bound, convert
 from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
@@ -31,7 +31,7 @@ from fusee.errors import MissingFake, TraceError
 from fusee.fake import on_metas
 from fusee.fake.layouts import extent, is_row_major, known, may_repeat, meet, same_ints
 from fusee.fake.torch_python import is_pointwise, mode_of
-from fusee.source import Args, OpRules, overloads, tensors_in
+from fusee.source import Args, overloads, tensors_in
 from fusee.sym import Expr
 
 # ---------------------------------------------------------------------------- custom
@@ -148,8 +148,6 @@ def _overlap(a: Tensor, b: Tensor, may_be_same: bool) -> bool:
 
 # ---------------------------------------------------------------------------- mutate
 
-_WRITES: OpRules[Rule] = OpRules()
-
 # Operators whose counterpart has another name or overload. Where both return something, the
 # counterpart returns that first and the new contents after it.
 _COUNTERPARTS = {
@@ -170,8 +168,6 @@ _FACTORY = ("dtype", "layout", "device", "pin_memory")
 
 def write_rule(op: OpOverload) -> Rule | None:
     """The rule of an operator that writes to its arguments; None if it writes to none."""
-    if op in _WRITES:
-        return _WRITES[op]
     written = [name for _, name in mutated_arguments(op)]
     if not written:
         return None
@@ -312,7 +308,7 @@ def _refuse(t: Tracer, op: OpOverload, /, *_: Any, **__: Any) -> Any:
 # ------------------------------------------------------------------------------ contents
 
 
-@_WRITES.rule("_fused_moving_avg_obs_fq_helper")
+@ALWAYS.rule("_fused_moving_avg_obs_fq_helper")
 def _observe(t: Tracer, op: OpOverload, *args: Any) -> Any:
     if not args[3].numel():
         raise t.b.unsupported(f"{op} gives what it writes to the size of the first weights")
@@ -321,7 +317,7 @@ def _observe(t: Tracer, op: OpOverload, *args: Any) -> Any:
     return _rewrite(op, pure, written)(t, op, *args)
 
 
-@_WRITES.rule("copy_")
+@ALWAYS.rule("copy_")
 def _copy(t: Tracer, op: OpOverload, target: Tensor, source: Any, *_: Any) -> Any:
     if not isinstance(source, Tensor):
         return _fill(t, op, target, source)
@@ -333,7 +329,7 @@ def _copy(t: Tracer, op: OpOverload, target: Tensor, source: Any, *_: Any) -> An
     return target
 
 
-@_WRITES.rule("fill_.Scalar zero_")
+@ALWAYS.rule("fill_.Scalar zero_")
 def _fill(t: Tracer, op: OpOverload, target: Tensor, fill: Any = 0) -> Any:
     x = t.value(target)
     given = {"dtype": x.tensor.dtype, "device": x.store.device}
@@ -341,10 +337,10 @@ def _fill(t: Tracer, op: OpOverload, target: Tensor, fill: Any = 0) -> Any:
     return target
 
 
-_WRITES.rule("fill_.Tensor")(lambda t, op, x, value: t.call(aten.copy_.default, x, value))
+ALWAYS.rule("fill_.Tensor")(lambda t, op, x, value: t.call(aten.copy_.default, x, value))
 
 
-@_WRITES.rule("bernoulli_.float")
+@ALWAYS.rule("bernoulli_.float")
 def _bernoulli(
     t: Tracer, op: OpOverload, target: Tensor, probability: float = 0.5, **kwargs: Any
 ) -> Any:
@@ -362,7 +358,7 @@ def _bernoulli(
 
 
 # native_batch_norm's schema does not say that it writes the running statistics
-@_WRITES.rule("_native_batch_norm_legit native_batch_norm")
+@ALWAYS.rule("_native_batch_norm_legit native_batch_norm")
 def _batch_norm(
     t: Tracer, op: OpOverload, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool,
     *rest: Any,
@@ -389,7 +385,7 @@ TURNS: dict[Any, Any] = {op: _counterpart(op, []) for op in _TURNS}
 TURNS |= dict.fromkeys(overloads("transpose_ swapaxes_ swapdims_"), aten.transpose.int)
 
 
-@_WRITES.rule(*TURNS)
+@ALWAYS.rule(*TURNS)
 def _reshape(t: Tracer, op: OpOverload, target: Tensor, *args: Any) -> Any:
     return _turn(t, op, target, args, lambda x: t.call(TURNS[op], x, *args))
 
@@ -407,7 +403,7 @@ def _turn(
     return target
 
 
-@_WRITES.rule("resize_")
+@ALWAYS.rule("resize_")
 def _resize(t: Tracer, op: OpOverload, target: Tensor, shape: Sequence[Any], **kwargs: Any) -> Any:
     if same_ints(shape, t.value(target).tensor.shape) and not kwargs:
         return target
@@ -427,7 +423,7 @@ def _resize(t: Tracer, op: OpOverload, target: Tensor, shape: Sequence[Any], **k
     )
 
 
-@_WRITES.rule("set_.source_Tensor")
+@ALWAYS.rule("set_.source_Tensor")
 def _set(t: Tracer, op: OpOverload, target: Tensor, other: Tensor) -> Any:
     is_one = t.value(target).store is t.value(other).store and target.dtype == other.dtype
     places = [(*x.shape, *x.stride(), x.storage_offset()) for x in (target, other)]

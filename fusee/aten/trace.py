@@ -35,7 +35,6 @@ from fusee.aten.boundary import Inputs, Prepare, Results
 from fusee.aten.canonicalize import (
     ALWAYS,
     CANONICAL,
-    FOREACH,
     Table,
     decomposition,
     in_torchs_words,
@@ -572,22 +571,15 @@ def start(
     return tracer, inputs
 
 
-def _whatever_it_holds(op: OpOverload) -> Rule | None:
-    """The rule of an operator that is the same for all dtypes; None if it has no such rule."""
-    if op in ALWAYS or op in FOREACH:
-        return ALWAYS.get(op) or FOREACH[op]
-    if (writes := write_rule(op)) is not None:
-        return writes
-    return None if _NEEDS_VALUES.isdisjoint(op.tags) else _read_sizes
-
-
 def _policy(keep: Callable[[OpOverload], bool] | None, table: Table | None, op: OpOverload) -> Rule:
     """
     keep   None: an operator on complex tensors, or on real ones that are negated lazily. It stays
            whole, for ATen: what is above the tracer resolves such tensors where eager does
     """
-    if (rule := _whatever_it_holds(op)) is not None:
+    if (rule := ALWAYS.get(op) or write_rule(op)) is not None:
         return rule
+    if not _NEEDS_VALUES.isdisjoint(op.tags):
+        return _read_sizes
     shares = any(r.alias_info is not None for r in op._schema.returns)
     if keep and (keep(op) or (may_raise(op) and not is_composite(op))) and not shares:
         return Tracer.record

@@ -435,7 +435,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (saves := self.b.saves) is not None:
-            return self._selected(saves, func, types, args, kwargs)
+            # A policy is asked about each operator of its region, and not about what that is made
+            # of
+            self.b.saves, count = None, len(self.b.graph.nodes)
+            out = self.__torch_dispatch__(func, types, args, kwargs)
+            if saves(out, func, args, kwargs):
+                new = len(self.b.graph.nodes) - count
+                for node in itertools.islice(reversed(self.b.graph.nodes), new):
+                    node.meta["saved"] = True
+            self.b.saves = saves
+            return out
         if "call" in self.b.marks:
             return self._traced(func, args, kwargs)
         self.stand_at(args)
@@ -467,19 +476,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
                 finally:
                     self.autocast = True
         return self.rule(func)(self, func, *args, **kwargs)
-
-    def _selected(
-        self, saves: Callable[..., bool], func: Any, types: Any, args: Args, kwargs: Kwargs
-    ) -> Any:
-        """An operator of a region whose policy is asked about it; not about what it is made of."""
-        self.b.saves, count = None, len(self.b.graph.nodes)
-        out = self.__torch_dispatch__(func, types, args, kwargs)
-        if saves(out, func, args, kwargs):
-            new = len(self.b.graph.nodes) - count
-            for node in itertools.islice(reversed(self.b.graph.nodes), new):
-                node.meta["saved"] = True
-        self.b.saves = saves
-        return out
 
     # -------------------------------------------------------------------------- for rules
 
