@@ -273,8 +273,7 @@ def allow_in_graph(fn: Any) -> Any:
     """
     if isinstance(fn, (list, tuple)):
         return [allow_in_graph(one) for one in fn]
-    if not callable(fn):
-        _refuse_kind("allow_in_graph() takes functions", fn)
+    _check_callable("allow_in_graph", fn)
     POLICY.in_graph.add(fn)
     return fn
 
@@ -386,8 +385,7 @@ def nested_compile_region(fn: Any = None, **options: Any) -> Any:
     """
     if fn is None:
         return functools.partial(nested_compile_region, **options)
-    if not callable(fn):
-        _refuse_kind("nested_compile_region() takes a function", fn)
+    _check_callable("nested_compile_region", fn)
     return fn
 
 

@@ -165,12 +165,10 @@ class HostSource:
         result   what a result is called, by its number; None: results are not there yet
         """
         for name, place in symbols.items():
-            if place.unbacked is None:
-                axis = "" if place.axis is None else f".size({place.axis})"
-                self.add(f"{name} = {self.input(place.index)}{axis}")
-            elif result is not None:
-                axis = ".item()" if place.axis is None else f".size({place.axis})"
-                self.add(f"{name} = {result(place.index)}{axis}")
+            of, itself = (self.input, "") if place.unbacked is None else (result, ".item()")
+            if of is not None:
+                axis = itself if place.axis is None else f".size({place.axis})"
+                self.add(f"{name} = {of(place.index)}{axis}")
 
     def hold(self, name: str, value: Any) -> str:
         """The name that an object gets."""

@@ -22,7 +22,6 @@ A call runs in this order: the graph; the mutations; views of inputs and outputs
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -438,8 +437,7 @@ class PartSource(NamedTuple):
         body = function(self.source, constants)
 
         def call(*inputs: Any) -> tuple[Tensor, ...]:
-            guard = without_autocast() if self.no_autocast else contextlib.nullcontext()
-            with torch.no_grad(), guard:
+            with torch.no_grad(), without_autocast(self.no_autocast):
                 return tuple(
                     x.permute(order).contiguous().permute(inverse(order))
                     for x, order in zip(body(*inputs), self.orders, strict=True)
@@ -484,8 +482,7 @@ def around(graph: AtenGraph, body: Callable[..., Sequence[Any]]) -> Callable[...
     returned = returning(graph, run)
 
     def call(*inputs: Any) -> Any:
-        guard = without_autocast() if graph.no_autocast else contextlib.nullcontext()
-        with torch.no_grad(), guard:
+        with torch.no_grad(), without_autocast(graph.no_autocast):
             return returned(*inputs)
 
     return call

@@ -250,9 +250,8 @@ def _not(x: Element) -> Element:
     return _mapped(operator.not_, x)
 
 
-_rule_of_elements(["add"], functools.partial(_calculated, operator.add))
-_rule_of_elements(["sub"], functools.partial(_calculated, operator.sub))
-_rule_of_elements(["mul"], functools.partial(_calculated, operator.mul))
+for _name in ("add", "sub", "mul"):
+    _rule_of_elements([_name], functools.partial(_calculated, getattr(operator, _name)))
 _rule_of_elements(["rsub"], functools.partial(_calculated, lambda a, b: b - a))
 for _name in ("ge", "gt", "le", "lt", "eq", "ne"):
     _rule_of_elements([_name], lambda a, b, name=_name: _compared(name, a, b))
@@ -623,9 +622,28 @@ def fuse_attention(
         out = [math.prod(lead), queries]
         is_long = queries > 1 if few else queries * keys >= LEAST_SCORES
         fits = edit.hints(scores.product) == [*out, keys] and edit.hints(node)[:2] == out
-        if is_long and fits:
-            edit.notes.append(f"{node} became attention")
-            _rewrite(edit, node, softmax, scores, v, row)
+        if not (is_long and fits):
+            continue
+        edit.notes.append(f"{node} became attention")
+        q, k = scores.product.args
+        assert isinstance(q, fx.Node) and isinstance(k, fx.Node)
+        lead = lead if len(lead) > 1 else [*lead, 1]
+        with edit.before(node):
+            q, factor = _heads_of(edit, q, lead, _SCALES)
+            k, other = _heads_of(edit, k, lead, _SCALES, is_key=True)
+            v, _ = _heads_of(edit, v, lead)
+            bias, is_causal = _bias(edit, scores, [*lead, queries, keys], row)
+            made = edit.call(
+                aten.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal,
+                scale=scores.scale * factor * other,
+            )  # fmt: skip
+        strided = [x.all_input_nodes[0] for x in edit.calls(aten.as_strided.default)]
+        is_seen = node in map(memory_root, (*edit.aten.results, *strided))  # how it lies in memory
+        edit.become(node, aten.view.default, made, list(val(node).shape))
+        for user in list(node.users):  # as made: the way there and back would be a copy
+            if user.target is aten.view.default and val(user).shape == val(made).shape:
+                if not is_seen or val(user).stride() == val(made).stride():
+                    edit.replace(user, made)
 
 
 def _softmax_of(node: fx.Node) -> fx.Node | None:
@@ -640,33 +658,6 @@ def _softmax_of(node: fx.Node) -> fx.Node | None:
             return None
         node = source
     return None
-
-
-def _rewrite(
-    edit: Editor, node: fx.Node, softmax: fx.Node, scores: _Scores, v: fx.Node, row: int
-) -> None:
-    assert scores.product is not None
-    q, k = scores.product.args
-    assert isinstance(q, fx.Node) and isinstance(k, fx.Node)
-    *lead, queries, keys = val(softmax).shape
-    if len(lead) == 1:
-        lead.append(1)
-    with edit.before(node):
-        q, factor = _heads_of(edit, q, lead, _SCALES)
-        k, other = _heads_of(edit, k, lead, _SCALES, is_key=True)
-        v, _ = _heads_of(edit, v, lead)
-        bias, is_causal = _bias(edit, scores, [*lead, queries, keys], row)
-        made = edit.call(
-            aten.scaled_dot_product_attention.default, q, k, v, bias, 0.0, is_causal,
-            scale=scores.scale * factor * other,
-        )  # fmt: skip
-    strided = [x.all_input_nodes[0] for x in edit.calls(aten.as_strided.default)]
-    is_seen = node in map(memory_root, (*edit.aten.results, *strided))  # how it lies in memory
-    edit.become(node, aten.view.default, made, list(val(node).shape))
-    for user in list(node.users):  # as made: the way there and back would be a copy
-        if user.target is aten.view.default and val(user).shape == val(made).shape:
-            if not is_seen or val(user).stride() == val(made).stride():
-                edit.replace(user, made)
 
 
 def _heads_of(

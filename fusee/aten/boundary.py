@@ -93,7 +93,8 @@ class Inputs:
         device   where a call has it, if not where the example is
         """
         index = len(self._specs)
-        node = self._placeholder(name)
+        with self.b.graph.inserting_after(self._last):  # the first at the end
+            node = self._last = self.b.graph.placeholder(name)
         self.examples.append(example)
         if not isinstance(example, Tensor):
             given = fake if isinstance(fake, torch.SymInt) else example
@@ -152,11 +153,6 @@ class Inputs:
         found: Tensor = self._add(name, resolved, None, device=like.store.device)
         return found
 
-    def _placeholder(self, name: str) -> fx.Node:
-        with self.b.graph.inserting_after(self._last):  # the first at the end
-            self._last = self.b.graph.placeholder(name)
-        return self._last
-
     # -------------------------------------------------------------------------- the module's own
 
     def attribute(self, module: torch.nn.Module, target: str) -> Any:
@@ -174,7 +170,11 @@ class Inputs:
             raise self.b.unsupported("a tensor without data that does not come from this graph")
         name = self._known().get(id(x))
         if name is None:
-            value = self._constant(x)
+            if (reason := why_not_dense(x)) is not None:
+                raise self.b.unsupported(f"the graph holds a constant that is {reason}")
+            node = self.b.constant(x)
+            value = self.b.fresh(node.meta["val"], node, x.device)
+            value.store.frozen = "a write to a tensor that is a constant of the graph"
         else:
             self._add(name.replace(".", "_"), x, None, attribute=name)
             found = self.values[-1]
@@ -182,15 +182,6 @@ class Inputs:
             value = found
         value.real = x  # else another constant may come to live under its id
         self.b.values[id(x)] = value
-        return value
-
-    def _constant(self, x: Tensor) -> TracedTensor:
-        reason = why_not_dense(x)
-        if reason is not None:
-            raise self.b.unsupported(f"the graph holds a constant that is {reason}")
-        node = self.b.constant(x)
-        value = self.b.fresh(node.meta["val"], node, x.device)
-        value.store.frozen = "a write to a tensor that is a constant of the graph"
         return value
 
     def _known(self) -> dict[int, str]:

@@ -53,13 +53,14 @@ from fusee.source import Args, Kwargs, OpRules, overloads
 
 aten = torch.ops.aten
 
+# Also of operators on lists, below, and of those that write (mutation.py).
 ALWAYS: OpRules[Rule] = OpRules()
 
 
 def in_torchs_words(function: Callable[..., Any]) -> Rule:
     """A rule from a function of a tracer and the arguments, whose calls of torch are traced."""
 
-    def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def rule(t: Tracer, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
         with active(t):
             return function(t, *args, **kwargs)
 
@@ -78,32 +79,32 @@ def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
 
 
 @ALWAYS.rule("detach alias lift _lazy_clone")
-def _same(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    made = t.same(args[0])
+def _same(t: Tracer, op: OpOverload, x: Tensor) -> Any:
+    made = t.same(x)
     t.value(made).apart = "detach" if op is aten.detach.default else ""
     return made
 
 
-ALWAYS.rule("lift_fresh")(lambda t, op, args, kwargs: t.literal(args[0]))
-ALWAYS.rule("detach_ requires_grad_")(lambda t, op, args, kwargs: args[0])
+ALWAYS.rule("lift_fresh")(lambda t, op, x: t.literal(x))
+ALWAYS.rule("detach_ requires_grad_")(lambda t, op, x, *_: x)
 ALWAYS.rule("_efficientzerotensor")(  # it has no memory that a kernel could read
-    lambda t, op, args, kwargs: t.call(aten.zeros.default, *args, **kwargs)
+    lambda t, op, size, **kwargs: t.call(aten.zeros.default, size, **kwargs)
 )
 
 
 @ALWAYS.rule("scalar_tensor")
-def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _scalar_tensor(t: Tracer, op: OpOverload, number: Any, **kwargs: Any) -> Any:
     dtype = kwargs.get("dtype") or torch.get_default_dtype()  # whatever the number is
-    return t.call(aten.full.default, [], args[0], **{**kwargs, "dtype": dtype})
+    return t.call(aten.full.default, [], number, **{**kwargs, "dtype": dtype})
 
 
 @ALWAYS.rule("zeros ones zeros_like ones_like full_like new_zeros new_ones new_full")
-def _filled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _filled(t: Tracer, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """`full`, which reads no tensor: what is made of it alone is computed once; or `full_like`, of
     another order of axes."""
     given = {a.name: x for a, x in zip(op._schema.arguments, bound(op, args, kwargs))}
     if given["pin_memory"] or given["layout"] not in (None, torch.strided):
-        return t.record(op, args, kwargs)
+        return t.record(op, *args, **kwargs)
     value = given.get("fill_value", int("ones" in op.__name__))
     dtype, device = given["dtype"] or torch.get_default_dtype(), given["device"]
     if "self" in given:
@@ -112,7 +113,7 @@ def _filled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if "size" not in given:
             given["size"] = source.tensor.shape
             if not (given["memory_format"] is None and is_row_major(source.tensor)):
-                return t.record(aten.full_like.default, (args[0], value), kwargs)
+                return t.record(aten.full_like.default, args[0], value, **kwargs)
     return t.call(aten.full.default, list(given["size"]), value, dtype=dtype, device=device)
 
 
@@ -126,24 +127,24 @@ _QUERIES = (
 
 
 @ALWAYS.rule("prim::device prim::layout", *overloads(_QUERIES))
-def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return on_metas(op, t.value(args[0]).tensor, *args[1:], **kwargs)
+def _query(t: Tracer, op: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return on_metas(op, t.value(x).tensor, *args, **kwargs)
 
 
 # ------------------------------------------------------------------------------ shapes
 
 
 @ALWAYS.rule("view _unsafe_view")
-def _view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    shape = _whole(x, args[1])
+def _view(t: Tracer, op: OpOverload, x: Tensor, size: Sequence[Any]) -> Any:
+    x = t.value(x).tensor
+    shape = _whole(x, size)
     return t.same(x) if same_ints(shape, x.shape) else t.view(aten.view.default, x, shape)
 
 
 @ALWAYS.rule("reshape _reshape_copy")
-def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    shape = _whole(x, args[1])
+def _reshape(t: Tracer, op: OpOverload, x: Tensor, size: Sequence[Any]) -> Any:
+    x = t.value(x).tensor
+    shape = _whole(x, size)
     if op is aten.reshape.default and same_ints(shape, x.shape):
         return t.same(x)
     is_copied = op is not aten.reshape.default or not (
@@ -182,42 +183,36 @@ def _is_open(n: Any) -> bool:
 
 
 @ALWAYS.rule("expand")
-def _expand(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    shape = list(t.b.twins.view(op, x, args[1]).shape)
+def _expand(t: Tracer, op: OpOverload, x: Tensor, size: Sequence[Any], **_: Any) -> Any:
+    x = t.value(x).tensor
+    shape = list(t.b.twins.view(op, x, size).shape)
     return t.same(x) if same_ints(shape, x.shape) else t.view(op, x, shape)
 
 
 @ALWAYS.rule("unsqueeze")
-def _unsqueeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    return t.view(op, x, args[1] % (x.dim() + 1))
+def _unsqueeze(t: Tracer, op: OpOverload, x: Tensor, axis: int) -> Any:
+    return t.view(op, x, axis % (x.dim() + 1))
 
 
 @ALWAYS.rule("squeeze squeeze.dim squeeze.dims")
-def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    asked: Sequence[int] = range(x.dim())
-    if op is not aten.squeeze.default:
-        asked = [args[1]] if isinstance(args[1], int) else args[1]
+def _squeeze(t: Tracer, op: OpOverload, x: Tensor, asked: Any = None) -> Any:
+    x = t.value(x).tensor
+    asked = range(x.dim()) if asked is None else [asked] if isinstance(asked, int) else asked
     axes = sorted(axis % x.dim() for axis in asked) if x.dim() else []
     axes = [axis for axis in axes if x.shape[axis] == 1]
     return t.view(aten.squeeze.dims, x, axes) if axes else t.same(x)
 
 
 @ALWAYS.rule("permute")
-def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    axes = [axis % x.dim() for axis in args[1]]
-    return t.same(x) if axes == list(range(x.dim())) else t.view(aten.permute.default, x, axes)
+def _permute(t: Tracer, op: OpOverload, x: Tensor, order: Sequence[int]) -> Any:
+    axes = [axis % x.dim() for axis in order]
+    return t.same(x) if axes == list(range(x.dim())) else t.view(op, x, axes)
 
 
 @ALWAYS.rule("transpose.int t")
-def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
+def _transpose(t: Tracer, op: OpOverload, x: Tensor, i: int = 0, j: int = -1) -> Any:
     axes = list(range(x.dim()))
     if axes:
-        i, j = args[1:] if op is aten.transpose.int else (0, -1)
         axes[i], axes[j] = axes[j], axes[i]
     return t.call(aten.permute.default, x, axes)
 
@@ -226,9 +221,11 @@ def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @ALWAYS.rule("slice.Tensor")
-def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    _, axis, start, end, step = bound(op, args, kwargs)
+def _slice(
+    t: Tracer, op: OpOverload, x: Tensor, axis: int = 0, start: Any = None, end: Any = None,
+    step: Any = 1,
+) -> Any:  # fmt: skip
+    x = t.value(x).tensor
     axis %= x.dim()
     start, end = narrowed(x, axis, start, end, step)
     if step == 1 and same_ints((start, end), (0, x.shape[axis])):
@@ -239,43 +236,43 @@ def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @ALWAYS.rule("slice_scatter select_scatter diagonal_scatter")
-def _part_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _part_scatter(t: Tracer, op: OpOverload, *args: Any) -> Any:
     """An open place, which gradients have as the program gave it, counts from the start."""
-    given, x = bound(op, args, kwargs), t.value(args[0]).tensor
+    given, x = bound(op, args, {}), t.value(args[0]).tensor
     if 0 not in x.stride() and may_repeat(x):
         raise t.b.unsupported("a part of a copy whose elements share memory")
     if type(given[3]) is not torch.SymInt:
-        return t.record(op, args, kwargs)
+        return t.record(op, *args)
     axis = given[2] % x.dim()
     if op is aten.select_scatter.default:
         given[3] = selected(x, axis, given[3])
     else:
         given[3:5] = narrowed(x, axis, *given[3:])
-    return t.record(op, tuple(given), {})
+    return t.record(op, *given)
 
 
 @ALWAYS.rule("select.int")
-def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
-    axis = args[1] % x.dim()
-    return t.view(op, x, axis, selected(x, axis, args[2]))
+def _select(t: Tracer, op: OpOverload, x: Tensor, axis: int, index: Any) -> Any:
+    x = t.value(x).tensor
+    axis %= x.dim()
+    return t.view(op, x, axis, selected(x, axis, index))
 
 
 @ALWAYS.rule("unbind.int")
-def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
-    x = t.value(args[0]).tensor
-    axis = bound(op, args, kwargs)[1] % x.dim()
+def _unbind(t: Tracer, op: OpOverload, x: Tensor, axis: int = 0) -> list[Tensor]:
+    x = t.value(x).tensor
+    axis %= x.dim()
     count = operator.index(x.shape[axis])
     return [t.view(aten.select.int, x, axis, i) for i in range(count)]
 
 
 @ALWAYS.rule("split.Tensor unsafe_split.Tensor split_with_sizes unsafe_split_with_sizes")
-def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor]:
-    x = t.value(args[0]).tensor
-    axis = bound(op, args, kwargs)[2] % x.dim()
+def _split(t: Tracer, op: OpOverload, x: Tensor, sizes: Any, axis: int = 0) -> list[Tensor]:
+    x = t.value(x).tensor
+    axis %= x.dim()
     parts = []
     start: Any = 0
-    for part in t.b.twins.view(op, x, *args[1:]):
+    for part in t.b.twins.view(op, x, sizes, axis):
         end = start + part.shape[axis]
         parts.append(t.view(aten.slice.Tensor, x, axis, start, end, 1))
         start = end
@@ -283,20 +280,21 @@ def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[Tensor
 
 
 @ALWAYS.rule("diagonal unfold view.dtype view_as_real view_as_complex _conj _neg_view")
-def _plain_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[0], complex):  # a factor that autograd takes for a tensor
-        args = (t.literal(torch.tensor(args[0], dtype=torch.complex128)), *args[1:])
-    if op is aten.view.dtype and args[0].dtype == args[1]:
-        return t.same(args[0])
-    return t.view(op, *args, **kwargs)
+def _plain_view(t: Tracer, op: OpOverload, x: Any, *args: Any) -> Any:
+    if isinstance(x, complex):  # a factor that autograd takes for a tensor
+        x = t.literal(torch.tensor(x, dtype=torch.complex128))
+    if op is aten.view.dtype and x.dtype == args[0]:
+        return t.same(x)
+    return t.view(op, x, *args)
 
 
 @ALWAYS.rule("as_strided")
-def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _as_strided(
+    t: Tracer, op: OpOverload, part: Tensor, size: Any, stride: Any, offset: Any = None
+) -> Any:
     # The offset counts from the start of the storage, so only the base gives the right elements.
-    x = t.value(args[0])
+    x = t.value(part)
     base = x.store.base
-    _, size, stride, offset = bound(op, args, kwargs)
     if offset is None:
         offset = x.tensor.storage_offset()
     elif x.store.origin is not None:
@@ -310,14 +308,14 @@ def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @ALWAYS.rule("as_strided_scatter")
-def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _as_strided_scatter(t: Tracer, op: OpOverload, *args: Any) -> Any:
     x = t.value(args[0])
-    _, _, size, stride, offset = bound(op, args, kwargs)
+    _, _, size, stride, offset = bound(op, args, {})
     if offset is not None and x.store.origin is not None:
         t.b.from_start.add(x.store.origin)
     _within(t, x.tensor, x.tensor.dtype, size, stride, 0 if offset is None else offset)
     t.b.from_its_start(t.b.node(x), x)
-    return t.record(op, args, kwargs)
+    return t.record(op, *args)
 
 
 def _within(
@@ -335,7 +333,7 @@ def _within(
 
 
 @ALWAYS.rule("to.dtype to.dtype_layout to.device to.other type_as")
-def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _to(t: Tracer, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     given = {**dict(zip([argument.name for argument in op._schema.arguments], args)), **kwargs}
     if "other" in given:
         other = t.value(given["other"])
@@ -344,9 +342,11 @@ def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @ALWAYS.rule("_to_copy")
-def _to_copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    layout = kwargs.get("memory_format")
-    return convert(t, args[0], kwargs.get("dtype"), kwargs.get("device"), layout, True)
+def _to_copy(
+    t: Tracer, op: OpOverload, x: Any, *, dtype: Any = None, device: Any = None,
+    memory_format: Any = None, **_: Any,
+) -> Any:  # fmt: skip
+    return convert(t, x, dtype, device, memory_format, True)
 
 
 def convert(
@@ -377,16 +377,15 @@ def convert(
         return tensor
     if "dtype" not in kwargs and "device" not in kwargs:
         return t.call(aten.clone.default, x, **kwargs)
-    return t.record(aten._to_copy.default, (x,), kwargs)
+    return t.record(aten._to_copy.default, x, **kwargs)
 
 
 @ALWAYS.rule("dropout feature_dropout alpha_dropout")
-def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, probability, is_training = args
+def _dropout(t: Tracer, op: OpOverload, x: Tensor, probability: float, is_training: bool) -> Any:
     if not is_training or probability == 0 or has_zero(x.shape):
         return x
     if op is not aten.dropout.default:
-        return t.composite(op, args, kwargs)
+        return t.composite(op, x, probability, is_training)
     if probability == 1:  # NaN stays, and nothing is drawn
         return t.call(aten.mul.Tensor, x, 0)
     if t.value(x).store.device.type != "cpu":
@@ -399,10 +398,10 @@ def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @ALWAYS.rule("convolution")
-def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    rank = args[0].dim() - 2
-    whole = [list(x) * rank if isinstance(x, (list, tuple)) and len(x) == 1 else x for x in args]
-    return t.record(op, tuple(whole), {})
+def _convolution(t: Tracer, op: OpOverload, x: Tensor, *args: Any) -> Any:
+    rows = (list, tuple)
+    whole = (list(y) * (x.dim() - 2) if isinstance(y, rows) and len(y) == 1 else y for y in args)
+    return t.record(op, x, *whole)
 
 
 # ------------------------------------------------------------------------------ indexing
@@ -435,33 +434,34 @@ def _one_hot(t: Tracer, x: Tensor, classes: Any = -1) -> Any:
 
 
 @ALWAYS.rule("index.Tensor _unsafe_index.Tensor")
-def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    if _has_mask(args[1]) and t.b.twins.env is not None:
-        found = t.record(aten.index.Tensor, (args[0], _without_masks(t, args[1])), kwargs)
-        (mask, *more) = args[1]
-        if not more and same_ints(mask.shape, args[0].shape[: mask.dim()]):
+def _index(t: Tracer, op: OpOverload, x: Tensor, indices: Sequence[Any]) -> Any:
+    if _has_mask(indices) and t.b.twins.env is not None:
+        found = t.record(aten.index.Tensor, x, _without_masks(t, indices))
+        mask, *more = indices
+        if not more and same_ints(mask.shape, x.shape[: mask.dim()]):
             made = t.node(found)
             made.meta["never_raises"] = True
-            t.b.taken[made] = t.node(mask), t.node(args[0])
+            t.b.taken[made] = t.node(mask), t.node(x)
         return found
-    if _has_mask(args[1]):
+    if _has_mask(indices):
         raise t.b.unsupported(
             "indexing with a mask gives as many elements as the mask has ones",
             remedy="torch.where, or masked_fill, keeps the shape",
         )
-    part = _part(t, args[0], args[1])
+    part = _part(t, x, indices)
     if part is not None:
-        like = t.run_meta(aten.index.Tensor, *_metas(t, args[0], args[1]))
+        like = t.run_meta(aten.index.Tensor, *_metas(t, x, indices))
         if is_row_major(like):
-            found = t.call(aten.slice.Tensor, args[0], *part)
+            found = t.call(aten.slice.Tensor, x, *part)
             return t.call(aten.clone.default, found, memory_format=torch.contiguous_format)
-    return t.record(aten.index.Tensor, args, kwargs)
+    return t.record(aten.index.Tensor, x, indices)
 
 
 @ALWAYS.rule("index_put _unsafe_index_put")
-def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, indices, values, accumulate = bound(op, args, kwargs)[:4]
-    env, to_size = t.b.twins.env, t.b.to_size
+def _index_put(
+    t: Tracer, op: OpOverload, x: Any, indices: Sequence[Any], values: Any, *more: bool
+) -> Any:
+    env, to_size, accumulate = t.b.twins.env, t.b.to_size, any(more)
     part = _part(t, x, indices)
     if part is not None and t.value(x).store.device == t.value(values).store.device:
         x = x if is_dense(x) else t.call(aten.clone.default, x)
@@ -472,7 +472,7 @@ def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         return t.call(aten.slice_scatter.default, x, values, *part)
     is_fill = len(indices) == 1 and not accumulate and all(n == 1 for n in values.shape)
     if env is None or to_size is None or is_fill or not _has_mask(indices):
-        return t.record(op, args, kwargs)
+        return t.record(op, x, indices, values, *more)
     if len(indices) == 1 and not accumulate:
         merged = _where_taken(t, x, indices[0], values)
         if merged is not None:
@@ -482,7 +482,7 @@ def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     for n, m in zip(reversed(values.shape), reversed(made.shape)):
         if type(n) is not int or n != 1:
             env.data.require(to_size(n), "==", to_size(m))
-    return t.record(op, (x, found, values, accumulate), {})
+    return t.record(op, x, found, values, accumulate)
 
 
 def _where_taken(t: Tracer, x: Any, mask: Any, values: Any) -> Any:
@@ -551,41 +551,41 @@ def _without_masks(t: Tracer, indices: Sequence[Any]) -> list[Any]:
 CANONICAL: OpRules[Rule] = OpRules()
 
 
-@CANONICAL.rule("group_norm")
-@in_torchs_words
-def _group_norm(
-    t: Tracer, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
-) -> Any:
-    n, channels, *pixels = x.shape
-    x = x.contiguous(memory_format=suggested_layout(x))
-    size = n, channels, math.prod(pixels), groups
+def group_norm(
+    t: Tracer, input: Any, num_groups: int, weight: Any = None, bias: Any = None,
+    eps: float = 1e-5, *_: Any, **__: Any,
+) -> Any:  # fmt: skip
+    """In the layout that it is given, as on a CPU: of twins torch makes rows."""
+    n, channels, *pixels = input.shape
+    x = input.contiguous(memory_format=suggested_layout(input))
+    size = n, channels, math.prod(pixels), num_groups
     return torch.native_group_norm(x, weight, bias, *size, eps)[0]
 
 
+CANONICAL.rule("group_norm")(in_torchs_words(group_norm))
+
+
 @CANONICAL.rule("batch_norm")
-def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    *given, _ = bound(op, args, kwargs)
-    if not has_zero(t.value(given[0]).tensor.shape):
-        return t.call(aten.native_batch_norm.default, *given)[0]
-    out = t.call(aten.clone.default, given[0])  # nothing to count: the statistics stay
-    for apply, factor in zip((aten.mul.Tensor, aten.add.Tensor), given[1:3]):
+def _batch_norm(t: Tracer, op: OpOverload, x: Tensor, *given: Any) -> Any:
+    if not has_zero(x.shape):
+        return t.call(aten.native_batch_norm.default, x, *given[:-1])[0]
+    out = t.call(aten.clone.default, x)  # nothing to count: the statistics stay
+    for apply, factor in zip((aten.mul.Tensor, aten.add.Tensor), given):
         if factor is not None:
             out = t.call(apply, out, t.call(aten.select.int, factor, 0, 0))
     return out
 
 
 @CANONICAL.rule("softmax.int log_softmax.int")
-def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, axis, dtype = bound(op, args, kwargs)
+def _softmax(t: Tracer, op: OpOverload, x: Tensor, axis: int, dtype: Any = None) -> Any:
     kernel = aten._softmax.default if op is aten.softmax.int else aten._log_softmax.default
     return t.call(kernel, convert(t, x, dtype, None), axis, False)
 
 
 @CANONICAL.rule("linalg_cross")
-def _cross(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, y, dim = bound(op, args, kwargs)
+def _cross(t: Tracer, op: OpOverload, x: Tensor, y: Tensor, *, dim: int = -1) -> Any:
     if x.dtype.is_complex:
-        return t.record(op, args, kwargs)
+        return t.record(op, x, y, dim=dim)
     with active(t):
         a, b = x.unbind(dim), y.unbind(dim)
         pairs = (1, 2), (2, 0), (0, 1)
@@ -593,27 +593,25 @@ def _cross(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @CANONICAL.rule(*LAYERS)
-def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _recurrent(t: Tracer, op: OpOverload, *args: Any) -> Any:
     # whole, as ATen runs them; but autocast casts what they are made of
-    return t.composite(op, args, kwargs) if t.autocast else t.record(op, args, kwargs)
+    return (t.composite if t.autocast else t.record)(op, *args)
 
 
 @CANONICAL.rule("pixel_shuffle pixel_unshuffle")
-def _pixel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _pixel_shuffle(t: Tracer, op: OpOverload, x: Tensor, factor: int) -> Any:
     with active(t):
-        found = moved(decomposition(op))(*args, **kwargs)
-        return found.contiguous(memory_format=_layout_of_shuffled(t, args[0]))
+        found = moved(decomposition(op))(x, factor)
+        return found.contiguous(memory_format=_layout_of_shuffled(t, x))
 
 
 # torch's own composition of these asks for vectors too while a dispatch mode is on, by another
 # algorithm
 CANONICAL.rule("linalg_svdvals")(
-    lambda t, op, args, kwargs: t.call(aten._linalg_svd.default, args[0], False, False, **kwargs)[1]
+    lambda t, op, x, **kwargs: t.call(aten._linalg_svd.default, x, False, False, **kwargs)[1]
 )
 CANONICAL.rule("linalg_eigvalsh")(
-    lambda t, op, args, kwargs: t.call(aten._linalg_eigh.default, *bound(op, args, kwargs), False)[
-        0
-    ]
+    lambda t, op, x, half="L": t.call(aten._linalg_eigh.default, x, half, False)[0]
 )
 
 
@@ -634,18 +632,14 @@ _SCALED: dict[Any, Callable[..., Tensor]] = {
 }
 
 
-FOREACH: OpRules[Rule] = OpRules()
-
-
-FOREACH.rule(*_BINARY)(
-    lambda t, op, args, kwargs: [t.call(_BINARY[op], x, args[1], **kwargs) for x in args[0]]
+ALWAYS.rule(*_BINARY)(
+    lambda t, op, xs, y, **kwargs: [t.call(_BINARY[op], x, y, **kwargs) for x in xs]
 )
 
 
-@FOREACH.rule(*_SCALED)
-def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+@ALWAYS.rule(*_SCALED)
+def _scaled(t: Tracer, op: OpOverload, xs: Any, left: Any, right: Any, factors: Tensor) -> Any:
     """x + factor * a * b, or x + factor * a / b, with a factor for each tensor."""
-    xs, left, right, factors = args
     if any(x.dtype not in (torch.float32, torch.float64) for x in xs):
         raise t.b.unsupported(f"{op} of {xs[0].dtype}, whose steps ATen does not round")
     with active(t):
@@ -654,10 +648,10 @@ def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 # torch's own kernel calls `_foreach_zero_`, which asks for this
-FOREACH.rule("_foreach_zero")(in_torchs_words(lambda t, xs: [torch.zeros_like(x) for x in xs]))
+ALWAYS.rule("_foreach_zero")(in_torchs_words(lambda t, xs: [torch.zeros_like(x) for x in xs]))
 
 
-@FOREACH.rule("_amp_foreach_non_finite_check_and_unscale")
+@ALWAYS.rule("_amp_foreach_non_finite_check_and_unscale")
 @in_torchs_words
 def _unscaled(t: Tracer, gradients: Any, found: Tensor, inverse: Tensor) -> Any:
     """Gradients without the scale of their loss, and 1 if one of them is not finite."""
@@ -666,7 +660,7 @@ def _unscaled(t: Tracer, gradients: Any, found: Tensor, inverse: Tensor) -> Any:
     return [x * inverse.view([]) for x in gradients], found
 
 
-@FOREACH.rule("_amp_update_scale")
+@ALWAYS.rule("_amp_update_scale")
 @in_torchs_words
 def _updated_scale(
     t: Tracer, scale: Any, steps: Any, found: Any, growth: float, backoff: float, interval: int

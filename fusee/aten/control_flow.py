@@ -7,7 +7,6 @@ another one, which runs them again under autograd.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +20,7 @@ from fusee.aten.rewriter import copied
 from fusee.aten.torch_api import below_autograd, laid_out, library, storage_id, with_autograd
 from fusee.aten.tracer import Tracer
 from fusee.errors import TraceError
-from fusee.fake import fake_mode
+from fusee.fake import Twins, fake_mode
 from fusee.fake.layouts import is_row_major
 from fusee.source import Rules
 
@@ -141,13 +140,14 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
     forward: Any = getattr(torch.ops.fusee, own).default
     backward: Any = getattr(torch.ops.fusee, f"{own}_backward").default
 
-    sizes = [n for x in operands for n in (sum(_layout(x), ()) if isinstance(x, Tensor) else (x,))]
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    sizes = *(n for x in tensors for n in (*x.shape, *x.stride())), *operands
     is_open = any(isinstance(n, torch.SymInt) for n in sizes)
-    with contextlib.nullcontext() if is_open else fake_mode():
-        empty = t.b.twins.empty if is_open else _empty
-        fakes = [
-            empty(*_layout(x), x.dtype, t.device) if isinstance(x, Tensor) else x for x in operands
-        ]
+    twins = t.b.twins if is_open else Twins(fake_mode())
+    fakes = [
+        twins.empty(x.shape, x.stride(), x.dtype, t.device) if isinstance(x, Tensor) else x
+        for x in operands
+    ]
     of_last = functools.partial(shapes, functions[-1].graph)
     # sizes are those of the graph, always
     told = _shaped(name, of_last, *pytree.tree_unflatten(fakes, spec))
@@ -157,7 +157,7 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
     orders = [None if is_open else x.stride() for x in told]
 
     def shaped(given: list[Tensor]) -> list[Tensor]:
-        return [_empty(*_layout(x), x.dtype, torch.device("meta")) for x in told]
+        return [Twins().empty(x.shape, x.stride(), x.dtype, t.device) for x in told]
 
     def computed(given: list[Tensor]) -> list[Tensor]:
         values = [int(x) if is_number else x for x, is_number in zip(given, numbers)]
@@ -226,14 +226,6 @@ class _Differentiated(torch.autograd.Function):
         with below_autograd():
             found = iter(ctx.backward(list(ctx.saved_tensors), kept))
         return None, None, *(next(found) if is_inexact else None for is_inexact in ctx.takes)
-
-
-def _empty(size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-
-def _layout(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    return x.shape, x.stride()
 
 
 def is_inexact(x: Tensor) -> bool:

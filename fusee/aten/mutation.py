@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten import draws, inverse, is_view, remove_dead
-from fusee.aten.canonicalize import bound, convert
+from fusee.aten.canonicalize import ALWAYS, bound, convert
 from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
@@ -31,7 +31,7 @@ from fusee.errors import MissingFake, TraceError
 from fusee.fake import on_metas
 from fusee.fake.layouts import extent, is_row_major, known, may_repeat, meet, same_ints
 from fusee.fake.torch_python import is_pointwise, mode_of
-from fusee.source import Args, Kwargs, OpRules, overloads, tensors_in
+from fusee.source import Args, overloads, tensors_in
 from fusee.sym import Expr
 
 # ---------------------------------------------------------------------------- custom
@@ -148,8 +148,6 @@ def _overlap(a: Tensor, b: Tensor, may_be_same: bool) -> bool:
 
 # ---------------------------------------------------------------------------- mutate
 
-_WRITES: OpRules[Rule] = OpRules()
-
 # Operators whose counterpart has another name or overload. Where both return something, the
 # counterpart returns that first and the new contents after it.
 _COUNTERPARTS = {
@@ -170,8 +168,6 @@ _FACTORY = ("dtype", "layout", "device", "pin_memory")
 
 def write_rule(op: OpOverload) -> Rule | None:
     """The rule of an operator that writes to its arguments; None if it writes to none."""
-    if op in _WRITES:
-        return _WRITES[op]
     written = [name for _, name in mutated_arguments(op)]
     if not written:
         return None
@@ -186,14 +182,14 @@ def write_rule(op: OpOverload) -> Rule | None:
             return _refuse
         rewritten = _rewrite(op, twin, written)
 
-        def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        def rule(t: Tracer, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
             # so that an operator without a fake implementation is refused by its own name
             try:
                 t.run_meta(op, t.operands(args)[1], t.named_operands(kwargs)[1])
             except MissingFake:
                 if op._schema.returns:
                     raise
-            return rewritten(t, op, args, kwargs)
+            return rewritten(t, op, *args, **kwargs)
 
         return rule
     return Tracer.explicit if is_explicit(op) else _refuse
@@ -239,7 +235,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
     is_random, may_be_same = draws(op), is_pointwise(op)
     is_list = "_foreach_" in op._schema.name and is_explicit(op)
 
-    def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def rule(t: Tracer, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(names, bound(op, args, kwargs), strict=True))
         targets = [given.pop(name) for name in written]
         if is_out:
@@ -250,7 +246,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
             stores = {t.value(x).store for x in targets[0]}
             others = {t.value(x).store for x in tensors_in([*given.values()])}
             if len(stores) < len(targets[0]) or stores & others:  # eager writes one by one
-                return t.explicit(op, args, kwargs)
+                return t.explicit(op, *args, **kwargs)
         refuse_overlap(t, op, targets, [*given.values()], may_be_same)
         if is_random:
             _refuse_gaps(t, op, targets)
@@ -305,27 +301,26 @@ def _become(t: Tracer, value: TracedTensor, result: Tensor) -> None:
     t.b.alias(tensor, t.value(result), None)
 
 
-def _refuse(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _refuse(t: Tracer, op: OpOverload, /, *_: Any, **__: Any) -> Any:
     raise t.b.unsupported(f"{op} writes to its arguments and has no functional counterpart")
 
 
 # ------------------------------------------------------------------------------ contents
 
 
-@_WRITES.rule("_fused_moving_avg_obs_fq_helper")
-def _observe(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+@ALWAYS.rule("_fused_moving_avg_obs_fq_helper")
+def _observe(t: Tracer, op: OpOverload, *args: Any) -> Any:
     if not args[3].numel():
         raise t.b.unsupported(f"{op} gives what it writes to the size of the first weights")
     written = [name for _, name in mutated_arguments(op)]
     pure = aten._fused_moving_avg_obs_fq_helper_functional.default
-    return _rewrite(op, pure, written)(t, op, args, kwargs)
+    return _rewrite(op, pure, written)(t, op, *args)
 
 
-@_WRITES.rule("copy_")
-def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    target, source = args[0], args[1]
+@ALWAYS.rule("copy_")
+def _copy(t: Tracer, op: OpOverload, target: Tensor, source: Any, *_: Any) -> Any:
     if not isinstance(source, Tensor):
-        return _fill(t, op, args, kwargs)
+        return _fill(t, op, target, source)
     refuse_overlap(t, op, [target], source)
     x = t.value(target)
     if not same_ints(x.tensor.shape, source.shape):
@@ -334,45 +329,47 @@ def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return target
 
 
-@_WRITES.rule("fill_.Scalar zero_")
-def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0])
-    fill = args[1] if len(args) > 1 else 0
+@ALWAYS.rule("fill_.Scalar zero_")
+def _fill(t: Tracer, op: OpOverload, target: Tensor, fill: Any = 0) -> Any:
+    x = t.value(target)
     given = {"dtype": x.tensor.dtype, "device": x.store.device}
-    store(t, args[0], t.call(aten.full.default, list(x.tensor.shape), fill, **given))
-    return args[0]
+    store(t, target, t.call(aten.full.default, list(x.tensor.shape), fill, **given))
+    return target
 
 
-_WRITES.rule("fill_.Tensor")(lambda t, op, args, kwargs: t.call(aten.copy_.default, *args))
+ALWAYS.rule("fill_.Tensor")(lambda t, op, x, value: t.call(aten.copy_.default, x, value))
 
 
-@_WRITES.rule("bernoulli_.float")
-def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    probability = args[1] if len(args) > 1 else 0.5
-    _refuse_gaps(t, op, [args[0]])
-    x = t.value(args[0]).tensor
+@ALWAYS.rule("bernoulli_.float")
+def _bernoulli(
+    t: Tracer, op: OpOverload, target: Tensor, probability: float = 0.5, **kwargs: Any
+) -> Any:
+    _refuse_gaps(t, op, [target])
+    x = t.value(target).tensor
     if is_row_major(x):
-        store(t, args[0], t.call(aten.bernoulli.p, args[0], probability, **kwargs))
-        return args[0]
+        store(t, target, t.call(aten.bernoulli.p, target, probability, **kwargs))
+        return target
     # bernoulli_ goes along the memory, bernoulli along the rows: so make the memory's order rows
     order = sorted(range(x.dim()), key=lambda axis: -x.stride()[axis])
-    rows = t.call(aten.permute.default, args[0], order)
+    rows = t.call(aten.permute.default, target, order)
     found = t.call(aten.bernoulli.p, rows, probability, **kwargs)
-    store(t, args[0], t.call(aten.permute.default, found, list(inverse(order))))
-    return args[0]
+    store(t, target, t.call(aten.permute.default, found, list(inverse(order))))
+    return target
 
 
 # native_batch_norm's schema does not say that it writes the running statistics
-@_WRITES.rule("_native_batch_norm_legit native_batch_norm")
-def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, weight, bias, mean, var, training, *rest = bound(op, args, kwargs)
+@ALWAYS.rule("_native_batch_norm_legit native_batch_norm")
+def _batch_norm(
+    t: Tracer, op: OpOverload, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool,
+    *rest: Any,
+) -> Any:  # fmt: skip
     if mean is None or var is None:
         op = aten._native_batch_norm_legit.no_stats
         return t.call(op, x, weight, bias, True, *rest)
     if not training:
         op = aten._native_batch_norm_legit_no_training.default
         return t.call(op, x, weight, bias, mean, var, *rest)
-    refuse_overlap(t, op, (mean, var), args)
+    refuse_overlap(t, op, (mean, var), (x, weight, bias, mean, var))
     op = aten._native_batch_norm_legit_functional.default
     found = t.call(op, x, weight, bias, mean, var, training, *rest)
     store(t, mean, found[3])
@@ -388,28 +385,26 @@ TURNS: dict[Any, Any] = {op: _counterpart(op, []) for op in _TURNS}
 TURNS |= dict.fromkeys(overloads("transpose_ swapaxes_ swapdims_"), aten.transpose.int)
 
 
-@_WRITES.rule(*TURNS)
-def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return _turn(t, op, args, kwargs, lambda x: t.call(TURNS[op], x, *args[1:], **kwargs))
+@ALWAYS.rule(*TURNS)
+def _reshape(t: Tracer, op: OpOverload, target: Tensor, *args: Any) -> Any:
+    return _turn(t, op, target, args, lambda x: t.call(TURNS[op], x, *args))
 
 
 def _turn(
-    t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs, view: Callable[[Tensor], Tensor]
+    t: Tracer, op: OpOverload, target: Tensor, args: Args, view: Callable[[Tensor], Tensor]
 ) -> Any:
     """What a tensor is becomes a view of what it was."""
-    target = args[0]
     value, old = _own(t, op, target), on_metas(aten.alias.default, target)
     t.b.replace(value, target, old)
     made = view(old)
     with mode_of((target,)):
-        op(*args, **kwargs)
+        op(target, *args)
     t.b.alias(target, t.value(made), None)
     return target
 
 
-@_WRITES.rule("resize_")
-def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    target, shape = args[0], args[1]
+@ALWAYS.rule("resize_")
+def _resize(t: Tracer, op: OpOverload, target: Tensor, shape: Sequence[Any], **kwargs: Any) -> Any:
     if same_ints(shape, t.value(target).tensor.shape) and not kwargs:
         return target
     value = _own(t, op, target)
@@ -423,12 +418,13 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         _become(t, value, made)
         return target
     view, take = (functools.partial(t.call, op) for op in (aten.view.default, aten.slice.Tensor))
-    return _turn(t, op, args, kwargs, lambda x: view(take(view(x, [-1]), 0, 0, count), list(shape)))
+    return _turn(
+        t, op, target, (shape,), lambda x: view(take(view(x, [-1]), 0, 0, count), list(shape))
+    )
 
 
-@_WRITES.rule("set_.source_Tensor")
-def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    target, other = args
+@ALWAYS.rule("set_.source_Tensor")
+def _set(t: Tracer, op: OpOverload, target: Tensor, other: Tensor) -> Any:
     is_one = t.value(target).store is t.value(other).store and target.dtype == other.dtype
     places = [(*x.shape, *x.stride(), x.storage_offset()) for x in (target, other)]
     if not (is_one and same_ints(*places)):  # else it is that: `p.data -= step`

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -199,20 +199,15 @@ class _Handed:
             self._rely(guard.expr, where)
         for asserted in chain(*self.shape_env.deferred_runtime_asserts.values()):
             self._rely(asserted.expr, "")
-        for holds, end in self._ends():
-            self._rely(holds, end)
-        self.env.where = str
-
-    def _ends(self) -> Iterator[tuple[Any, str]]:
-        """What became of the symbols themselves."""
-        for x in self.made.values():
+        for x in self.made.values():  # what became of the symbols themselves
             expr = x.node._expr if type(x) is torch.SymInt else None
             if (instead := self.shape_env.replacements.get(expr)) is not None:
-                yield sympy.Eq(expr, instead), ""
+                self._rely(sympy.Eq(expr, instead), "")
             elif (bounds := self.shape_env.var_to_range.get(expr)) is not None:
                 for compared, end in ((sympy.Ge, bounds.lower), (sympy.Le, bounds.upper)):
                     if isinstance(end, sympy.Integer) and abs(int(end)) < _LARGEST:
-                        yield compared(expr, end, evaluate=False), ""
+                        self._rely(compared(expr, end, evaluate=False), "")
+        self.env.where = str
 
     def _rely(self, known: Any, where: str) -> None:
         if isinstance(known, sympy.And):
@@ -225,8 +220,14 @@ class _Handed:
         relation = self._relation(known)
         if relation is not None:
             self.env.holds(*relation)
-        else:
-            self._write(known, where)
+            return
+        # no relation says it: as Python
+        names = sorted(map(str, known.free_symbols))
+        text = PythonPrinter().doprint(known)
+        held = {"math": math, "torch": torch}
+        holds = define(f"def holds({', '.join(names)}): return {text}", "holds", "guard", held)
+        own = tuple((name, self.names[name]) for name in names)
+        self.env.written.append(Predicate(holds, text, own, where))
 
     def _relation(self, known: Any) -> tuple[Size, str, Size] | None:
         """A guard as a relation of ours; None if it is none, or says something else."""
@@ -238,16 +239,6 @@ class _Handed:
             return None
         op = known.rel_op
         return (a, op, b) if COMPARISONS[op](hint(a), hint(b)) else None
-
-    def _write(self, known: Any, where: str) -> None:
-        """A guard that no relation says, as Python."""
-        names = sorted(map(str, known.free_symbols))
-        text = PythonPrinter().doprint(known)
-        held = {"math": math, "torch": torch}
-        holds = define(f"def holds({', '.join(names)}): return {text}", "holds", "guard", held)
-        self.env.written.append(
-            Predicate(holds, text, tuple((name, self.names[name]) for name in names), where)
-        )
 
 
 class _Values(fx.Interpreter):

@@ -158,10 +158,8 @@ def borrowed(x: Tensor) -> Tensor:
         return x.new_empty(0).set_(same, x.storage_offset(), x.size(), x.stride())
 
 
-def op_name(op: OpOverload) -> str:
-    """`aten::mm`, `aten::add.Tensor`."""
-    found: str = op._name
-    return found
+# `aten::mm`, `aten::add.Tensor`.
+op_name: Callable[[OpOverload], str] = operator.attrgetter("_name")
 
 
 def overloads(packet: OpOverloadPacket) -> list[OpOverload]:
@@ -203,10 +201,9 @@ def ops_with_kernel(key: str) -> frozenset[str]:
     return frozenset(torch._C._dispatch_get_registrations_for_dispatch_key(key))
 
 
-def without_autocast() -> contextlib.AbstractContextManager[None]:
-    """Inside, no operator casts its arguments."""
-    guard: contextlib.AbstractContextManager[None] = torch._C._DisableAutocast()
-    return guard
+def without_autocast(is_wanted: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Inside, no operator casts its arguments, if that is wanted."""
+    return torch._C._DisableAutocast() if is_wanted else contextlib.nullcontext()
 
 
 @functools.cache
@@ -374,10 +371,8 @@ _flash: Any = torch.nn.attention.SDPBackend.FLASH_ATTENTION
 _choose: Any = torch._fused_sdp_choice
 
 
-def next_node_number() -> int:
-    """The number that the next node of autograd gets. They grow in the order of the forward."""
-    found: int = torch._C._autograd._get_sequence_nr()
-    return found
+# The number that the next node of autograd gets. They grow in the order of the forward.
+next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 def current_node_number() -> tuple[int | None, bool]:
@@ -435,9 +430,8 @@ def uses_flash_attention(
     return int(choice) == int(_flash)
 
 
-def clear_saved(ctx: Any) -> None:
-    """Let go of what `ctx` saved, unless this backward retains the graph."""
-    ctx.maybe_clear_saved_tensors()
+# Lets go of what a `ctx` saved, unless this backward retains the graph.
+clear_saved: Callable[[Any], object] = operator.methodcaller("maybe_clear_saved_tensors")
 
 
 @contextlib.contextmanager
@@ -459,10 +453,9 @@ has_storage: Callable[[Tensor], bool] = torch._C._has_storage
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
 
-def without_torch_functions() -> contextlib.AbstractContextManager[None]:
-    """Inside, no mode sees the functions of torch that are called."""
-    guard: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
-    return guard
+# Inside, no mode sees the functions of torch that are called.
+without_torch_functions: Callable[[], contextlib.AbstractContextManager[None]]
+without_torch_functions = torch._C.DisableTorchFunction
 
 
 def modified() -> RuntimeError:

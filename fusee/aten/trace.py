@@ -35,7 +35,6 @@ from fusee.aten.boundary import Inputs, Prepare, Results
 from fusee.aten.canonicalize import (
     ALWAYS,
     CANONICAL,
-    FOREACH,
     Table,
     decomposition,
     in_torchs_words,
@@ -86,7 +85,7 @@ from fusee.fake import (
 from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
-from fusee.source import Args, Kwargs, Rules
+from fusee.source import Kwargs, Rules
 from fusee.sym.shape_env import Node, ShapeEnv, SizeNode
 
 # ---------------------------------------------------------------------------- nodes
@@ -572,22 +571,15 @@ def start(
     return tracer, inputs
 
 
-def _whatever_it_holds(op: OpOverload) -> Rule | None:
-    """The rule of an operator that is the same for all dtypes; None if it has no such rule."""
-    if op in ALWAYS or op in FOREACH:
-        return ALWAYS.get(op) or FOREACH[op]
-    if (writes := write_rule(op)) is not None:
-        return writes
-    return None if _NEEDS_VALUES.isdisjoint(op.tags) else _read_sizes
-
-
 def _policy(keep: Callable[[OpOverload], bool] | None, table: Table | None, op: OpOverload) -> Rule:
     """
     keep   None: an operator on complex tensors, or on real ones that are negated lazily. It stays
            whole, for ATen: what is above the tracer resolves such tensors where eager does
     """
-    if (rule := _whatever_it_holds(op)) is not None:
+    if (rule := ALWAYS.get(op) or write_rule(op)) is not None:
         return rule
+    if not _NEEDS_VALUES.isdisjoint(op.tags):
+        return _read_sizes
     shares = any(r.alias_info is not None for r in op._schema.returns)
     if keep and (keep(op) or (may_raise(op) and not is_composite(op))) and not shares:
         return Tracer.record
@@ -608,18 +600,18 @@ def _policy(keep: Callable[[OpOverload], bool] | None, table: Table | None, op: 
 opaque_rule = functools.cache(functools.partial(_policy, None, None))
 
 
-def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _read_sizes(t: Tracer, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("output_size") is not None:  # of repeat_interleave: the program says it
-        return t.record(op, args, kwargs)
+        return t.record(op, *args, **kwargs)
     if t.b.twins.env is None or not (op in UNBACKED or is_composite(op)):
         raise t.b.unsupported(f"what {op} returns depends on the values of tensors")
     if op is not torch.ops.aten.nonzero.default:
-        return (t.record if op in UNBACKED else t.composite)(op, args, kwargs)
+        return (t.record if op in UNBACKED else t.composite)(op, *args, **kwargs)
     # once for all that ask it of a tensor: nobody would know that its sizes are equal
     x = t.node(args[0])
     key = key_of((x.target, x.args, x.kwargs)) if is_pure(x) else x
     if (known := t.b.places_in.get(key)) is None:
-        found = t.record(op, args, kwargs)
+        found = t.record(op, *args)
         t.b.places_in[key] = t.node(found)
         return found
     found = t.run_meta(torch.ops.aten.clone.default, (known.meta["val"],), {})
@@ -627,7 +619,7 @@ def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return found
 
 
-def _refuse_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _refuse_view(t: Tracer, op: OpOverload, /, *_: Any, **__: Any) -> Any:
     raise t.b.unsupported(f"{op} gives a view of a kind that tracing does not know")
 
 

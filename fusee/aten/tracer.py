@@ -382,8 +382,8 @@ def _scatter(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
 
 _calls = itertools.count()
 
-# What happens to one operator: (tracer, operator, arguments, keyword arguments) -> its result.
-Rule = Callable[["Tracer", OpOverload, Args, Kwargs], Any]
+# What happens to one operator: (tracer, operator, *arguments, **keyword arguments) -> its result.
+Rule = Callable[..., Any]
 
 
 @functools.cache
@@ -435,7 +435,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (saves := self.b.saves) is not None:
-            return self._selected(saves, func, types, args, kwargs)
+            # A policy is asked about each operator of its region, and not about what that is made
+            # of
+            self.b.saves, count = None, len(self.b.graph.nodes)
+            out = self.__torch_dispatch__(func, types, args, kwargs)
+            if saves(out, func, args, kwargs):
+                new = len(self.b.graph.nodes) - count
+                for node in itertools.islice(reversed(self.b.graph.nodes), new):
+                    node.meta["saved"] = True
+            self.b.saves = saves
+            return out
         if "call" in self.b.marks:
             return self._traced(func, args, kwargs)
         self.stand_at(args)
@@ -453,7 +462,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
                 if given is not None and form is not None:
                     return form(*given, **kwargs)
         if self.b.has_opaque and holds_opaque((args, kwargs)):
-            return self.opaque_rule(func)(self, func, args, kwargs)
+            return self.opaque_rule(func)(self, func, *args, **kwargs)
         if self.autocast:
             device = self.device.type
             kind = autocast_kind(func, device)
@@ -463,23 +472,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
                 try:
                     given = as_autocast_calls(func, kind, lower, args, kwargs, self.cast)
                     func, args, kwargs = given
-                    return self.rule(func)(self, func, args, kwargs)
+                    return self.rule(func)(self, func, *args, **kwargs)
                 finally:
                     self.autocast = True
-        return self.rule(func)(self, func, args, kwargs)
-
-    def _selected(
-        self, saves: Callable[..., bool], func: Any, types: Any, args: Args, kwargs: Kwargs
-    ) -> Any:
-        """An operator of a region whose policy is asked about it; not about what it is made of."""
-        self.b.saves, count = None, len(self.b.graph.nodes)
-        out = self.__torch_dispatch__(func, types, args, kwargs)
-        if saves(out, func, args, kwargs):
-            new = len(self.b.graph.nodes) - count
-            for node in itertools.islice(reversed(self.b.graph.nodes), new):
-                node.meta["saved"] = True
-        self.b.saves = saves
-        return out
+        return self.rule(func)(self, func, *args, **kwargs)
 
     # -------------------------------------------------------------------------- for rules
 
@@ -489,13 +485,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             found = self.rules[op] = self.policy(op)
         return found
 
-    def call(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    def call(self, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
         """Run `op` as if the program had called it."""
-        if self.b.has_opaque and holds_opaque(args):
-            return self.opaque_rule(op)(self, op, args, kwargs)
-        return self.rule(op)(self, op, args, kwargs)
+        is_opaque = self.b.has_opaque and holds_opaque(args)
+        return (self.opaque_rule if is_opaque else self.rule)(op)(self, op, *args, **kwargs)
 
-    def composite(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def composite(self, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
         """Run the operators that torch composes `op` of."""
         run = composite if self.b.to_size is None else composite_in_python
         call = self.b.marks.pop("call", None)  # each of them is a call of eager's
@@ -508,7 +503,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             if call is not None:
                 self.b.marks["call"] = call
 
-    def explicit(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def explicit(self, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
         """Run the operators that the device-independent kernel of `op` calls."""
         with active(self):
             return explicit(op, args, kwargs)
@@ -554,7 +549,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.stand_at(args)
         return args
 
-    def record(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def record(self, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
         """Append `op` to the graph; its results are new tensors."""
         nodes, metas = self.operands(args)
         named, named_metas = self.named_operands(kwargs)
@@ -574,7 +569,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             elif is_pointwise(op) and all(x.dtype is not torch.bool for x in tensors_in(metas)):
                 cast = functools.partial(self.call, aten._to_copy.default, dtype=out.dtype)
                 wide = (cast(x) if isinstance(x, Tensor) else x for x in args)
-                return self.record(op, tuple(wide), kwargs)
+                return self.record(op, *wide, **kwargs)
             else:
                 raise TraceError(f"{op} is of a default dtype that is set within the graph")
         node = self.b.emit(op, nodes, named, out, device)

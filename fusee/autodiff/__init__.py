@@ -334,9 +334,7 @@ def open_norm(graph: fx.Graph, node: fx.Node) -> None:
             row = write(aten.unsqueeze.default, row, 2)
             row = write(aten.expand.default, row, [batch, groups, val.shape[1] // groups])
             row = write(aten.clone.default, row, memory_format=torch.contiguous_format)
-            rows.append(
-                write(aten.view.default, row, [batch, val.shape[1], *[1] * (val.dim() - 2)])
-            )
+            rows.append(write(aten.view.default, row, [batch, val.shape[1], *ones]))
         else:
             rows.append(write(aten.view.default, row, [1, statistics[0].shape[-1], *ones]))
     y = write(aten.sub.Tensor, write.cast(x, exact), rows[0], val=like)

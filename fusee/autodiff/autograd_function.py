@@ -64,13 +64,13 @@ def differentiable(
     count = joint.forward_results
     constant = sorted(set(range(count)).difference(joint.tangents))
     gradients, pick = _gradients(split, again, backward), picker(joint.tangents)
-    keep, is_alone = _keeper(split, again.count), _is_alone(forward)
+    keep, compute = _keeper(split, again.count), _below(forward)
 
     class CompiledGraph(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             ctx.held = again.hold(inputs) if again.holds else again.nothing
-            results = forward(inputs) if is_alone else _below(forward, inputs)
+            results = compute(inputs)
             keep(ctx, (*inputs, *results), results)
             if constant:
                 ctx.mark_non_differentiable(*[results[k] for k in constant])
@@ -88,9 +88,8 @@ def differentiable(
         return run
 
     def once(inputs: Sequence[Any]) -> list[Any]:
-        around = without_autocast() if joint.aten.no_autocast else contextlib.nullcontext()
-        with torch.no_grad(), around:
-            return [*(forward(inputs) if is_alone else _below(forward, inputs))]
+        with torch.no_grad(), without_autocast(joint.aten.no_autocast):
+            return [*compute(inputs)]
 
     return _in_parts(joint, run, once, again.hold, keep, gradients)
 
@@ -206,9 +205,14 @@ def _is_alone(run: Run | HostFunction) -> bool:
     return getattr(run, "is_alone", False)
 
 
-def _below(forward: Run, inputs: Sequence[Any]) -> Sequence[Any]:
-    with below_autograd():  # what it returns is a view of nothing
-        return forward(inputs)
+def _below(run: Run) -> Run:
+    """What it returns is a view of nothing."""
+
+    def below(inputs: Sequence[Any]) -> Sequence[Any]:
+        with below_autograd():
+            return run(inputs)
+
+    return run if _is_alone(run) else below
 
 
 def _run_backward(run: Run, kept: list[Any], is_twice: bool) -> Sequence[Any]:
@@ -258,7 +262,7 @@ def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[...,
         given = list(inputs)
         for index in ends:
             given[index] = given[index].detach()
-        with without_autocast() if no_autocast else contextlib.nullcontext():
+        with without_autocast(no_autocast):
             return apply(*given)
 
     return run

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from fusee.aten import AtenGraph, is_view, key_of, memory_root
 from fusee.autodiff.min_cut import REDUCTIONS, Costs, Kind, Prices, kind, kind_of, name_of, op_of
 from fusee.fake.layouts import is_written, same_ints
-from fusee.source import tensors_in
+from fusee.source import overloads, tensors_in
 
 # Operators that read the elements of their first operand that others say, or write there.
 _PICKING = frozenset("_unsafe_index embedding gather index index_select take".split())
@@ -27,7 +27,7 @@ _PUTTING = frozenset(
     "_unsafe_index_put index_add index_copy index_put put scatter scatter_add"
     " scatter_reduce".split()
 )
-_FILLS = frozenset(("full", "full_like"))
+_FILLS = overloads("full full_like")
 _COPIES = frozenset(("clone", "_to_copy"))  # by whatever name the program calls them
 _PAGE = 4096  # bytes
 _EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
@@ -370,7 +370,9 @@ def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> in
     inner, read, total = set(nodes), dict[fx.Node, int](), 0
     for node in nodes:
         given, name = node.all_input_nodes, name_of(op_of(node))
-        into_new = name in _PUTTING and not whole and _is_fill(given[0]) and len(given) > 1
+        into_new = name in _PUTTING and not whole and len(given) > 1
+        # made of one number, for one user
+        into_new = into_new and len(given[0].users) == 1 and given[0].target in _FILLS
         if into_new or (name.endswith("_scatter") and kind(node) is Kind.MOVING):
             given = given[1:]
             total += costs.bytes(node if whole else given[-1]) if given else 0
@@ -384,12 +386,6 @@ def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> in
                     size = min(size, costs.bytes(node))
                 read[root] = max(read.get(root, 0), size)
     return (total + sum(read.values())) * costs.prices.move
-
-
-def _is_fill(node: fx.Node) -> bool:
-    """Whether it is made of one number, for one user."""
-    is_call = isinstance(node.target, OpOverload)
-    return is_call and len(node.users) == 1 and name_of(op_of(node)) in _FILLS
 
 
 def _memory(node: fx.Node) -> fx.Node:

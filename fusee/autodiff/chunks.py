@@ -351,7 +351,11 @@ class _ChunkWriter:
             for node in [x for x in inside if x in leaving]:
                 self.like = node
                 if node in loss.exits:
-                    whole = self._joined(node, parts[node])
+                    whole = self._call(aten.cat.default, parts[node])
+                    rows = loss.rows[node].flatten()
+                    if not rows.equal(loss.all.flatten()):  # they had another order
+                        at = self._constant(rows, node)
+                        whole = self._call(aten.index_select.default, whole, 0, at)
                 elif node.target is operator.getitem:
                     source: Any = node.args[0]
                     whole = totals[source, node.args[1]]
@@ -394,14 +398,6 @@ class _ChunkWriter:
         if x.meta["val"].shape != val.shape:
             x = self._call(aten.view.default, x, list(val.shape))
         return x
-
-    def _joined(self, node: fx.Node, parts: list[fx.Node]) -> fx.Node:
-        """Values of all rows in the order that they had."""
-        whole = self._call(aten.cat.default, parts)
-        rows = self.loss.rows[node].flatten()
-        if not rows.equal(self.loss.all.flatten()):
-            whole = self._call(aten.index_select.default, whole, 0, self._constant(rows, node))
-        return whole
 
     def _part(self, x: fx.Node, rows: Tensor, has_columns: bool) -> fx.Node:
         """What the graph has for such rows, at those of the chunk."""
@@ -548,9 +544,7 @@ class _ChunkWriter:
             source: Any = node.args[0]
             x = self._filled(made[source], loss.rows[source], 0)
             over = [0, 1] if len(_summed(node, source)) == val(source).dim() else [0]
-            dtype = val(node).dtype
-            kwargs = {"dtype": opmath(dtype)}
-            return self._call(aten.sum.dim_IntList, x, over, **kwargs)
+            return self._call(aten.sum.dim_IntList, x, over, dtype=opmath(val(node).dtype))
         left, right = list[Any](node.args)
         source = loss.turned.get(left, right)
         rows = loss.rows[source]

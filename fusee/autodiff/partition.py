@@ -208,18 +208,15 @@ class _Splitter:
                     self.kept[node] = val(own)
                 taken.add(node)
                 returned.append(own)
-        self._show(copy, returned)
-        graph = copy.finish(self.aten, returned, specs, (), self.symbols, self.aten.mutations)
-        return _flat(self.joint, graph), tuple(saved)
-
-    def _show(self, copy: Copier, returned: list[fx.Node]) -> None:
-        """Return what shows a size that only a formula of the backward asks the data for."""
+        # what shows a size that only a formula of the backward asks the data for is returned
         for node in copy.made.values():
             for axis, n in enumerate(getattr(node.meta.get("val"), "shape", ())):
                 symbol = None if type(n) is int else only_symbol(self.aten.to_size(n))
                 if symbol is not None and symbol.name not in self.symbols:
                     returned += [node] * (node not in returned)
                     self.symbols[symbol.name] = SymbolSource(returned.index(node), axis, n)
+        graph = copy.finish(self.aten, returned, specs, (), self.symbols, self.aten.mutations)
+        return _flat(self.joint, graph), tuple(saved)
 
     # -------------------------------------------------------------------------- backward
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,7 +30,7 @@ from fusee.aten import (
 )
 from fusee.aten.attention import as_causal, every_head
 from fusee.aten.boundary import Inputs, Results
-from fusee.aten.canonicalize import Table, keep_core
+from fusee.aten.canonicalize import Table, group_norm, keep_core
 from fusee.aten.mutation import TURNS
 from fusee.aten.torch_api import (
     CASTS,
@@ -145,23 +144,10 @@ def _backward(t: JointTracer, loss: Tensor, tangent: Tensor | None, *leaves: Ten
 
 
 @_FUNCTIONS.rule(torch.group_norm)
-def _group_norm(
-    t: Tracer,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *_: Any,
-    **__: Any,
-) -> Tensor | None:
-    layout = suggested_layout(input)
-    if not _is_plain(input) or layout == torch.contiguous_format:
-        return None
-    n, channels, *pixels = input.shape
-    x = input.contiguous(memory_format=layout)  # elsewhere than on a CPU it makes rows
-    size = n, channels, math.prod(pixels), num_groups
-    return torch.native_group_norm(x, weight, bias, *size, eps)[0]
+def _group_norm(t: Tracer, input: Tensor, *given: Any, **named: Any) -> Tensor | None:
+    is_row_major = suggested_layout(input) == torch.contiguous_format
+    is_torchs = is_row_major or not _is_plain(input)
+    return None if is_torchs else group_norm(t, input, *given, **named)
 
 
 for _function in (torch.prod, Tensor.prod, torch.nn.functional.one_hot):

@@ -244,10 +244,7 @@ def bind_split(
         report.notes.append(note)
         log.publish("kernels", "", note)
 
-    @functools.cache
-    def backward(of: Split) -> Run | None:
-        return compile_backward(of)
-
+    backward = functools.cache(compile_backward)
     if joint.tangents:
         if len(joint.tangents) == 1:
             backward(split)

@@ -188,22 +188,16 @@ def _outline(split: Split) -> Split:
     return made
 
 
-def _graph_outline(aten: AtenGraph) -> Any:
-    """How an AtenGraph is made again without its graph, for pickle."""
-    kind = aten.kind
-    if kind is None:
-        raise pickle.PicklingError("its results are in containers")
-    about = aten.inputs, aten.outputs, aten.mutations, kind, aten.symbols
-    more: Any = {"no_autocast": aten.no_autocast, "from_start": aten.from_start}
-    return partial(AtenGraph, **more), (fx.Graph(), {}, *about)
-
-
 class _Pickler(pickle.Pickler):
     def reducer_override(self, x: Any) -> Any:
         if isinstance(x, torch.Generator):
             raise pickle.PicklingError("it draws from a generator of the program's")
-        if type(x) is AtenGraph:
-            return _graph_outline(x)
+        if type(x) is AtenGraph:  # which is made again without its graph
+            if (kind := x.kind) is None:
+                raise pickle.PicklingError("its results are in containers")
+            about = x.inputs, x.outputs, x.mutations, kind, x.symbols
+            more: Any = {"no_autocast": x.no_autocast, "from_start": x.from_start}
+            return partial(AtenGraph, **more), (fx.Graph(), {}, *about)
         if (defined := getattr(x, "defined", None)) and isinstance(x, types.FunctionType):
             return define, defined
         return (_overload, (str(x),)) if isinstance(x, OpOverload) else NotImplemented

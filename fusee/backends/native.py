@@ -81,7 +81,7 @@ from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import GRADIENTS, KEPT
 from fusee.runtime.change_detection import why_not_derivable
-from fusee.targets import TARGETS, Loaded, Target, target_at
+from fusee.targets import TARGETS, Target, target_at
 from fusee.targets.cpu import TARGET as CPU
 
 # ---------------------------------------------------------------------------- steps
@@ -258,7 +258,16 @@ def _emit(
     build = target.build(options)
     emitted, functions = target.emit(plan, arguments, build, options, report.timed)
     loaded = target.load(emitted, build, tensors_kept(*tensors), options)
-    _fill_report(report, plan, functions, loaded)
+    report.replays = loaded.replays
+    firsts: dict[str, Kernel] = {}  # one loop nest per function
+    for item in plan.schedule.items:
+        if isinstance(item, Extern):
+            report.externs.append(ExternRow(item.name, item.reason, item.origin))
+        else:
+            name = functions[item]
+            show = partial(show_kernel, firsts.setdefault(name, item))
+            report.kernels.append(KernelRow(name, item.origin, show, loaded.uses))
+    report.arena_bytes = plan.total_bytes if isinstance(plan.total_bytes, int) else None
     if keep is not None:
         keep(CompiledAten(build.salt(), emitted, *tensors))
     return loaded.run
@@ -457,18 +466,3 @@ def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
         raise TraceError(what)
     cpu = torch.device("cpu")
     return target_at(next((x for x in found if x != cpu), cpu))
-
-
-def _fill_report(
-    report: Report, plan: Plan, functions: Mapping[Kernel, str], loaded: Loaded
-) -> None:
-    report.replays = loaded.replays
-    firsts: dict[str, Kernel] = {}  # one loop nest per function
-    for item in plan.schedule.items:
-        if isinstance(item, Extern):
-            report.externs.append(ExternRow(item.name, item.reason, item.origin))
-        else:
-            name = functions[item]
-            show = partial(show_kernel, firsts.setdefault(name, item))
-            report.kernels.append(KernelRow(name, item.origin, show, loaded.uses))
-    report.arena_bytes = plan.total_bytes if isinstance(plan.total_bytes, int) else None

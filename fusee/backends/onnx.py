@@ -31,6 +31,7 @@ from fusee.backends.regions import (
     Declined,
     Engine,
     Followed,
+    Pool,
     Region,
     bounds,
     by_operator,
@@ -233,7 +234,7 @@ class _Session:
         self, model: bytes, weights: Mapping[str, Tensor], region: AtenGraph, options: OnnxOptions
     ) -> None:
         self.session = options.session_of(model, weights)
-        self.free: list[Any] = []
+        self.bindings: Pool[Any] = Pool(self.session.io_binding)
         asked = {*_names(self.session.get_inputs())}.difference(weights)
         self.inputs = [
             (spec.index, spec.name, None if spec.dtype is None else element_type(spec.dtype))
@@ -247,7 +248,7 @@ class _Session:
         ]
 
     def run(self, inputs: tuple[Any, ...], sizes: Sequence[Sequence[int]]) -> list[Tensor]:
-        binding = self.free.pop() if self.free else self.session.io_binding()
+        binding = self.bindings.take()
         kept = []  # what must live until the session has run
         for index, name, kind in self.inputs:
             x = inputs[index]
@@ -262,7 +263,7 @@ class _Session:
             binding.bind_output(name, "cpu", 0, kind, size, x.data_ptr())
             results.append(x)
         self.session.run_with_iobinding(binding)
-        self.free.append(binding)
+        self.bindings.give(binding)
         return results
 
 

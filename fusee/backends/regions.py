@@ -29,6 +29,7 @@ from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
+from fusee.fake.layouts import is_written
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import OpRules, overloads
 from fusee.sym import Expr, Size, hint, known_ge, maximum, minimum
@@ -71,7 +72,7 @@ def why_not_worth(nodes: Sequence[fx.Node], costs: Costs, least: int, device: st
         is_moved = node.target is aten.slice.Tensor and len(node.args) > 4 and node.args[4] != 1
         if node.target is aten.permute.default:
             order: Any = node.args[1]
-            moved = [axis for axis, n in zip(order, val.shape, strict=True) if not is_int(n, 1)]
+            moved = [axis for axis, n in zip(order, val.shape, strict=True) if not is_written(n, 1)]
             is_moved = moved != sorted(moved)
         copied += costs.count(val) if is_moved else 0
     if copied > _FEW and sum(map(costs.flops, nodes)) < _FLOPS_OF_COPY * copied:
@@ -316,11 +317,6 @@ def by_operator(*rows: tuple[T, str]) -> dict[OpOverload, T]:
     return {op: said for said, names in rows for op in overloads(names)}
 
 
-def is_int(n: Any, value: int) -> bool:
-    """Whether a size is this one in all calls. Leaves no guard behind."""
-    return type(n) is int and n == value
-
-
 def relies(node: fx.Node, a: Any, op: str, b: Any) -> bool:
     """Whether `a >= b`, or `a <= b`; of open sizes, in this call. Each call of its region asks."""
     now = [x.node.hint if isinstance(x, torch.SymInt) else hint(x) for x in (a, b)]
@@ -424,6 +420,24 @@ class Bound(NamedTuple):
             return True
         low, high = torch.aminmax(x.detach())
         return bool(self.low <= low and high <= self.high)
+
+
+class Pool(Generic[T]):
+    """Things of which each serves one call at a time: as many as calls that run at once.
+
+    make   makes one more
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self.make, self.free = make, list[T]()
+        self.give = self.free.append
+
+    def take(self) -> T:
+        """One that no other call has until it is given back."""
+        try:
+            return self.free.pop()
+        except IndexError:  # to ask first whether there is one would let another thread take it
+            return self.make()
 
 
 class Made(NamedTuple, Generic[T]):
@@ -622,26 +636,8 @@ def _hull(found: Sequence[Interval | None]) -> Interval | None:
 _RULES: OpRules[Callable[[fx.Node], Interval | None]] = OpRules()
 
 
-@_RULES.rule(
-    "view permute squeeze.dims unsqueeze expand repeat slice.Tensor select.int clone flip"
-    " roll index.Tensor index_select gather embedding _to_copy"
-)
-def _passed(node: fx.Node) -> Interval | None:
-    return interval(node.args[0])
-
-
-@_RULES.rule("cat stack")
-def _joined(node: fx.Node) -> Interval | None:
-    return _hull([interval(x) for x in node.args[0]])  # type: ignore[union-attr]
-
-
 def _either(*positions: int) -> Callable[[fx.Node], Interval | None]:
     return lambda node: _hull([interval(node.args[k]) for k in positions])
-
-
-_RULES.rule("constant_pad_nd")(
-    lambda node: _hull([interval(node.args[0]), interval(arguments(node)["value"])])
-)
 
 
 @_RULES.rule("arange.start_step")
@@ -696,6 +692,16 @@ def _magnitude(node: fx.Node) -> Interval | None:
 
 _RULES.update(
     by_operator(
+        (
+            _either(0),
+            "view permute squeeze.dims unsqueeze expand repeat slice.Tensor select.int clone flip"
+            " roll index.Tensor index_select gather embedding _to_copy",
+        ),
+        (lambda node: _hull([*map(interval, arguments(node)["tensors"])]), "cat stack"),
+        (
+            lambda node: _hull([interval(node.args[0]), interval(arguments(node)["value"])]),
+            "constant_pad_nd",
+        ),
         (_either(1), "copy"),
         (_either(1, 2), "where.self"),
         (_either(0, 2), "masked_fill.Scalar"),

@@ -438,8 +438,29 @@ def in_buckets(
     inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), examples, strict=True))
     if not all("example_value" in node.meta for node in calls):
         return None
-    starts = _starts(calls, output.all_input_nodes, inputs, limits)
-    return in_parts(gm, [*reversed(starts)], compile_graph) if starts else None
+    left = {
+        node: x.nbytes
+        for node, x in inputs.items()
+        if isinstance(x, Tensor) and x.requires_grad and x.is_leaf
+    }
+    outer = [*map(storage_id, tensors_in([node.meta.get("example_value") for node in inputs]))]
+    crossing = {node for node in output.all_input_nodes if node.op.startswith("call_")}
+    starts, size, limit = list[int](), 0, next(limits)  # the last part's first
+    for k in range(len(calls) - 1, 0, -1):
+        read = calls[k].all_input_nodes
+        size += sum(left.pop(node, 0) for node in read)
+        crossing.update(node for node in read if node.op.startswith("call_"))
+        crossing.discard(calls[k])
+        if size < limit or not left:
+            continue
+        # no two tensors that go from one part to another may share memory
+        values = [node.meta["example_value"] for node in crossing]
+        places = [*map(storage_id, tensors_in(values))]
+        is_single = all(isinstance(x, Tensor) for x in values)
+        if is_single and len({*places}.difference(outer)) == len(places):
+            starts.append(k)
+            size, limit = 0, next(limits)
+    return in_parts(gm, starts[::-1], compile_graph) if starts else None
 
 
 def _limits() -> Iterator[int] | None:
@@ -499,38 +520,6 @@ def _in_turn(
             values[k] = None
         values += part.compiled(*given)
     return tuple(values[k] for k in results)
-
-
-def _starts(
-    calls: Sequence[fx.Node],
-    outputs: Iterable[fx.Node],
-    inputs: dict[fx.Node, Any],
-    limits: Iterator[int],
-) -> list[int]:
-    """Which calls begin a part, the last first: so that its parameters fill a bucket."""
-    left = {
-        node: x.nbytes
-        for node, x in inputs.items()
-        if isinstance(x, Tensor) and x.requires_grad and x.is_leaf
-    }
-    outer = [*map(storage_id, tensors_in([node.meta.get("example_value") for node in inputs]))]
-    crossing = {node for node in outputs if node.op.startswith("call_")}
-    starts, size, limit = list[int](), 0, next(limits)
-    for k in range(len(calls) - 1, 0, -1):
-        read = calls[k].all_input_nodes
-        size += sum(left.pop(node, 0) for node in read)
-        crossing.update(node for node in read if node.op.startswith("call_"))
-        crossing.discard(calls[k])
-        if size < limit or not left:
-            continue
-        # no two tensors that go from one part to another may share memory
-        values = [node.meta["example_value"] for node in crossing]
-        places = [*map(storage_id, tensors_in(values))]
-        is_single = all(isinstance(x, Tensor) for x in values)
-        if is_single and len({*places}.difference(outer)) == len(places):
-            starts.append(k)
-            size, limit = 0, next(limits)
-    return starts
 
 
 def _part(

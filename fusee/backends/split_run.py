@@ -240,13 +240,10 @@ class _EngineCall:
             return self.ours
 
     def _fall_back(self, error: Exception, what: str) -> RegionCall:
-        if self.row.failed is None:
-            reason = error.what if isinstance(error, FuseeError) else str(error)
-            self.row.failed = (reason.strip().splitlines() or [type(error).__name__])[0]
-            self._warn(reason, what)
-        return self._compile_ours()
-
-    def _warn(self, reason: str, what: str) -> None:
+        if self.row.failed is not None:
+            return self._compile_ours()
+        reason = error.what if isinstance(error, FuseeError) else str(error)
+        self.row.failed = (reason.strip().splitlines() or [type(error).__name__])[0]
         node = culprit(self.region, reason)
         op = op_text(node) if node is not None else f"one of {', '.join(self.row.ops)}"
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
@@ -258,6 +255,7 @@ class _EngineCall:
             did="this region runs through our own compiler from now on",
             remedy="disabled_ops leaves an operator to PyTorch, and the rest to the engine",
         )
+        return self._compile_ours()
 
 
 def culprit(region: Region, text: str) -> fx.Node | None:

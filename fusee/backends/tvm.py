@@ -7,7 +7,6 @@ nothing is captured or decomposed once more. Parameters are inputs, in torch's o
 from __future__ import annotations
 
 import importlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from torch.export.graph_signature import (
 from fusee.aten import is_view
 from fusee.aten.rewriter import explicit
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.regions import CompiledRegion, Engine, Region
+from fusee.backends.regions import CompiledRegion, Engine, Pool, Region
 from fusee.backends.registry import EngineOptions
 from fusee.config import knob
 from fusee.loops.operators import claimed
@@ -137,17 +136,15 @@ class _Compiled:
                 with target:
                     module = tune(module)
             built = tvm.compile(module, target=target)
-        self.make: Callable[[], Any] = lambda: relax.VirtualMachine(built, tvm.cpu())["main"]
-        self.free: list[Any] = [self.make()]
+        machines: Pool[Any] = Pool(lambda: relax.VirtualMachine(built, tvm.cpu())["main"])
+        machines.give(machines.make())  # what fails does so before the first call
+        self.machines = machines
         self.given = tvm.runtime.from_dlpack
         self.constants = [self.given(x.contiguous()) for x in graph.constants.values()]
-        self.lock = threading.Lock()
 
     def __call__(self, inputs: tuple[Any, ...]) -> list[Tensor]:
-        with self.lock:
-            main = self.free.pop() if self.free else self.make()
+        main = self.machines.take()
         given = [self.given(x.detach().contiguous()) for x in inputs]
         results = main(*self.constants, *given)
-        with self.lock:
-            self.free.append(main)
+        self.machines.give(main)
         return [torch.utils.dlpack.from_dlpack(x) for x in results]

@@ -7,6 +7,7 @@ import functools
 import operator
 import types
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Set
 from typing import Any
 
@@ -510,9 +511,13 @@ def _before_saved(calls: list[fx.Node], begin: int, end: int) -> int:
 
 
 def _behind_writes(calls: list[fx.Node], begin: int, end: int) -> int:
-    """`end`, or behind the last write to what autograd may save in between: eager may refuse it."""
+    """`end`, or behind the last write to what autograd may save in between, which eager may refuse,
+    or to memory that comes to the part behind as several tensors, which no graph takes."""
     saving = [node for node in calls[begin:end] if _requires_grad(node)]
     memory = storages(x for node in saving for x in (node, *node.all_input_nodes))
+    given = {x for node in calls[end:] for x in node.all_input_nodes}.difference(calls[end:])
+    shared = Counter(place for x in given for place in storages([x]))
+    memory |= {place for place, count in shared.items() if count > 1}
     late = (k for k, node in enumerate(calls) if k >= end and memory & storages(written_by(node)))
     return max(late, default=end - 1) + 1
 

@@ -634,11 +634,16 @@ class Twins:
                 found = find(op, args, kwargs)
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
-        if self.mode is None and device.type == "cuda" and op in ASKING:
-            return self._there(op, args, kwargs, device)
-        if self.mode is None and takes_no_tensor(op):
-            return self.by_torch(op, args, kwargs, device)
         if self.mode is None:
+            if device.type == "cuda" and op in ASKING:
+                kinds = op, device, _cur_sdpa_kernel_backends(), args, kwargs
+                key = fx.node.map_aggregate(kinds, Spec.of)
+                if key not in _LIES_THERE:
+                    found = self.by_torch(op, args, kwargs, device)
+                    _LIES_THERE[key] = fx.node.map_aggregate(found, Spec.of)
+                return _on_device(_LIES_THERE[key], _new)
+            if takes_no_tensor(op):
+                return self.by_torch(op, args, kwargs, device)
             own = kernel(op)
             with _NOTHING if own is None else _Nested(self):
                 return (own or op)(*args, **kwargs)
@@ -654,14 +659,6 @@ class Twins:
             if self.env is None:
                 raise
             return _by_users_kernel(self.mode, self.env, op, args, kwargs)
-
-    def _there(self, op: Any, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
-        kinds = op, device, _cur_sdpa_kernel_backends(), args, kwargs
-        key = fx.node.map_aggregate(kinds, Spec.of)
-        if key not in _LIES_THERE:
-            found = self.by_torch(op, args, kwargs, device)
-            _LIES_THERE[key] = fx.node.map_aggregate(found, Spec.of)
-        return _on_device(_LIES_THERE[key], _new)
 
     def by_torch(self, op: Any, args: Args, kwargs: Kwargs, device: torch.device = _CPU) -> Any:
         """What torch's own fakes give. On the CPU they let an operator without a meta kernel run on

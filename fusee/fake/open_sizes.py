@@ -392,10 +392,9 @@ def _adaptive_max_pool(axes: int, x: Tensor, size: Sizes) -> Found:
     return rows(made, x.dtype), rows(made, torch.int64)
 
 
-RULES.rule("fractional_max_pool2d")(functools.partial(_fractional_max_pool, 2))
-RULES.rule("fractional_max_pool3d")(functools.partial(_fractional_max_pool, 3))
-RULES.rule("adaptive_max_pool2d")(functools.partial(_adaptive_max_pool, 2))
-RULES.rule("adaptive_max_pool3d")(functools.partial(_adaptive_max_pool, 3))
+for _axes in (2, 3):
+    RULES.rule(f"fractional_max_pool{_axes}d")(functools.partial(_fractional_max_pool, _axes))
+    RULES.rule(f"adaptive_max_pool{_axes}d")(functools.partial(_adaptive_max_pool, _axes))
 
 
 @RULES.rule("avg_pool3d")

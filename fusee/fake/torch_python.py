@@ -727,7 +727,14 @@ def refuse_scalars(op: Any, args: Args, kwargs: Kwargs, device: torch.device | N
             continue
         named = dict(zip((x.name for x in op._schema.arguments), args)) | kwargs
         value = 0 if packet_name(op) in _BY_PLACES else 1
-        small = {key: _two_at_most(part, value) for key, part in named.items() if key != name}
+        # as few elements as ATen takes the same way for, and sizes of such ones
+        small = {
+            key: [n if type(n) is int and n < 2 else 2 for n in part]
+            if isinstance(part, (list, tuple))
+            else _smallest(part, value, 2)
+            for key, part in named.items()
+            if key != name
+        }
         key = op, name, kind, _kind((*small.items(),))  # printing asks about transforms
         if key not in _FITTING:
             large = 1e300 if kind is float else 2**63 - 1
@@ -751,13 +758,6 @@ def _fitting(op: Any, kind: type, given: dict[str, Any]) -> tuple[str, float, fl
             least = info.min or (-info.max if kind is int else 0)
             return str(error), least, info.max, dtype.is_floating_point
     return "", -math.inf, math.inf, True
-
-
-def _two_at_most(x: Any, value: int) -> Any:
-    """An operand with as few elements as ATen takes the same way for, a size of such a one."""
-    if isinstance(x, (list, tuple)):
-        return [n if type(n) is int and n < 2 else 2 for n in x]
-    return _smallest(x, value, 2)
 
 
 _FITTING: dict[Any, tuple[str, float, float, bool]] = {}

@@ -353,8 +353,13 @@ class Unbacked:
         guessed = None if self.is_asked else self.guessed(a, op, b)
         if not self.is_asked and self.are_marked(a, b):
             return guessed if op in ("==", "!=") else None
-        # once there is a graph, it had better run eagerly for few sizes than always
-        likely = self._likely(a - b) if guessed is None and self.refuse is refuse else 0
+        likely = 0
+        if guessed is None and self.refuse is refuse:
+            # once there is a graph, it had better run eagerly for few sizes than always: those of
+            # which a division leaves a rest
+            rest = a - b
+            many = math.prod({hint(call.b) for call in calls_in(rest)}) * _GUESS
+            likely = hint(substitute(rest, dict.fromkeys(self.of(rest), many)))
         if is_chosen := likely != 0:
             guessed = COMPARISONS[op](likely, 0)
         elif guessed is None:
@@ -363,22 +368,15 @@ class Unbacked:
         if is_chosen or op not in ("==", "!=") or self._may_be_negative(a, b):
             holds = op if guessed else opposite
             self.required.append(self.env.relation(a, holds, b))
-            is_size = not self._may_be_negative(a, b)
-            if (is_size or self._tells_minus_1(a, holds, b)) and (a, holds, b) not in self.as_sizes:
+            numbers = [s for s in self.of(a, b) if not self.env.known(s.expr, ">=", 0)]
+            # it does not hold where a number is -1
+            is_told = not numbers or any(
+                self.env.known(substitute(a, {s: -1}), holds, substitute(b, {s: -1})) is False
+                for s in numbers
+            )
+            if is_told and (a, holds, b) not in self.as_sizes:
                 self.as_sizes.append((a, holds, b))
         return guessed
-
-    def _likely(self, a: Size) -> int:
-        """What `a` is where no division leaves a rest."""
-        many = math.prod({hint(call.b) for call in calls_in(a)}) * _GUESS
-        return hint(substitute(a, dict.fromkeys(self.of(a), many)))
-
-    def _tells_minus_1(self, a: Size, op: str, b: Size) -> bool:
-        """Whether `a op b` does not hold where one of its numbers is -1."""
-        found = ({s: -1} for s in self.of(a, b) if not self.env.known(s.expr, ">=", 0))
-        return any(
-            self.env.known(substitute(a, one), op, substitute(b, one)) is False for one in found
-        )
 
     def guessed(self, a: Size, op: str, b: Size) -> bool | None:
         """Whether `a op b` of sizes that are neither 0 nor 1; None if that does not tell."""

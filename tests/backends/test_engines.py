@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 import fusee
 from fusee.backends import lookup
+from fusee.backends.regions import Pool
 from fusee.backends.report import Report
 from tests.backends.engine_calls import by, compiled, convolved, through, two_layers, ways
 from tests.check import check
@@ -319,3 +320,17 @@ def test_threads_share_a_compiled_function(backend: str, way: str) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for got, expected in zip(pool.map(run, inputs), want, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_pool_whose_last_thing_another_thread_takes_makes_one_more() -> None:
+    class Emptied(list[object]):
+        def __len__(self) -> int:  # as whoever asked first would have heard
+            return 1
+
+    pool = Pool(object)
+    pool.free = Emptied()
+    first, second = pool.take(), pool.take()
+    assert first is not second
+    pool = Pool(object)
+    pool.give(first)
+    assert pool.take() is first and pool.take() is not first

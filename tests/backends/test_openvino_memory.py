@@ -41,7 +41,7 @@ def border(monkeypatch: pytest.MonkeyPatch) -> Border:
 
     def noting(self: Any, inputs: Any, outputs: Any) -> None:
         run(self, inputs, outputs)
-        request = self._free[-1]
+        request = self.requests.free[-1]
         ports = range(len(self.compiled.inputs)), range(len(self.compiled.outputs))
         found.inputs = [address(request.get_input_tensor(k)) for k in ports[0]]
         found.outputs = [address(request.get_output_tensor(k)) for k in ports[1]]
@@ -135,7 +135,7 @@ def test_calls_at_the_same_time_have_requests_of_their_own(monkeypatch: pytest.M
         found = [*pool.map(call, given, [x] * 4)]
     for got, one in zip(found, given, strict=True):
         torch.testing.assert_close(got, two_layers(one, x))
-    assert len({id(one) for one in executables}) == 1 and len(executables[0]._free) == 4
+    assert len({id(one) for one in executables}) == 1 and len(executables[0].requests.free) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

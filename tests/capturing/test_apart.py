@@ -80,12 +80,20 @@ def items(h: Tensor) -> Tensor:
     return torch.cat([first * writes_in_backward(second), second], 1) + best.sum()
 
 
+def shared(h: Tensor) -> Tensor:
+    whole, made = h * 2, torch.zeros_like(h)
+    first = whole[0]
+    adds([made], None)
+    first.mul_(3)  # a graph behind would be given both
+    return whole + made
+
+
 def to_one_pixel(h: Tensor) -> Tensor:
     return h + F.affine_grid(h.float()[:, :6].reshape(-1, 2, 3), [len(h), 1, 1, 1], False).sum()
 
 
 MIDDLES = [
-    writes_in_backward, imaginary, to_a_list, written_behind, dropped, items, to_one_pixel,
+    writes_in_backward, imaginary, to_a_list, written_behind, dropped, items, shared, to_one_pixel,
 ]  # fmt: skip
 
 
@@ -119,7 +127,7 @@ def several(m: nn.Module, loss: Callable[[Tensor], Tensor]) -> dict[str, Callabl
 @pytest.mark.parametrize(("how", "middle"), [
     *(("loss", middle) for middle in MIDDLES),
     *((how, middle) for how in ("step", "rounded") for middle in (writes_in_backward, to_a_list)),
-    *(("inference", middle) for middle in (to_a_list, to_one_pixel)),
+    *(("inference", middle) for middle in (to_a_list, shared, to_one_pixel)),
 ])  # fmt: skip
 def test_the_rest_is_compiled(how: str, middle: Callable[[Tensor], Tensor]) -> None:
     gc.collect()

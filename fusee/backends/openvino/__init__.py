@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fusee.aten.canonicalize import taken_apart
 from fusee.aten.torch_api import OpOverload, is_composite
-from fusee.backends.regions import Bound, CompiledRegion, Declined, Followed
+from fusee.backends.regions import Bound, CompiledRegion, Declined, Followed, Pool
 from fusee.backends.registry import EngineOptions, operators
 from fusee.backends.report import CompiledGraph
 from fusee.backends.resume import Ahead, Resuming, find, name_on_disk
@@ -180,8 +180,7 @@ class Executable:
         raises   BackendError
         """
         self.compiled, self.memory = compiled, memory
-        self._free: list[Any] = []
-        self._lock = threading.Lock()
+        self.requests: Pool[Any] = Pool(compiled.create_infer_request)
         found = [(port.element_type, port.partial_shape.rank) for port in compiled.outputs]
         if len(found) != len(outputs):
             raise BackendError(f"it has {len(found)} results instead of {len(outputs)}")
@@ -194,10 +193,7 @@ class Executable:
 
         raises   BackendError with what OpenVINO says
         """
-        with self._lock:
-            request = self._free.pop() if self._free else None
-        if request is None:
-            request = self.compiled.create_infer_request()
+        request = self.requests.take()
         inputs = [x.detach().contiguous() for x in inputs]  # alive until the request is done
         try:
             for k, x in enumerate(inputs):
@@ -208,8 +204,7 @@ class Executable:
             request.wait()
         except RuntimeError as error:
             raise BackendError(f"{last_line(error)}\n{error}") from error
-        with self._lock:
-            self._free.append(request)
+        self.requests.give(request)
 
     def blob(self) -> bytes:
         """The compiled model, for `import_blob`. raises BackendError where devices have none"""

@@ -38,11 +38,10 @@ from fusee.backends.regions import (
     fits,
     indexed,
     interval,
-    is_int,
     relies,
 )
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
-from fusee.fake.layouts import has_zero, known
+from fusee.fake.layouts import has_zero, is_written, known
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
 from fusee.source import HALVES, Args, HostSource, Kwargs, OpRules, leaves, listed, overloads
@@ -204,7 +203,7 @@ def _is_widened(node: fx.Node) -> bool:
     while node.op == "call_function" and node.target in _VIEWS:
         node = node.all_input_nodes[0]
     val = _val(node)
-    is_vector = sum(not is_int(n, 1) for n in val.shape) <= 1
+    is_vector = sum(not is_written(n, 1) for n in val.shape) <= 1
     return is_vector and val.dtype in HALVES
 
 
