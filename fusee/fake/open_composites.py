@@ -792,7 +792,6 @@ def attention(
 
 # Whose own steps ask for values, of known sizes too.
 WITHOUT_VALUES = {of: IN_OTHERS[of] for of in (torch.istft, Tensor.istft)}
-
 # What gives the same of known sizes, for capture: torch 2.11's quantile compares its own tensors.
 SHORTER: dict[Any, Callable[..., Tensor]] = {
     _nn.scaled_dot_product_attention: attention,
