@@ -82,7 +82,7 @@ from fusee.fake import (
     is_there,
     may_raise,
 )
-from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, of_place
+from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, WITHOUT_VALUES, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
 from fusee.source import Kwargs, Rules
@@ -218,12 +218,12 @@ def _called(t: Tracer, target: Any, call: Any, args: Any, kwargs: Any) -> Any:
 
 
 def composite_of(t: Tracer, call: Any) -> Callable[..., Any] | None:
-    """The form of a function in Python, where sizes are open; of one that is an operator of ours,
+    """The form of a function in Python, where it needs one; of one that is an operator of ours,
     that one, unless autograd is to see what it is made of; None: it has none."""
     if call is associative_scan and t.above is None:
         return SCAN  # type: ignore[no-any-return]
     if t.b.to_size is None:
-        return None
+        return WITHOUT_VALUES.get(call)
     return (IN_OTHERS if t.above is None else COMPOSITES).get(call)
 
 

@@ -455,7 +455,7 @@ def _check_with(m: Capturing, error_type: Any, cond: Any, message: Any = None) -
     if type(cond) is torch.SymBool and cond.node.is_pending() and m.expects(cond):
         return
     if not (type(cond) is bool or is_open(cond)) or not m.truth(cond):
-        raise GraphBreak("a check of torch's fails")
+        raise GraphBreak("a check of torch's fails", raises=True)
 
 
 @stands_for(getattr(torch._check_is_size, "__wrapped__", torch._check_is_size))

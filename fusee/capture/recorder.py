@@ -91,6 +91,8 @@ _VALUES = frozenset(
     " untyped_storage storage storage_type is_set_to _is_view __repr__ __format__"
     " __reduce_ex__ apply_ map_ map2_ is_shared is_pinned".split()
 )
+# Of them, those that raise for any number of elements but one.
+_OF_ONE = frozenset("item __bool__ __int__ __float__ __index__ __complex__ is_nonzero".split())
 
 # Those of them that give what numbers alone decide.
 _NUMBERS = tuple("item tolist __bool__ __int__ __float__ __index__".split())
@@ -413,7 +415,8 @@ class Recorder(TorchFunctionMode):
         node = self.nodes.get(id(fake)) if name in ("retain_grad", "register_hook") else None
         if node is not None and node.users and id(fake) not in self.given:
             return Lost(why)
-        found = GraphBreak(why, remedy)
+        has_one = name not in _OF_ONE or is_symbolic(fake) or fake.numel() == 1
+        found = GraphBreak(why, remedy, raises=not has_one)
         found.memory = seen_memory(self.graph, name, fake)
         return found
 

@@ -319,7 +319,8 @@ def _is_traced(m: Capturing) -> bool:
     """Where eager would take the fast path now: which is there only with a bias. A part of the
     function that runs on after a break has the fast path alone for nested tensors."""
     return (
-        not _holds_opaque(m)
+        m.frames[-1].code is nn.MultiheadAttention.forward.__code__
+        and not _holds_opaque(m)
         and m.attribute(m.frames[-1].locals["self"], "in_proj_bias") is not None
     )
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from fusee.fake.layouts import broadcast, is_empty, is_row_major, is_transforming, let_be_equal
 from fusee.fake.open_sizes import POOLS
-from fusee.fake.torch_python import FORMS
+from fusee.fake.torch_python import FORMS, moved
 from fusee.source import Rules
 
 _nn = torch._C._nn
@@ -599,7 +599,8 @@ def _embedding_bag(
 def _istft(input: Tensor, *args: Any, **named: Any) -> Tensor:
     """torch's kernel in Python does not ask whether windows are nowhere zero together."""
     given = {**dict(zip("n_fft hop_length _ window center".split(), args)), **named}
-    made, window, n = torch.istft(input, *args, **named), given.get("window"), given["n_fft"]
+    window, n = given.get("window"), given["n_fft"]
+    made: Tensor = moved(torch._refs.istft)(input, *args, **named)
     if window is not None:
         frames, hop, more = input.shape[-1], given.get("hop_length") or n // 4, n - window.shape[0]
         squares = F.pad(window.detach().square(), (more // 2, more - more // 2))
@@ -789,8 +790,11 @@ def attention(
     return made.clone(memory_format=torch.contiguous_format) if is_turned else made
 
 
+# Whose own steps ask for values, of known sizes too.
+WITHOUT_VALUES = {of: IN_OTHERS[of] for of in (torch.istft, Tensor.istft)}
 # What gives the same of known sizes, for capture: torch 2.11's quantile compares its own tensors.
 SHORTER: dict[Any, Callable[..., Tensor]] = {
     _nn.scaled_dot_product_attention: attention,
     **{of: IN_OTHERS[of] for of in _QUANTILES},
+    **WITHOUT_VALUES,
 }

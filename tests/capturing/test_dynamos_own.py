@@ -369,6 +369,36 @@ def test_numbers_among_the_operands_of_map_and_loops(trains: bool, backend: str)
                 torch.testing.assert_close(one, grads[0])
 
 
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("shape", [(3, 2), (0,)])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: float(x),
+        lambda x: [x.item()],
+        lambda x: x + 1 if x else x,
+        lambda x: [1, 2, 3][x.int()],
+        lambda x: range(x.int()),
+        lambda x: complex(x),
+        lambda x: torch._check(x.shape[0] > 3, lambda: f"{x.shape[0]} are too few"),
+        lambda x: torch._check_value(x.dim() > 3) or x,
+    ],
+)
+def test_what_no_value_could_do_raises_in_one_graph_too(
+    fn: Callable[[Tensor], Any], shape: tuple[int, ...], fullgraph: bool
+) -> None:
+    """They ended the graph, which within fullgraph was told in place of eager's error."""
+    compiled, x = fusee.compile(fn, backend="eager", fullgraph=fullgraph), torch.ones(shape)
+    assert made(compiled, x) == made(fn, x) and isinstance(made(fn, x)[0], type)
+
+
+def test_whether_make_fx_traces_outside_of_attention() -> None:
+    def fn(x: Tensor) -> Any:
+        return x + 1, torch.nn.modules.activation._is_make_fx_tracing()
+
+    assert str(fusee.compile(fn, fullgraph=True)(torch.ones(2))) == str(fn(torch.ones(2)))
+
+
 def test_what_a_program_disables_is_no_news() -> None:
     """disable() notes its backend, which the first call's version saw as a change."""
 

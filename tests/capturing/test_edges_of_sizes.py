@@ -478,18 +478,24 @@ def test_convolutions_of_no_channels(batch: int) -> None:
     assert str(fusee.compile(fn)(*given())) == str(fn(*given()))
 
 
+@pytest.mark.parametrize("backend", ["fusee", "aot_eager", "eager"])
 @pytest.mark.parametrize(("width", "center"), [(16, True), (12, True), (16, False)])
-def test_a_window_that_covers_nothing_is_refused(width: int, center: bool) -> None:
-    """Once with sizes that are known, then with open ones."""
+def test_a_window_that_covers_nothing_is_refused(width: int, center: bool, backend: str) -> None:
+    """Once with sizes that are known, then with open ones: a graph each, with gradients."""
 
     def fn(x: Tensor, window: Tensor) -> Tensor:
         return torch.istft(x, 16, 4, width, window, center=center) * 2
 
-    compiled = fusee.compile(fn, options={"prices": False})
+    options: Any = {"prices": False} if backend == "fusee" else None
+    compiled = fusee.compile(fn, fullgraph=True, backend=backend, options=options)
     window = torch.hann_window(width) + 0.1
     for n, samples in ((2, 64), (3, 64), (4, 80), (5, 96)):
         y = torch.stft(torch.randn(n, samples), 16, 4, width, window, True, return_complex=True)
-        torch.testing.assert_close(compiled(y, window), fn(y, window))
+        y.requires_grad_()
+        made, expected = compiled(y, window), fn(y, window)
+        torch.testing.assert_close(made, expected)
+        grads = [torch.autograd.grad(z.sin().sum(), y)[0] for z in (made, expected)]
+        torch.testing.assert_close(*grads)
         for run in (fn, compiled):
             with pytest.raises(RuntimeError, match="window overlap add min"):
                 run(y, torch.zeros(width))
