@@ -162,7 +162,7 @@ NUMBER_READS: list[Any] = [
     lambda x, n: x.__setitem__(0, n),
     lambda x, n: torch.where(n < x, n, x),
     lambda x, n: torch.stack([n, n * 2]),
-    lambda x, n: (n != x, x.lt(n), 2**n),
+    lambda x, n: (n == x, n == 3, x.__eq__(n), n != x, x.lt(n), 2**n),
 ]
 
 
