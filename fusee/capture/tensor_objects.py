@@ -105,7 +105,6 @@ SPECIAL[torch.set_default_device] = Breaking("the default device is set for all 
 
 
 _default: Any = torch.Tensor.__torch_function__
-_COMPARED = torch.Tensor, int, float, complex, torch.SymInt, torch.SymFloat
 
 
 def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | None) -> Any:
@@ -128,8 +127,8 @@ def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | N
             m.modes.append(innermost)
     if m.world.seen and not _is_off(m):
         asked = _asked(named(args, kwargs or {}))
-    if asked and func is torch.Tensor.__eq__ and isinstance(args[1], _COMPARED):
-        func = torch.Tensor.eq  # by the other name only modes hear of it
+        if asked and func is torch.Tensor.__eq__ and not asks(m.kind_of(args[0])):
+            func = torch.Tensor.eq  # the other name is told to modes, and to the class of the first
     return (
         _ask(m, asked, func, asked, *given)
         if asked
