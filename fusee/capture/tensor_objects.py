@@ -175,14 +175,14 @@ def _named(m: Capturing, func: Any, is_owner: bool, args: Args, kwargs: Kwargs) 
     return found
 
 
-class _Number(torch.Tensor):
+class _Probe(torch.Tensor):
     """What has no dimension, in place of a stand-in that torch may read as a number."""
 
 
-class _Told(TorchFunctionMode):
+class _Hearing(TorchFunctionMode):
     """Hears of which classes torch tells at a call, which it does not run."""
 
-    kinds: Any = (_Number,)
+    kinds: Any = (_Probe,)
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         self.kinds = types
@@ -198,14 +198,14 @@ def _is_read(func: Any, x: Any, args: Args, kwargs: Kwargs) -> bool:
     with no_torch_function(), without_modes():
         if x.dim() or x.requires_grad:
             return False
-        number = torch.zeros((), dtype=x.dtype).as_subclass(_Number)
+        number = torch.zeros((), dtype=x.dtype).as_subclass(_Probe)
     given = [number if y is x else y for y in args]
     named = {name: number if y is x else y for name, y in kwargs.items()}
     if not any(y is number for y in (*given, *named.values())):
         return False  # in a list, whose items are tensors
-    with without_modes(), _Told() as told:
+    with without_modes(), _Hearing() as told:
         func(*given, **named)
-    return _Number not in told.kinds
+    return _Probe not in told.kinds
 
 
 @stands_for(_default.__func__)
