@@ -127,6 +127,8 @@ def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | N
             m.modes.append(innermost)
     if m.world.seen and not _is_off(m):
         asked = _asked(named(args, kwargs or {}))
+        if asked and func is torch.Tensor.__eq__ and not asks(m.kind_of(args[0])):
+            func = torch.Tensor.eq  # the other name is told to modes, and to the class of the first
     return (
         _ask(m, asked, func, asked, *given)
         if asked
@@ -162,6 +164,8 @@ def _named(m: Capturing, func: Any, is_owner: bool, args: Args, kwargs: Kwargs) 
         if type(x) is not FakeTensor:
             continue
         kind = m.kind_of(x)
+        if func and asks(kind) and not _is_off(m) and _is_read(func, x, args, kwargs):
+            continue
         # functions in Python name plain tensors among the classes
         is_named = kind is torch.Tensor and type(func) is FunctionType
         is_named |= is_owner and x is args[0]
@@ -169,6 +173,39 @@ def _named(m: Capturing, func: Any, is_owner: bool, args: Args, kwargs: Kwargs) 
             later = [k for k, known in enumerate(found) if issubclass(kind, known)]
             found.insert(later[0] if later else len(found), kind)
     return found
+
+
+class _Probe(torch.Tensor):
+    """What has no dimension, in place of a stand-in that torch may read as a number."""
+
+
+class _Hearing(TorchFunctionMode):
+    """Hears of which classes torch tells at a call, which it does not run."""
+
+    kinds: Any = (_Probe,)
+
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
+        self.kinds = types
+
+
+def _is_read(func: Any, x: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether torch takes a number out of this argument, and then tells nobody of its class.
+
+    A mode hears of that, but for `==`, where it hears of no class at all.
+    """
+    if func is torch.Tensor.__eq__:
+        return False
+    with no_torch_function(), without_modes():
+        if x.dim() or x.requires_grad:
+            return False
+        number = torch.zeros((), dtype=x.dtype).as_subclass(_Probe)
+    given = [number if y is x else y for y in args]
+    named = {name: number if y is x else y for name, y in kwargs.items()}
+    if not any(y is number for y in (*given, *named.values())):
+        return False  # in a list, whose items are tensors
+    with without_modes(), _Hearing() as told:
+        func(*given, **named)
+    return _Probe not in told.kinds
 
 
 @stands_for(_default.__func__)

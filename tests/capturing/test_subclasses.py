@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +149,34 @@ def test_results_are_of_the_class(kind: Any) -> None:
         return z, w, row, top.values, n, c, x > 1, x[0, 1:], y.expand_as(x), flags
 
     alike(fn, lambda: (sample(kind), torch.ones(2, 3)))
+
+
+NUMBER_READS: list[Any] = [
+    lambda x, n: torch.add(x, x, alpha=n),
+    lambda x, n: x.sub_(x, alpha=n),
+    lambda x, n: torch.addcmul(x, x, x, value=n),
+    lambda x, n: (torch.rsub(x, n), x.pow(n), torch.pow(n, x)),
+    lambda x, n: x.clamp(min=n),
+    lambda x, n: x.lerp(x + 1, n),
+    lambda x, n: x.fill_(n),
+    lambda x, n: x.__setitem__(0, n),
+    lambda x, n: torch.where(n < x, n, x),
+    lambda x, n: torch.stack([n, n * 2]),
+    lambda x, n: (n == x, n == 3, x.__eq__(n), n != x, x.lt(n), 2**n),
+]
+
+
+@pytest.mark.parametrize("kind", [Plain, Logged])
+def test_no_class_hears_of_what_is_read_as_a_number(kind: Any) -> None:
+    """Torch tells of a tensor given for a tensor, not of one that it takes a number out of."""
+    for program in NUMBER_READS:
+        outcomes = []
+        for run in (program, fusee.compile(program, backend="eager", fullgraph=True)):
+            LOG.clear()
+            x = torch.arange(9.0).reshape(3, 3)
+            number = torch.tensor(3.0).as_subclass(kind)
+            outcomes.append(told([run(x, number), x, list(LOG)], {}))
+        assert outcomes[0] == outcomes[1], inspect.getsource(program)
 
 
 def test_units_go_with_values() -> None:
