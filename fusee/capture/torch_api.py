@@ -74,7 +74,8 @@ FIXED_ANSWERS: dict[Any, Any] = {
     torch.fx._symbolic_trace.is_fx_tracing: False,
 }
 
-# Asked while the graph is made. An entry is guarded by what they say: `state_conditions`.
+# Asked while the graph is made. An entry is guarded by what they say (of autocast: for CPUs and
+# CUDA): `state_conditions`.
 STATE_QUERIES: tuple[Any, ...] = (
     torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype,
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
@@ -542,11 +543,10 @@ def without_function_modes() -> Iterator[list[Any]]:
             MODE_STACK.push(mode)
 
 
-_AUTOCAST = {
-    f"{name}_{device}": functools.partial(ask, device)
-    for device in ("cpu", "cuda")
+_AUTOCAST_ON, _AUTOCAST_AS = (
+    {f"{name}_{device}": functools.partial(ask, device) for device in ("cpu", "cuda")}
     for name, ask in (("on", torch.is_autocast_enabled), ("as", torch.get_autocast_dtype))
-}
+)
 forward_level = vars(forward_ad), "_current_level"
 # What a graph relies on of torch's global state, by name: what gives it.
 STATE_ASKED: dict[str, Callable[[], Any]] = {
@@ -561,11 +561,13 @@ STATE_ASKED: dict[str, Callable[[], Any]] = {
     "traced": torch._C._is_tracing,
     "dispatching": torch._C._len_torch_dispatch_stack,
     "modes": MODE_STACK.length,
-    **_AUTOCAST,
+    "cache": torch.is_autocast_cache_enabled,
+    **_AUTOCAST_AS,  # where it is off too: `torch.autocast("cpu")` within a program takes it
+    **_AUTOCAST_ON,
     "transformed": within_transform,
 }
 # What of that decides on what a graph costs, or on who sees its check.
-OF_PRICE = {"grad", "autocast", "modes", *_AUTOCAST}
+OF_PRICE = {"grad", "autocast", "modes", *_AUTOCAST_AS, *_AUTOCAST_ON}
 
 
 def state_conditions() -> dict[str, Any]:
@@ -573,7 +575,7 @@ def state_conditions() -> dict[str, Any]:
     if within_transform():
         return {"transformed": True}
     is_on = torch._C._is_any_autocast_enabled()
-    without = {"transformed", *(() if is_on else _AUTOCAST)}
+    without = {"transformed", *(() if is_on else _AUTOCAST_ON)}
     return {name: ask() for name, ask in STATE_ASKED.items() if name not in without}
 
 

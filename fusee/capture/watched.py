@@ -228,8 +228,14 @@ _STATE: dict[str, list[tuple[str, int | str, int]]] = {
     "modes": [("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", 0, _MOST)],
     "autocast": [  # its keys are excluded where it is off
         ("_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE", int(key), _NO)
-        for key in (_KEYS.AutocastCPU, _KEYS.AutocastCUDA)
+        for name, key in _KEYS.__members__.items()
+        if name.startswith("Autocast")
     ],
+    "cache": [("_ZN2at8autocast25is_autocast_cache_enabledEv", 0, _BYTE)],
+    **{
+        f"as_{device}": [("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", kind, _BYTE)]
+        for kind, device in enumerate(("cpu", "cuda"))  # as c10::DeviceType has them
+    },
     "deterministic": [
         ("_ZNK2at7Context23deterministicAlgorithmsEv", "_ZN2at13globalContextEv", _BYTE)
     ],
@@ -260,7 +266,10 @@ def quick_check(
     is_known = state.keys() <= {*_STATE, "hooked", "forward"} and not state.get("hooked")
     if not is_known or not owned[0][0] or not all(map(symbol, names)):
         return None
-    wanted = [_now(*row) if name == "default" else int(state[name] or 0) for name, row in rows]
+    wanted = [
+        _now(*row) if isinstance(x := state[name], torch.dtype) else int(x or 0)
+        for name, row in rows
+    ]
     found = [*found, *([(*forward_level, state["forward"])] if "forward" in state else [])]
     words = [*wanted, len(owned), *itertools.chain(*owned)]
     words += [len(found), *(id(x) for row in found for x in row), *table.words]

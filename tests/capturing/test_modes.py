@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -71,6 +72,10 @@ AROUND: dict[str, Callable[[], Any]] = {
     "default device": lambda: by_default(torch.set_default_device, "meta", None),
     "default dtype": lambda: by_default(torch.set_default_dtype, torch.float64, torch.float32),
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast's dtype": lambda: by_default(
+        functools.partial(torch.set_autocast_dtype, "cpu"), torch.float16, torch.bfloat16
+    ),
+    "autocast's cache": lambda: by_default(torch.set_autocast_cache_enabled, False, True),
     "deterministic": lambda: by_default(torch.use_deterministic_algorithms, True, False),
     "function mode": Doubled,
     "two": lambda: both(Doubled(), torch.device("meta")),
@@ -82,7 +87,10 @@ AROUND: dict[str, Callable[[], Any]] = {
 def made(x: Tensor) -> Any:
     y = torch.sin(x)
     made = torch.zeros(3), torch.arange(2.0), torch.tensor([1.0, 2.0]), torch.empty(1)
-    return y, y @ y, [(one.device, one.dtype) for one in made], torch.sin(x.new_ones(2))
+    with torch.autocast("cpu"):  # its dtype and its cache are as they are around
+        product, cached = x[None] @ x[:, None], torch.is_autocast_cache_enabled()
+    kinds = [(one.device, one.dtype) for one in made]
+    return y, y @ y, kinds, torch.sin(x.new_ones(2)), product, cached
 
 
 @pytest.mark.parametrize("name", AROUND)
