@@ -169,7 +169,7 @@ class Builder:
         What is conjugated or negated when it is read is so in the copy, too.
         """
         found = value.tensor
-        bits = [aten._conj.default] * found.is_conj() + [aten._neg_view.default] * found.is_neg()
+        bits = _bits_of(found)
         for bit in bits:
             node = self.apply(bit, node)
         val, op = node.meta["val"] if bits else found, aten.clone.default
@@ -256,6 +256,7 @@ class Builder:
         store = value.store
         if store.frozen is not None:
             raise self.unsupported(store.frozen)
+        contents = self._read_as(value, contents)
         at, node, is_counted = value, contents, True
         while at.parent is not None:
             is_counted &= at.apart != "data"
@@ -266,13 +267,32 @@ class Builder:
                 node = undo(self, at, node)
             at = at.parent
         if not _same_layout(node.meta["val"], at.tensor):
-            node = self.emit(aten.copy.default, (self.node(at), node), {}, at.tensor, store.device)
+            operands = (self.node(at), node)
+            node = self.emit(aten.copy.default, operands, {}, self.plain(at), store.device)
+        node = self._read_as(at, node)
         store.version += 1
         store.is_counted |= is_counted
         at._node, at.version = node, store.version
-        plain = not (value.tensor.is_conj() or value.tensor.is_neg())
-        if value is not at and plain and _same_layout(contents.meta["val"], value.tensor):
+        if (
+            value is not at
+            and not _bits_of(value.tensor)
+            and _same_layout(contents.meta["val"], value.tensor)
+        ):
             value._node, value.version = contents, store.version
+
+    def _read_as(self, value: TracedTensor, node: fx.Node) -> fx.Node:
+        """`node`, conjugated and negated when it is read as `value` is: views count on that."""
+        bits = _bits_of(value.tensor)
+        for bit in set(bits) ^ set(_bits_of(node.meta["val"])):
+            for op in (_COMPLEX[bit], bit) if bit in bits else (bit, _COMPLEX[bit]):
+                node = self.apply(op, node)
+        return node
+
+    def plain(self, value: TracedTensor) -> Tensor:
+        """What an operator that copies `value` gives: neither conjugated nor negated when read."""
+        return functools.reduce(
+            lambda x, bit: self.twins.view(bit, x), _bits_of(value.tensor), value.tensor
+        )
 
     def replace(self, value: TracedTensor, tensor: Tensor, old: Tensor) -> TracedTensor:
         """`tensor`, until now `value`, gets another geometry; `old` stands for it in its views."""
@@ -305,6 +325,11 @@ def _with_size(x: Any, to_size: Callable[[Any], Size]) -> Any:
     if isinstance(x, torch.SymFloat):
         return float(x)
     return bool(x) if isinstance(x, torch.SymBool) else x
+
+
+def _bits_of(x: Tensor) -> list[OpOverload]:
+    """The views by which it is conjugated or negated when it is read."""
+    return [aten._conj.default] * x.is_conj() + [aten._neg_view.default] * x.is_neg()
 
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:
@@ -374,7 +399,7 @@ def _scatter(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     parent, (op, args, kwargs) = view.parent, view.view
     b.node(view)  # as_strided of what begins inside its memory copies that
     operands = (b.node(parent), contents, *args)
-    return b.emit(_SCATTERS[op], operands, kwargs, parent.tensor, parent.store.device)
+    return b.emit(_SCATTERS[op], operands, kwargs, b.plain(parent), parent.store.device)
 
 
 # ---------------------------------------------------------------------------- tracer

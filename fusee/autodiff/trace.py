@@ -51,7 +51,7 @@ from fusee.aten.tracer import TracedTensor, Tracer
 from fusee.autodiff import Joint, sparse_embedding, why_not
 from fusee.fake import FakeTensor, unseen_by_hooks
 from fusee.fake.gradients import checked, leaf_gradients
-from fusee.fake.layouts import has_zero, suggested_layout
+from fusee.fake.layouts import has_zero, is_row_major, suggested_layout
 from fusee.fake.open_composites import IN_OTHERS
 from fusee.fake.torch_python import python_dispatcher
 from fusee.source import Args, Rules
@@ -248,7 +248,10 @@ def _pow(t: Tracer, *given: Any) -> Any:
         return None
     f64 = torch.float64
     made = [torch.scalar_tensor(x, dtype=f64) if o else x for x, o in zip(given, is_open)]
-    return torch.pow(*made).to(dtype)
+    found = torch.pow(*made).to(dtype)
+    # a number to powers lies in rows, however they lie
+    is_turned = is_open[0] and not is_row_major(found)
+    return found.clone(memory_format=torch.contiguous_format) if is_turned else found
 
 
 @_FUNCTIONS.rule(*(getattr(Tensor, op.overloadpacket.__name__) for op in TURNS))

@@ -330,8 +330,9 @@ def situation(examples: Sequence[Any], is_open: bool = False) -> Hashable | None
         sizes = () if is_open else (tuple(x.shape), x.stride())
         about = (type(x), x.dtype, x.device, x.layout, *sizes)
         grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference(), is_state(x))
+        bits = x.is_conj(), x.is_neg()
         same = objects.setdefault(id(x), k), storages.setdefault(storage, k)
-        rows.append((*about, *grad, *same))
+        rows.append((*about, *grad, *bits, *same))
     asked = torch.is_autocast_enabled, torch.get_autocast_dtype
     autocast = [ask(device) for device in ("cpu", "cuda") for ask in asked]
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()

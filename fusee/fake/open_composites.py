@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fusee.fake.layouts import broadcast, is_empty, is_row_major, is_transforming, let_be_equal
 from fusee.fake.open_sizes import POOLS
+from fusee.fake.rules import attention
 from fusee.fake.torch_python import FORMS, moved
 from fusee.source import Rules
 
@@ -611,6 +612,14 @@ def _istft(input: Tensor, *args: Any, **named: Any) -> Tensor:
     return made
 
 
+@_FORMS.rule(torch.dropout)
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor | None:
+    """torch's form in Python copies what nothing is dropped of, whatever `p` is."""
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p:g}")
+    return None if train and p else input
+
+
 # ---------------------------------------------------------------------------- running products
 
 
@@ -773,23 +782,6 @@ COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.matmul.default: matmul,
     torch._C._nn.linear: linear,
 }
-
-
-# ---------------------------------------------------------------------------- attention
-
-
-def attention(
-    query: Tensor, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0,
-    *more: Any, **named: Any,
-) -> Tensor:  # fmt: skip
-    """As attention without dropout, which is one operator; with some a CPU runs 25 of them."""
-    drops = query.device.type == "cpu" and type(dropout_p) is float and 0 < dropout_p < 1
-    given = attn_mask, 0.0 if drops else dropout_p, *more
-    made = F.scaled_dot_product_attention(query, key, value, *given, **named)
-    is_turned = drops and not is_row_major(made)
-    return made.clone(memory_format=torch.contiguous_format) if is_turned else made
-
-
 # Whose own steps ask for values, of known sizes too.
 WITHOUT_VALUES = {of: IN_OTHERS[of] for of in (torch.istft, Tensor.istft)}
 # What gives the same of known sizes, for capture: torch 2.11's quantile compares its own tensors.

@@ -206,7 +206,7 @@ for _view in ("diagonal", "slice.Tensor", "select.int"):
 
 
 @OPEN_VIEWS.rule("view _unsafe_view")
-def _viewed(x: Tensor, size: Any) -> Tensor | None:
+def _viewed(x: Tensor, size: Any, is_asked: bool = True) -> Tensor | None:
     if not isinstance(size, (list, tuple)):
         return None
     sizes = [*size]
@@ -231,19 +231,32 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
         return None
     if (steps := view_strides(x.shape, x.stride(), sizes)) is not None:
         return _strided(x, sizes, steps)
-    return _strided(x, *rows(sizes, x.dtype)[:2]) if x.is_contiguous() else None
+    if x.is_contiguous():
+        return _strided(x, *rows(sizes, x.dtype)[:2])
+    if is_asked and any(type(n) is int and n == 1 for n in x.shape):  # torch's own overlooks these
+        if (steps := view_strides(x.shape, x.stride(), sizes, _is_equal)) is not None:
+            return _strided(x, sizes, steps)
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one"
+            " dimension spans across two contiguous subspaces). Use .reshape(...) instead."
+        )
+    return None
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    return equal((a,), (b,))
 
 
 @OPEN_VIEWS.rule("reshape")
 def _reshaped(x: Tensor, size: Any) -> Tensor | None:
-    found: Tensor | None = _viewed(x, size)
+    found: Tensor | None = _viewed(x, size, is_asked=False)
     if found is not None or not isinstance(size, (list, tuple)):
         return found
     count = math.prod(n for n in size if type(n) is not int or n != -1)
     sizes = [math.prod(x.shape) // count if type(n) is int and n == -1 else n for n in size]
     if 0 in [n for n in (*sizes, *x.shape) if type(n) is int] or math.prod(sizes) != x.numel():
         return None
-    steps = view_strides(x.shape, x.stride(), sizes, lambda a, b: equal((a,), (b,)))
+    steps = view_strides(x.shape, x.stride(), sizes, _is_equal)
     if steps is not None:
         return _strided(x, sizes, steps)
     return torch.empty_strided(*rows(sizes, x.dtype)[:2], dtype=x.dtype, device="meta")

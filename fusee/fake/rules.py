@@ -560,6 +560,18 @@ def _attention(
     return rows((*batch, q.shape[-2], v.shape[-1]), q.dtype)
 
 
+def attention(
+    query: Tensor, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0,
+    *more: Any, **named: Any,
+) -> Tensor:  # fmt: skip
+    """As attention without dropout, which is one operator; with some a CPU runs 25 of them."""
+    drops = query.device.type == "cpu" and type(dropout_p) is float and 0 < dropout_p < 1
+    given = attn_mask, 0.0 if drops else dropout_p, *more
+    made = torch._C._nn.scaled_dot_product_attention(query, key, value, *given, **named)
+    is_turned = drops and not is_row_major(made)
+    return made.clone(memory_format=torch.contiguous_format) if is_turned else made
+
+
 @RULES.rule("_scaled_dot_product_flash_attention_for_cpu")
 def _flash_attention(q: Tensor, *rest: Any, **kwargs: Any) -> Found:
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -229,6 +229,40 @@ def test_writes_that_read_what_others_write() -> None:
             torch.testing.assert_close(ours, eager)
 
 
+def filled_then_halves(z: Tensor, y: Tensor) -> Any:
+    z.fill_(2 + 1j)
+    z.imag.add_(3)
+    z[0] = 1
+    return z.real * 1, z.conj().imag + 1
+
+
+def written_then_negated(z: Tensor, y: Tensor) -> Any:
+    z.imag.mul_(2)
+    y.mul_(2)
+    return torch._neg_view(y) + 1, torch._neg_view(z.conj().imag)
+
+
+def copied_of_lazy(z: Tensor, y: Tensor) -> Any:
+    x, part = z * 1, y * 1
+    x.copy_(z.conj())
+    x[1:].copy_(z.conj()[:-1])
+    part.copy_(z.conj().imag)
+    return torch.view_as_real(x), torch.view_as_real(x[1:]), part[1:] + 1, torch._neg_view(part)
+
+
+@pytest.mark.parametrize("f", [filled_then_halves, written_then_negated, copied_of_lazy])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_is_written_is_read_as_its_target(f: Program, dynamic: bool | None) -> None:
+    compiled = fusee.compile(f, dynamic=dynamic)
+    for turned in (lambda x: x, torch.t):
+        for bits in (lambda x: x, torch.conj):
+            told = []
+            for call in (compiled, f):
+                given = [turned(bits(cplx(3, 3))), turned(bits(cplx(3, 3)).imag)]
+                told.append([*call(*given), *given])
+            same(*told)
+
+
 @pytest.mark.parametrize("bits", [torch.conj, torch._neg_view])
 def test_open_sizes_of_a_written_input_that_is_lazily_flipped(bits: Callable[..., Tensor]) -> None:
     def f(x: Tensor) -> Tensor:

@@ -820,6 +820,48 @@ def test_dropout_of_open_sizes_draws_as_eager(with_grad: bool) -> None:
     assert len(told) == 2 + 2 * with_grad
 
 
+@pytest.mark.parametrize("p", [0.3, 2.0, -1.0, math.nan])
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_dropout_of_nothing_is_its_argument(p: float, with_grad: bool) -> None:
+    def program(x: Tensor) -> Any:
+        x = x * 2
+        try:
+            return x, torch.dropout(x, p, False) is x
+        except RuntimeError as error:
+            return x, str(error)
+
+    compiled = fusee.compile(program, dynamic=True)
+    for n in SIZES:
+        x = torch.ones(n, 2).requires_grad_(with_grad)
+        assert compiled(x)[1] == program(x)[1]
+
+
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_an_open_number_to_powers_lies_in_rows(with_grad: bool) -> None:
+    compiled = fusee.compile(lambda x, k: (k**x, k ** x.tanh()), dynamic=True)
+    for k in (3, 1, 0):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_(with_grad)
+        ours, eager = ([*run(x.mT, k)] for run in (compiled, lambda x, k: (k**x, k ** x.tanh())))
+        same(ours, eager)
+        assert [y.stride() for y in ours] == [y.stride() for y in eager]
+
+
+@pytest.mark.parametrize(
+    "f", [lambda x: x.view(-1).sum(), lambda x: x.view(x.shape[0], -1) + 1, lambda x: x.flatten(1)]
+)
+def test_views_beside_axes_of_one_element(f: Callable[..., Tensor]) -> None:
+    """torch's own rule takes those whose strides do not fit."""
+    compiled = fusee.compile(f, dynamic=True)
+    for size in ((1, 7, 1, 8), (1, 6, 1, 3), (1, 9, 1, 5)):
+        x, told = torch.arange(float(math.prod(size))).view(size)[..., ::2], list[str]()
+        for run in (compiled, f):
+            try:
+                told.append(repr(run(x)))
+            except RuntimeError as error:
+                told.append(str(error))
+        assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("shape", [(3, 2), (0, 2)])
 @pytest.mark.parametrize("drop", [F.dropout, F.alpha_dropout, F.feature_alpha_dropout])
 @pytest.mark.parametrize("with_grad", [True, False])
