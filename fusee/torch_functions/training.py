@@ -69,16 +69,15 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
     @stands_for(function)
     def run(m: Capturing, /, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments
-        inputs: Any = given.get("inputs")
-        if isinstance(inputs, _VIEWS):
-            inputs = [*inputs]
-        inputs = pytree.tree_leaves(inputs)
-        if any(type(x) is FakeTensor and id(x) not in m.world.inputs for x in inputs):
+        inputs: Any = given.pop("inputs", None)
+        listed = pytree.tree_leaves([*inputs] if isinstance(inputs, _VIEWS) else inputs)
+        if any(type(x) is FakeTensor and id(x) not in m.world.inputs for x in listed):
             m.world.varies.asks_gradients = True
             raise GraphBreak(f"{name} asks for the gradient of what its own graph computes")
         losses, seeds = (pytree.tree_leaves(given.pop(key, None)) for key in (first, seed))
         # neither `inputs`, nor a graph that stays
-        is_usual = len(losses) == 1 and not any(given.values()) and first != "outputs"
+        is_usual = first != "outputs" and inputs is None and not any(given.values())
+        is_usual &= len(losses) == 1
         tangent = seeds[0] if seeds else None
         leaves = _leaves(m, losses[0], tangent) if is_usual else None
         if leaves is None:
