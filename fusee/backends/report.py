@@ -500,13 +500,15 @@ def in_parts(
     ends = itertools.pairwise((0, *starts, len(calls)))
     for (begin, end), is_captured in zip(ends, captured):
         part, given, results = _part(gm, calls[begin:end])
-        rest = {output, *calls[end:]}
-        # every part is given the numbers
-        dead = [places[x] for x in given if _is_tensor(x) and rest.isdisjoint(x.users)]
         run = part.forward if is_captured else None
-        parts.append(BucketGraph(part, [places[node] for node in given], dead, run))
+        parts.append(BucketGraph(part, [places[node] for node in given], [], run))
         places.update(zip(results, itertools.count(len(places))))
-    return Bucketed(_in_turn, compile_graph, parts, fx.map_arg(output.args[0], places.__getitem__))
+    shown = fx.map_arg(output.args[0], places.__getitem__)
+    later = {*shown}
+    for bucket in reversed(parts):
+        bucket.dead = [k for k in bucket.given if k not in later]
+        later.update(bucket.given)
+    return Bucketed(_in_turn, compile_graph, parts, shown)
 
 
 def _in_turn(
@@ -531,6 +533,12 @@ def _part(
     given = [x for x in gm.graph.find_nodes(op="placeholder") if not _is_tensor(x)]
     read = [x for node in calls for x in node.all_input_nodes if x not in own]
     given = [*dict.fromkeys((*given, *(x for x in read if x.op != "get_attr" and _is_tensor(x))))]
+    known, row = {*given, *own}, [x for x in read if not _is_tensor(x)]
+    while row:  # tensors that numbers are read of, which only the data tells
+        if (node := row.pop()) not in known:
+            known.add(node)
+            row += node.all_input_nodes
+            given += [node] * (node.op == "placeholder")
     for node in given:
         copier.placeholder(node)
     for node in (*read, *calls):  # numbers are computed anew

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends import lookup
-from fusee.backends.report import live_reports
+from fusee.backends.report import in_parts, live_reports
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from fusee.errors import FuseeWarning
@@ -235,3 +235,18 @@ def test_in_another_process_it_is_captured_again(
     run = CompiledFunction(lambda x: program(x, 2).sin(), lookup("fusee"), Policy(), keeper=keeper)
     run(torch.ones(3))
     assert any(tmp_path.rglob("*")) == is_kept
+
+
+def test_a_number_of_the_data_is_read_once_more_in_a_later_part() -> None:
+    def f(x: Tensor, sizes: Tensor) -> Tensor:
+        n = sizes[0].item()
+        return (x * n + 1) * n
+
+    gm = torch.fx.symbolic_trace(f)
+    for node in gm.graph.nodes:
+        node.meta["example_value"] = 2 if node.target == "item" else torch.ones(2)
+    gm.graph.output_node().args = ((gm.graph.output_node().args[0],),)
+    gm.recompile()
+    parts = in_parts(gm, [3], lambda part, _: part.forward)
+    x, sizes = torch.randn(4), torch.tensor([3, 5])
+    assert torch.equal(parts(x, sizes)[0], f(x, sizes))
