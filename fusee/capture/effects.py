@@ -454,8 +454,12 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     places = {node: k for k, node in enumerate([*calls, output])}
     spans = {x: (k, max(map(places.__getitem__, x.users), default=k)) for x, k in places.items()}
     passes = [k for k, node in enumerate(calls) if node.target is leaf_gradients]
+    inputs = [x for x in graph.nodes if x.op in ("placeholder", "get_attr")]
+    with no_torch_function():
+        kept = storages(inputs) - storages(x for node in calls for x in written_by(node))
     # what no part can give to another
-    whole = [spans[x] for x in calls if not (_may_cross(x) or _is_number(x))]
+    apart = [x for x in calls if not (_may_cross(x) or _is_number(x))]
+    whole = [(places[x], max(map(places.__getitem__, _users(x, kept)))) for x in apart]
     (begin, _), end, before = spans[copies[at]], places[copies[at]] + 1, (-1, -1)
     while before != (begin, end):
         before = begin, end
@@ -488,6 +492,22 @@ def _is_number(node: fx.Node) -> bool:
     """Whether it computes a number of others, which each part can do."""
     numbers = [node, *node.all_input_nodes]
     return all(isinstance(x.meta.get("example_value"), _NUMBERS) for x in numbers)
+
+
+def _users(node: fx.Node, kept: set[int]) -> list[fx.Node]:
+    """A node, and who uses it; with numbers that are computed of it, unless it reads memory that
+    nobody writes to: there each part can read it again."""
+    read = [*node.all_input_nodes]
+    for x in read:
+        is_tensor = isinstance(x.meta.get("example_value"), torch.Tensor)
+        read += () if is_tensor else x.all_input_nodes
+    is_kept, found = storages(read) <= kept, {node: None, **node.users}
+    row = [] if is_kept else [*node.users]
+    while row:
+        if _is_number(x := row.pop()):
+            row += x.users.keys() - found.keys()
+            found.update(x.users)
+    return [*found]
 
 
 def _requires_grad(node: fx.Node) -> bool:

@@ -250,3 +250,28 @@ def test_a_number_of_the_data_is_read_once_more_in_a_later_part() -> None:
     parts = in_parts(gm, [3], lambda part, _: part.forward)
     x, sizes = torch.randn(4), torch.tensor([3, 5])
     assert torch.equal(parts(x, sizes)[0], f(x, sizes))
+
+
+def is_written(x: Tensor, sizes: Tensor) -> Tensor:
+    n = sizes[0].item()
+    made, y = torch.zeros_like(x), x * (n + 1)
+    sizes.add_(3)
+    return (y + made * adds([made], None)).sin() * (n * 2)
+
+
+def is_drawn(x: Tensor, sizes: Tensor) -> Tensor:
+    n = int((torch.rand(4) * 100)[1])
+    made, y = torch.zeros_like(x), x * (n + 1)
+    return (y + made * adds([made], None)).sin() * (n * 2) + (sizes[1].item() + 2)
+
+
+@pytest.mark.parametrize("program", [is_written, is_drawn])
+def test_numbers_of_the_data_are_those_that_were_read(program: Callable[..., Tensor]) -> None:
+    compiled = fusee.compile(program)
+    for seed in range(3):
+        x, found = torch.randn(4), list[Any]()
+        for run in (compiled, program):
+            sizes = torch.tensor([3, 5])
+            torch.manual_seed(seed)
+            found.append((run(x, sizes), sizes))
+        torch.testing.assert_close(*found)
