@@ -155,7 +155,8 @@ def left_to_eager(
     report.where = error.where or first_line(gm)
     remember(report)
     is_raising = error.__cause__ is not None and is_refused(gm, example_inputs)
-    if not is_raising and (parts := apart(gm, error.call, compile_graph)) is not None:
+    parts = None if is_raising else apart(gm, error.call, compile_graph, example_inputs)
+    if parts is not None:
         report.notes.append(f"a part runs as it was captured: {error.what}")
         return CompiledGraph(parts, report)
     report.eager = error.what

@@ -406,7 +406,8 @@ class BucketGraph:
 
     given      the places of what it takes, among the whole graph's inputs and all parts' results
     dead       those of them that nobody reads any more
-    compiled   at its first call: what comes from other parts has no data before
+    compiled   at its first call, where sizes are known: what comes from other parts has no data
+               before
     """
 
     graph: fx.GraphModule
@@ -475,7 +476,9 @@ def _limits() -> Iterator[int] | None:
     return itertools.chain((min(first, most),), itertools.repeat(most))
 
 
-def apart(gm: fx.GraphModule, call: fx.Node | None, compile_graph: CompiledFn) -> Bucketed | None:
+def apart(
+    gm: fx.GraphModule, call: fx.Node | None, compile_graph: CompiledFn, examples: Sequence[Any]
+) -> Bucketed | None:
     """The graph in parts, one of which runs a call as it was captured; None if it has none."""
     around, left = gm.meta.get(APART, (None, 0))
     found = around(gm, call) if left and call is not None else None
@@ -483,7 +486,9 @@ def apart(gm: fx.GraphModule, call: fx.Node | None, compile_graph: CompiledFn) -
         return None
     whole, parts = found
     whole.meta[APART] = gm.meta[APART] = around, left - 1
-    return in_parts(whole, [*parts][1:], compile_graph, [*parts.values()])
+    is_open = any(map(_is_open, whole.graph.find_nodes(op="placeholder")))
+    given = examples if is_open else None
+    return in_parts(whole, [*parts][1:], compile_graph, [*parts.values()], given)
 
 
 def in_parts(
@@ -491,17 +496,25 @@ def in_parts(
     starts: Sequence[int],
     compile_graph: CompiledFn,
     captured: Iterable[bool] = itertools.repeat(False),
+    examples: Sequence[Any] | None = None,
 ) -> Bucketed:
-    """The graph in parts that begin at these calls, each compiled by itself, or as captured."""
+    """The graph in parts that begin at these calls, each compiled by itself, or as captured.
+
+    examples   where sizes are open: all parts are compiled now, and what they ask of sizes is
+               guarded
+    """
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     places = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    parts: list[BucketGraph] = []
+    parts, values = list[BucketGraph](), None if examples is None else [*examples]
     ends = itertools.pairwise((0, *starts, len(calls)))
     for (begin, end), is_captured in zip(ends, captured):
         part, given, results = _part(gm, calls[begin:end])
-        run = part.forward if is_captured else None
-        parts.append(BucketGraph(part, [places[node] for node in given], [], run))
+        run, taken = part.forward if is_captured else None, [places[node] for node in given]
+        if values is not None:
+            run = run or compile_graph(part, [values[k] for k in taken])
+            values += [node.meta["example_value"] for node in results]
+        parts.append(BucketGraph(part, taken, [], run))
         places.update(zip(results, itertools.count(len(places))))
     shown = fx.map_arg(output.args[0], places.__getitem__)
     later = {*shown}
@@ -550,6 +563,12 @@ def _part(
     part = fx.GraphModule(gm, copier.graph)
     part.meta[APART] = gm.meta.get(APART, (None, 0))
     return part, given, results
+
+
+def _is_open(node: fx.Node) -> bool:
+    """Whether it is an open number, or a tensor with one among its sizes."""
+    x = node.meta.get("example_value")
+    return any(type(n) is torch.SymInt for n in (x.shape if isinstance(x, Tensor) else (x,)))
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -616,7 +635,7 @@ class GuardedBackend:
             if isinstance(error, TraceError):
                 if is_refused(gm, example_inputs):
                     return gm.forward
-                if (parts := apart(gm, error.call, self._compiled)) is not None:
+                if (parts := apart(gm, error.call, self._compiled, example_inputs)) is not None:
                     return parts
             if not (self.fall_back or suppresses_errors()):
                 raise

@@ -693,16 +693,19 @@ class Recorder(TorchFunctionMode):
         """The module, its outputs a tuple in this order; without what nobody needs.
 
         binds   whether all symbols that an input's sizes have are inputs, before it; those of its
-                strides are
+                strides are, and those that no input has for a size
         """
         self.graph.output(tuple(self.node(x) for x in outputs))
         self.graph.eliminate_dead_code(has_effect)
         bound: set[fx.Node] = set()
         origins = self.symbols.origins
         of_strides = {symbol for symbol, at in origins.items() if isinstance(at, StrideOf)}
-        for node in self.graph.find_nodes(op="placeholder") if binds or of_strides else ():
-            for symbol in self.symbols.of(node.meta["example_value"]) if node.users else ():
-                if not binds and symbol not in of_strides:
+        given = [x for x in self.graph.find_nodes(op="placeholder") if x.users] if origins else []
+        values = [] if binds else [x.meta["example_value"] for x in given]
+        told = {symbol for x in values for symbol in self.symbols.told_by(x)} - of_strides
+        for node in given:
+            for symbol in self.symbols.of(node.meta["example_value"]):
+                if symbol in told:
                     continue
                 size = self.symbol_node(symbol, wrapped(self.symbols.env, symbol.expr))
                 if size is not node and size not in bound:

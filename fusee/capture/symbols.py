@@ -465,6 +465,13 @@ class Symbols:
         sizes = (size_of(n) for n in numbers if type(n) is torch.SymInt)
         return [*dict.fromkeys(s for a in sizes if a is not None for s in symbols(a))]
 
+    @staticmethod
+    def told_by(x: Any) -> list[Symbol]:
+        """The symbol that an open number is, or those that sizes of a tensor are."""
+        numbers = x.shape if isinstance(x, torch.Tensor) else (x,)
+        found = (only_symbol(size_of(n)) for n in numbers if type(n) is torch.SymInt)
+        return [symbol for symbol in found if symbol is not None]
+
     def _sizes(self, x: Any) -> list[Size]:
         """What an open number is computed from."""
         left, sizes = [x.node], list[Size]()

@@ -275,3 +275,17 @@ def test_numbers_of_the_data_are_those_that_were_read(program: Callable[..., Ten
             torch.manual_seed(seed)
             found.append((run(x, sizes), sizes))
         torch.testing.assert_close(*found)
+
+
+def test_what_parts_ask_of_open_sizes_is_guarded() -> None:
+    """The gradient of a transform is padded, unless its half is all of it."""
+
+    def f(p: Tensor, q: Tensor) -> Tensor:
+        q.unsqueeze(0).squeeze(-1).t_().add_(1)
+        return torch.fft.rfft(p).abs()
+
+    compiled = fusee.compile(f, dynamic=True, options={"prices": False})
+    for n in (2, 4, 5):
+        p, q = torch.randn(n, requires_grad=True), torch.randn(n)
+        want = torch.autograd.grad(f(p, q.clone()).sum(), p)
+        torch.testing.assert_close(torch.autograd.grad(compiled(p, q).sum(), p), want)

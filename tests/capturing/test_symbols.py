@@ -862,6 +862,27 @@ def test_views_beside_axes_of_one_element(f: Callable[..., Tensor]) -> None:
         assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_sizes_that_only_a_dropped_input_has(learns: bool) -> None:
+    """A dead step says that the one input's size is the other's and one."""
+
+    def f(p: Tensor, q: Tensor) -> Tensor:
+        pooled = F.max_pool1d(q, 2, 1, 1)
+        p[:1].lerp(pooled, 0.3)
+        return pooled * 2
+
+    compiled = fusee.compile(f, dynamic=True)
+    for n in (16, 5):
+        p, q = torch.randn(n, n + 1), torch.randn(n, n, requires_grad=learns)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = compiled(p, q)
+        torch.testing.assert_close(found, f(p, q))
+        if learns:
+            got, want = (torch.autograd.grad(y.sum(), q) for y in (found, f(p, q)))
+            torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize("shape", [(3, 2), (0, 2)])
 @pytest.mark.parametrize("drop", [F.dropout, F.alpha_dropout, F.feature_alpha_dropout])
 @pytest.mark.parametrize("with_grad", [True, False])
