@@ -285,7 +285,9 @@ class Builder:
         bits = _bits_of(value.tensor)
         for bit in set(bits) ^ set(_bits_of(node.meta["val"])):
             for op in (_COMPLEX[bit], bit) if bit in bits else (bit, _COMPLEX[bit]):
-                node = self.apply(op, node)
+                x: Tensor = node.meta["val"]
+                val = self.twins.view(op, x) if op is bit else self.twins.run(op, (x,), {})
+                node = self.emit(op, (node,), {}, val, node.meta["device"])
         return node
 
     def plain(self, value: TracedTensor) -> Tensor:
