@@ -457,9 +457,9 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     inputs = [x for x in graph.nodes if x.op in ("placeholder", "get_attr")]
     with no_torch_function():
         kept = storages(inputs) - storages(x for node in calls for x in written_by(node))
-    # what no part can give to another
-    apart = [x for x in calls if not (_may_cross(x) or _is_number(x))]
-    whole = [(places[x], max(map(places.__getitem__, _users(x, kept)))) for x in apart]
+        # what no part can give to another
+        bound = [x for x in calls if not (_may_cross(x) or _is_number(x))]
+        whole = [(places[x], max(map(places.__getitem__, _users(x, kept)))) for x in bound]
     (begin, _), end, before = spans[copies[at]], places[copies[at]] + 1, (-1, -1)
     while before != (begin, end):
         before = begin, end

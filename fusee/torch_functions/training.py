@@ -76,8 +76,8 @@ def _register(function: Any, name: str, first: str, seed: str) -> None:
             raise GraphBreak(f"{name} asks for the gradient of what its own graph computes")
         losses, seeds = (pytree.tree_leaves(given.pop(key, None)) for key in (first, seed))
         # neither `inputs`, nor a graph that stays
-        is_usual = first != "outputs" and inputs is None and not any(given.values())
-        is_usual &= len(losses) == 1
+        is_whole = inputs is None and not any(given.values())
+        is_usual = first != "outputs" and len(losses) == 1 and is_whole
         tangent = seeds[0] if seeds else None
         leaves = _leaves(m, losses[0], tangent) if is_usual else None
         if leaves is None:
