@@ -380,21 +380,23 @@ def convert(
     return t.record(aten._to_copy.default, x, **kwargs)
 
 
-@ALWAYS.rule("dropout feature_dropout alpha_dropout")
+@ALWAYS.rule("dropout dropout_ feature_dropout alpha_dropout")
 def _dropout(t: Tracer, op: OpOverload, x: Tensor, probability: float, is_training: bool) -> Any:
     if not is_training or probability == 0 or has_zero(x.shape):
         return x
-    if op is not aten.dropout.default:
+    if op not in (aten.dropout.default, aten.dropout_.default):
         return t.composite(op, x, probability, is_training)
+    scaled = aten.mul.Tensor if op is aten.dropout.default else aten.mul_.Tensor
     if probability == 1:  # NaN stays, and nothing is drawn
-        return t.call(aten.mul.Tensor, x, 0)
-    if t.value(x).store.device.type != "cpu":
+        return t.call(scaled, x, 0)
+    # in place a GPU draws as a CPU does
+    if op is aten.dropout.default and t.value(x).store.device.type != "cpu":
         return t.call(aten.native_dropout.default, x, probability, True)[0]
     # torch's own has another form where sizes are open, that no kernel of ours draws
     noise = t.call(aten.empty_like.default, x)
     t.call(aten.bernoulli_.float, noise, 1 - probability)
     t.call(aten.div_.Scalar, noise, 1 - probability)
-    return t.call(aten.mul.Tensor, x, noise)
+    return t.call(scaled, x, noise)
 
 
 @ALWAYS.rule("convolution")
@@ -555,9 +557,11 @@ def group_norm(
     t: Tracer, input: Any, num_groups: int, weight: Any = None, bias: Any = None,
     eps: float = 1e-5, *_: Any, **__: Any,
 ) -> Any:  # fmt: skip
-    """In the layout that it is given, as on a CPU: of twins torch makes rows."""
+    """In the layout that it is given on a CPU, where torch makes rows of twins as on a GPU."""
     n, channels, *pixels = input.shape
-    x = input.contiguous(memory_format=suggested_layout(input))
+    on_cpu = t.device_of((input,)).type == "cpu"
+    layout = suggested_layout(input) if on_cpu else torch.contiguous_format
+    x = input.contiguous(memory_format=layout)
     size = n, channels, math.prod(pixels), num_groups
     return torch.native_group_norm(x, weight, bias, *size, eps)[0]
 
@@ -580,6 +584,21 @@ def _batch_norm(t: Tracer, op: OpOverload, x: Tensor, *given: Any) -> Any:
 def _softmax(t: Tracer, op: OpOverload, x: Tensor, axis: int, dtype: Any = None) -> Any:
     kernel = aten._softmax.default if op is aten.softmax.int else aten._log_softmax.default
     return t.call(kernel, convert(t, x, dtype, None), axis, False)
+
+
+@CANONICAL.rule("baddbmm")
+def _baddbmm(t: Tracer, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Rows, however the summand lies."""
+    with active(t):
+        return moved(torch_table()[op])(*args, **kwargs).contiguous()
+
+
+@CANONICAL.rule("gru_cell")
+def _gru_cell(t: Tracer, op: OpOverload, x: Tensor, state: Tensor, *weights: Any) -> Any:
+    """One kernel of a GPU, which gives rows."""
+    on_cpu = t.device_of((x,)).type == "cpu"
+    state = state if on_cpu else t.call(aten.contiguous.default, state)
+    return t.composite(op, x, state, *weights)
 
 
 @CANONICAL.rule("linalg_cross")

@@ -217,9 +217,7 @@ _FORMS: dict[str, Callable[..., Tensor]] = {
     "rsub": lambda x, y, alpha=1: _number(y, x) - x * alpha,
     "addcmul": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a * b),
     "addcdiv": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a / b),
-    "lerp": lambda x, end, weight: torch.lerp(
-        x, end, _cast(_number(weight, x), x.dtype).expand_as(x)
-    ),
+    "lerp": lambda x, end, weight: torch.lerp(x, end, _number(weight, x).to(x).expand_as(x)),
 }
 
 

@@ -44,7 +44,7 @@ from fusee.fake.layouts import (
     let_be_filled,
     together,
 )
-from fusee.fake.open_sizes import OPEN_MAKERS, OPEN_VIEWS, UNBACKED, elements_put
+from fusee.fake.open_sizes import OPEN_MAKERS, OPEN_VIEWS, UNBACKED, elements_put, unbacked
 from fusee.fake.rules import ASKING, RULES, Found, goes_by_elements, results, results_there
 from fusee.fake.torch_python import (
     OF_NOTHING,
@@ -293,8 +293,8 @@ def _quick_mode() -> type[FakeTensorMode]:
         if func not in OPEN_VIEWS:
             refuse(func, args, kwargs, device)
         if self.env is not None and func in UNBACKED and device is not None:
-            found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
-            return _wrapped(self, found, device)
+            found = unbacked(self.env, func, args, kwargs, device)
+            return _wrapped(self, _on_device(found, _new), device)
         if is_open and packet_name(func) == "squeeze":
             _refuse_squeeze(*args)
         if func in makers:
@@ -619,7 +619,6 @@ class Twins:
         """
         if self.mode is None and "device" in kwargs:
             kwargs = {**kwargs, "device": _META}
-        is_unbacked = self.env is not None and op in UNBACKED
         if self.env is not None and self.env.data.made:
             # Where an operator may refuse tensors without elements, or lay its result out as if
             # there were some, sizes that only data knows are let be no 0.
@@ -627,15 +626,16 @@ class Twins:
             for x in pytree.tree_leaves(args) if not op.is_view else ():
                 if isinstance(x, Tensor) and not (is_plain and is_row_major(x)):
                     let_be_filled(x.shape)
-        found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
-        if found is None:
+        is_there = device.type == "cuda"
+        if self.env is not None and op in UNBACKED:
+            found = unbacked(self.env, op, args, kwargs, device)
+        else:
             with torch._C._DisablePythonDispatcher():
-                find = results_there if device.type == "cuda" else results
-                found = find(op, args, kwargs)
+                found = (results_there if is_there else results)(op, args, kwargs)
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
         if self.mode is None:
-            if device.type == "cuda" and op in ASKING:
+            if is_there and op in ASKING:
                 kinds = op, device, _cur_sdpa_kernel_backends(), args, kwargs
                 key = fx.node.map_aggregate(kinds, Spec.of)
                 if key not in _LIES_THERE:

@@ -33,14 +33,15 @@ from fusee.fake.layouts import (
     let_be_as_many,
     let_be_equal,
     let_be_sizes,
+    like,
     rows,
     same_ints,
     strides,
     view_strides,
 )
-from fusee.fake.rules import RULES, Found, columns, pooled, reduced
+from fusee.fake.rules import RULES, Found, Op, columns, pooled, reduced, there
 from fusee.fake.torch_python import with_open_ints
-from fusee.source import OpRules, leaves, overload, overloads
+from fusee.source import Args, Kwargs, OpRules, leaves, overload, overloads
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 
 aten = torch.ops.aten
@@ -195,7 +196,13 @@ def _scattered(view: str, x: Tensor, src: Tensor, *place: Any, **named: Any) -> 
                 "expected src to have a size equal to the slice of self."
                 f" src size = {[*src.shape]}, slice size = {[*part.shape]}"
             )
-    return Spec(x.shape, x.stride(), x.dtype) if is_row_major(x) else None
+    if is_row_major(x):
+        return like(x)
+    if not known((*x.shape, *x.stride())):
+        return None
+    # torch 2.11's own let elements of the copy share memory, too
+    is_spread = any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride()))
+    return like(x) if is_spread else Spec(x.shape, x.stride(), x.dtype)
 
 
 for _view in ("diagonal", "slice.Tensor", "select.int"):
@@ -579,6 +586,12 @@ POOLS: dict[Any, Callable[..., Any]] = {
 
 # A rule that is given the ShapeEnv for its new symbols first.
 UNBACKED: OpRules[Callable[..., Found]] = OpRules()
+
+
+def unbacked(env: ShapeEnv, op: Op, args: Args, kwargs: Kwargs, device: torch.device) -> Found:
+    """What a rule of these gives on a device."""
+    found = UNBACKED[op](env, *args, **kwargs)
+    return there(op, found, args) if device.type == "cuda" else found
 
 
 def _unbacked_size(env: ShapeEnv, lo: int = 0) -> Any:

@@ -719,8 +719,22 @@ _ELSEWHERE: OpRules[Callable[..., Found]] = OpRules()
 def results_there(op: Op, args: Args, kwargs: Kwargs) -> Found:
     """As `results`, on such a GPU."""
     found = None if op in ASKING else results(op, args, kwargs)
+    return found if found is None else there(op, found, args)
+
+
+def there(op: Op, found: Any, args: Args) -> Any:
+    """What a rule gives for a CPU, as it lies there."""
     lies = _ELSEWHERE.get(op)
-    return found if found is None or lies is None else lies(found, *args)
+    return found if lies is None else lies(found, *args)
+
+
+@_ELSEWHERE.rule("unique_dim unique_dim_consecutive unique_consecutive")
+def _unique_there(found: tuple[Spec, ...], *_: Any) -> Found:
+    """Rows are selected, not moved to the front.
+
+    source   aten/src/ATen/native/cuda/Unique.cu, unique_dim_cuda_template
+    """
+    return rows(found[0].size, found[0].dtype), *found[1:]
 
 
 @_ELSEWHERE.rule("native_layer_norm")

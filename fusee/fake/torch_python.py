@@ -496,22 +496,21 @@ _BY_PLACES = frozenset(
 )
 # By arguments that are sizes.
 _OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)}
-_RESIZING = """
-    upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
-    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d
-"""
+_RESIZING = """upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d"""
 _OF_SHAPES |= dict.fromkeys(_RESIZING.split(), slice(1, 2))
+_WINDOWS = [f"{x}_window" for x in ("hann", "hamming", "bartlett", "blackman", "kaiser")]
+_PRODUCTS = frozenset("mm bmm addmm baddbmm mv addmv dot".split())
 _OF_ALL_SIZES = frozenset(
     """
-    mv dot binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss
+    binary_cross_entropy binary_cross_entropy_with_logits mse_loss smooth_l1_loss
     log_sigmoid_forward cumsum cumprod trace _softmax _log_softmax softmax log_softmax var std
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d
-    _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
-    hann_window hamming_window bartlett_window blackman_window kaiser_window
-    linalg_cross fill masked_fill complex polar _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+    _upsample_nearest_exact2d _upsample_nearest_exact3d _cdist_forward _native_batch_norm_legit
+    _native_batch_norm_legit_no_training native_batch_norm linalg_cross fill masked_fill complex
+    polar _upsample_bilinear2d_aa _upsample_bicubic2d_aa
     """.split()
-).union(_BY_PLACES, _OF_SHAPES)
+).union(_BY_PLACES, _OF_SHAPES, _PRODUCTS, _WINDOWS)
 # These refuse floats; all others that go element by element take tensors of one of their dtypes.
 _OF_INTEGERS = frozenset(
     """
@@ -543,9 +542,8 @@ _ALWAYS = frozenset(
     """
     where uniform random clamp smooth_l1_loss huber_loss softshrink celu mvlgamma bucketize gelu
     avg_pool2d avg_pool3d masked_select unique_dim unique_consecutive sort
-    hann_window hamming_window bartlett_window blackman_window kaiser_window
     """.split()
-).union(_BY_PLACES, _OF_INTEGERS)
+).union(_BY_PLACES, _OF_INTEGERS, _WINDOWS)
 _SAYS_DTYPE = re.compile(
     "not implemented for|support|dtype|scalar type|BoolTensor|tensor must be|divisor"
     "|Dimension out of range"
@@ -675,12 +673,13 @@ def refuse_dtypes(op: Any, args: Args, kwargs: Kwargs, device: torch.device | No
 
 
 def _asked(device: torch.device, name: str, kinds: set[torch.dtype]) -> Any:
-    """Who is asked of operands there: a GPU what it makes of several floats, and of places beside
-    them the CPU, since a bad one ends a GPU's context."""
+    """Who is asked of operands there: a GPU what it makes of several floats and of products of
+    integers, and of places beside floats the CPU, since a bad one ends a GPU's context."""
     floats, cuda = {x for x in kinds if x.is_floating_point}, torch.cuda
-    if device.type != "cuda" or len(floats) < 2 or name not in _OF_ALL_SIZES:
+    is_asked = len(floats) > 1 or (name in _PRODUCTS and not floats)
+    if device.type != "cuda" or not is_asked or name not in _OF_ALL_SIZES:
         return device if device.type == "cpu" else None
-    if not kinds - floats <= {torch.bool}:
+    if floats and not kinds - floats <= {torch.bool}:
         return "cpu" if name in _BY_PLACES else None
     return device if cuda.is_available() and not cuda.is_current_stream_capturing() else None
 

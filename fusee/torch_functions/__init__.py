@@ -213,7 +213,9 @@ def _each(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     every = [*m.items(args[beside])]
     if not all(type(x) is FakeTensor and x.dtype is args[place].dtype for x in every):
         return None
-    return m.call(function, *args[:place], [args[place]] * len(every), *args[place + 1 :])
+    # of lists, unlike of one tensor, no number of the CPU's meets a GPU's
+    numbers = [m.call(Tensor.to, args[place], x.device) for x in every]
+    return m.call(function, *args[:place], numbers, *args[place + 1 :])
 
 
 _METHODS = {"fill_": 1, "masked_fill": 2, "masked_fill_": 2, "index_fill": 3, "index_fill_": 3}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import fusee
 from fusee.targets.cpu import CPU, EXTERNS
 
 aten = torch.ops.aten
@@ -56,3 +57,13 @@ def test_cheap_call_equals_the_overload(op: Any) -> None:
 
 def test_operators_without_a_row_are_called_by_their_overload() -> None:
     assert CPU().call_of(aten.sort.default) is None
+
+
+def test_products_that_are_added_are_rows() -> None:
+    x = torch.randn(4, 5, 5).transpose(1, 2)
+    compiled = fusee.compile(_added, options={"prices": False})
+    torch.testing.assert_close(compiled(x), _added(x), check_stride=True)
+
+
+def _added(x: torch.Tensor) -> torch.Tensor:
+    return torch.baddbmm(x, x, x.mT) + torch.baddbmm(x, x, x.mT, alpha=2, beta=3).sin()

@@ -250,7 +250,9 @@ DTYPES = {
     "z": [torch.complex64, torch.complex128],
 }
 # In which order threads write to one place is nobody's promise.
-BY_ANY_THREAD = re.compile(r"\.clamp\(0,\w+\.shape\[0\]-1\)\] = ")
+BY_ANY_THREAD = re.compile(r"\.clamp\(0,\w+\.shape\[0\]-1\)\] = |\.put_?\(|_foreach_\w+_\(\(")
+# Views of these that are negated cannot be read on a GPU.
+_NOT_NEGATED = {torch.bool, torch.uint16}
 # What autograd refuses after a write, which graphs do not refuse alike (docs/open.md).
 MODIFIED = re.compile("modified inplace|modified by an inplace")
 KNOWN = [*dict.fromkeys(dtype for kinds in DTYPES.values() for dtype in kinds)]
@@ -505,7 +507,8 @@ def main() -> int:
     ends, seed, failed = time.monotonic() + args.seconds, args.first, 0
     while time.monotonic() < ends:
         source, calls = chain(seed, args.dynamic, args.device)
-        if on_gpu and BY_ANY_THREAD.search(source):
+        negated = {x.dtype for x in calls[0].memory} if "_neg_view" in source else set()
+        if on_gpu and (BY_ANY_THREAD.search(source) or negated & _NOT_NEGATED):
             seed += 1
             continue
 

@@ -49,6 +49,10 @@ CASES: list[tuple[str, Callable[[], list[Args]]]] = [
         ],
     ),
     ("baddbmm", lambda: [(torch.randn(3), torch.randn(2, 5, 6), torch.randn(2, 6, 3))]),
+    ("select_scatter", lambda: [
+        (x, torch.zeros(6), 0, 1) for y in rows(torch.randn(4, 6))
+        for x in (y, y[:1].expand(4, 6), y.mT.contiguous().mT)
+    ]),
     ("gather", lambda: [(torch.randn(4, 5), 1, torch.tensor([[0, 1], [2, 3]]).t())]),
     ("embedding", lambda: [(torch.randn(7, 3), torch.tensor([[1, 2], [3, 4]]).t())]),
     ("index.Tensor", lambda: [

@@ -550,9 +550,15 @@ def written_inputs(plan: Plan, arguments: HostArguments) -> frozenset[int]:
     return frozenset(k for k, b in enumerate(arguments.buffers) if b in written)
 
 
+# cuSOLVER waits for the GPU here, and fails once more at the call that runs instead.
+_FAILS_LATER = frozenset({"aten._linalg_eigh.default"})
+
+
 def why_launched(plan: Plan) -> str | None:
     """Why a graph is not recorded: it can't be, or launching costs the host less than a replay."""
     items = plan.schedule.items
+    if any(item.name in _FAILS_LATER for item in items if isinstance(item, Extern)):
+        return "a recording that it ends would end its next call, too"
     apart = [item.name for item in items if isinstance(item, Extern) and item.apart]
     if apart:
         return f"{apart[0]} runs on the CPU, and would be done once"
