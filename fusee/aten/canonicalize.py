@@ -371,7 +371,7 @@ def convert(
     if asked.type != "meta" and (asked.type != here.type or asked.index not in (None, here.index)):
         kwargs["device"] = asked
     if layout is not None and layout is not torch.preserve_format:
-        if always or not x.is_contiguous(memory_format=layout):
+        if always or suggested_layout(x) != layout:
             kwargs["memory_format"] = layout
     if not kwargs and not always:
         return tensor

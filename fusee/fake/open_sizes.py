@@ -196,12 +196,8 @@ def _scattered(view: str, x: Tensor, src: Tensor, *place: Any, **named: Any) -> 
                 "expected src to have a size equal to the slice of self."
                 f" src size = {[*src.shape]}, slice size = {[*part.shape]}"
             )
-    if is_row_major(x):
-        return like(x)
-    if not known((*x.shape, *x.stride())):
-        return None
     # torch 2.11's own let elements of the copy share memory, too
-    is_spread = any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride()))
+    is_spread = any(type(step) is int and step == 0 for step in x.stride())
     return like(x) if is_spread else Spec(x.shape, x.stride(), x.dtype)
 
 

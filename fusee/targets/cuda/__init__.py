@@ -70,6 +70,7 @@ from fusee.targets.cuda.recording import (
     Recording,
     Replayer,
     Together,
+    may_drop,
     may_grow,
     why_launched,
     written_inputs,
@@ -217,7 +218,8 @@ class CUDA(Target):
         emit = partial(emit_kernel, first=first_code(messages))
         host, launches = emit_graph(plan, arguments, emit, build, timed, Joined(plan))
         rows, written = rows_of(plan, launches), written_inputs(plan, arguments)
-        own = Recording(why_launched(plan), rows, written, may_grow(plan))
+        never, grows, drops = why_launched(plan), may_grow(plan), may_drop(plan)
+        own = Recording(never, rows, written, grows, drops)
         return Emitted(host, arguments, messages, own), names_of(launches)
 
     def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:

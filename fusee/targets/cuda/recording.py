@@ -234,7 +234,7 @@ class Replayer:
     ) -> None:
         self.run, self.gpu, self.stream, self.waiting = run, gpu, stream, waiting
         self.recorded, self.together = recorded, together
-        self.written, self.grows = about.written, about.grows
+        self.written, self.grows, self.drops = about.written, about.grows, about.drops
         self.refuse, self.spread = arguments.refuse, arguments.spread
         self.saved, self.saves = arguments.saved, arguments.saves
         self.gradients = arguments.gradients
@@ -340,7 +340,11 @@ class Replayer:
         )
 
     def _key(self, one: _OneStream, inputs: Sequence[Any]) -> Key:
-        return (self._sizes_of(inputs), *map(Tensor.data_ptr, one.pick(inputs)))
+        odd = self.drops and any(not _is_aligned(inputs[k]) for k in self._copied(one))
+        return (self._sizes_of(inputs), odd, *map(Tensor.data_ptr, one.pick(inputs)))
+
+    def _copied(self, one: _OneStream) -> list[int]:
+        return [k for k in one.moved if k not in self.brought]
 
     def _made_new(
         self, one: _OneStream, inputs: Sequence[Any], lent: _Lent | None
@@ -363,6 +367,8 @@ class Replayer:
             one.move(movable)
         if count < self.seen_first or elsewhere - movable:
             return None
+        if self.drops and not all(_is_aligned(inputs[k]) for k in self._copied(one)):
+            return None  # a copy is aligned
         if lent is not None and not lent.owners:
             if values and not lent.is_spent:
                 lent.is_spent = True
@@ -376,6 +382,7 @@ class Replayer:
         if x.device != self.gpu.device or k in self.written or k in (self.saved or ()):
             return False
         is_read_as_is = is_dense(x) and not (x.is_conj() or x.is_neg())
+        is_read_as_is &= not self.drops or _is_aligned(x)
         return is_read_as_is and (is_often or x.nbytes <= _LARGE_BYTES)
 
     def _drop(self, one: _OneStream, count: int) -> None:
@@ -407,7 +414,7 @@ class Replayer:
         with torch.inference_mode(False), torch.no_grad():  # others write to them, in any mode
             for k in self.brought:
                 given[k] = self.gpu.like(inputs[k])()
-        moved = [k for k in one.moved if k not in self.brought]
+        moved = self._copied(one)
         own.update({k: self.gpu.like(inputs[k]) for k in moved})
         if lent is not None and values and self.together.spent < _PLACES:
             own.update({k: partial(lent.owners.pop, n) for k, n in values.items()})
@@ -457,6 +464,11 @@ class Replayer:
         """On the stream that records: its frame is that of all recordings."""
         self.waiting[self.stream()].append(one.frames)
         return self.recorded(*mine) if self.spread else self.recorded(mine)
+
+
+def _is_aligned(x: Tensor) -> bool:
+    """Whether ATen's dropout draws numbers for several elements at a time."""
+    return x.data_ptr() % 16 == 0
 
 
 def _gathered(made: Sequence[int | Result], lent: Sequence[Tensor], count: int) -> Result:
@@ -530,12 +542,14 @@ class Recording(NamedTuple):
     rows     launches that may run beside each other
     written  the inputs that it writes to
     grows    its tensors may be more than a segment of torch's that grows is at least
+    drops    ATen's dropout is called, which draws other numbers for tensors that are not aligned
     """
 
     never: str | None
     rows: Sequence[range]
     written: frozenset[int]
     grows: bool
+    drops: bool
 
 
 def may_grow(plan: Plan) -> bool:
@@ -554,10 +568,18 @@ def written_inputs(plan: Plan, arguments: HostArguments) -> frozenset[int]:
 _FAILS_LATER = frozenset({"aten._linalg_eigh.default"})
 
 
+def may_drop(plan: Plan) -> bool:
+    return "aten.native_dropout.default" in _names(plan)
+
+
+def _names(plan: Plan) -> set[str]:
+    return {item.name for item in plan.schedule.items if isinstance(item, Extern)}
+
+
 def why_launched(plan: Plan) -> str | None:
     """Why a graph is not recorded: it can't be, or launching costs the host less than a replay."""
     items = plan.schedule.items
-    if any(item.name in _FAILS_LATER for item in items if isinstance(item, Extern)):
+    if not _FAILS_LATER.isdisjoint(_names(plan)):
         return "a recording that it ends would end its next call, too"
     apart = [item.name for item in items if isinstance(item, Extern) and item.apart]
     if apart:

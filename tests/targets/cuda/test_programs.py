@@ -132,3 +132,12 @@ def test_parts_of_a_conjugated_input_that_are_written() -> None:
     fn: Callable[[Tensor], Tensor] = lambda z: z.conj().real.mul_(2)  # noqa: E731
     assert torch.equal(fusee.compile(fn, options={"prices": False})(mine), fn(eagers))
     assert torch.equal(mine, eagers)
+
+
+def test_weights_whose_sum_is_another_kernels() -> None:
+    """What is rounded to 16 bits before a sum is rounded before what the sum divides."""
+    x = (numbers(7, 5) * 3).bfloat16()
+    fn: Callable[[Tensor], Tensor] = lambda x: ((x + 1) * x).t().softmax(0)  # noqa: E731
+    got = fusee.compile(fn, options={"prices": False, "cache": False})(x)
+    torch.testing.assert_close(got.float().sum(0), torch.ones(7), rtol=0.01, atol=0)
+    torch.testing.assert_close(got, fn(x), rtol=0.01, atol=1e-6)
