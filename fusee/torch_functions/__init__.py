@@ -41,7 +41,6 @@ from fusee.capture.torch_api import (
     shape_as_tensor,
 )
 from fusee.capture.torch_api import higher_order as operators
-from fusee.fake.layouts import has_zero
 from fusee.source import Args, Kwargs
 from fusee.torch_functions import training  # noqa: F401
 from fusee.torch_functions.arrays import Array, torch_dtype, unheard
@@ -232,8 +231,8 @@ def _filled(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     x: Any = args[0] if args else None
     if type(value) not in _OPEN or type(x) is not FakeTensor or not x.is_floating_point():
         return None
-    if has_zero(x.stride()):  # of elements that share memory ATen takes numbers alone
-        return None
+    if any(type(step) is int and step == 0 for step in x.stride()):
+        return None  # of elements that share memory ATen takes numbers alone
     value = m.call(torch.full, (), value, dtype=x.dtype, device=x.device)
     return calls.on_tensors(m, function, *_with(value, *given))
 
