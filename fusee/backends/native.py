@@ -395,7 +395,10 @@ def split_native(
     """
     known = supported().union(WHOLE).difference(decompositions or ())
     passes = target.joint_passes(options)
-    edit = partial(edited, options=options, passes=passes, notes=report.notes) if passes else None
+
+    def edit(aten: AtenGraph) -> None:
+        report.notes.extend(edited(aten, options, passes).notes if passes else ())
+
     budget, prices = options.memory_budget, target.prices
     with gc_paused():
         split = differentiate(
