@@ -159,12 +159,9 @@ def _whole(
 ) -> Tensor:
     """In one loop."""
     acc = lowering.accumulator(how.kind, how.dtype)
-    buffer = lowering.buffer(kept, how.result, dense(kept, _order(lowering, value, kept)))
+    strides = dense(kept, _order(lowering, value, kept))
     result = None if how.after is None else how.finish(lowering.values.acc(acc))
-    index = buffer.index(lowering.axes(kept))
-    axes = lowering.axis_symbols(kept)
-    lowering.emit(Loop(buffer, axes, index, value, tuple(reduced), acc, result, how.which))
-    return lowering.whole(buffer)
+    return lowering.looped(value, how.result, kept, strides, reduced, acc, result, how.which)
 
 
 def _steps(
