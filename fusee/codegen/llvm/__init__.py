@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from fusee.codegen.llvm.body import (
     SUM_ACROSS,
+    Accumulators,
     Across,
     Along,
     Body,
@@ -50,7 +51,7 @@ class Strip:
     """
 
     phase: Phase
-    hows: dict[Acc, Carried]
+    hows: Accumulators
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Strip:
             self.known |= self.hows
             self._phase(self.hows)
 
-    def _phase(self, hows: dict[Acc, Carried]) -> None:
+    def _phase(self, hows: Accumulators) -> None:
         for acc, how in hows.items():
             places = range(len(self._starts(how, 1)))
             self.arrays[acc] = [self.ctx.array(self.width * self._size(acc, k)) for k in places]
@@ -152,17 +153,11 @@ class Strip:
         outer = {
             acc: self._load(t, i, acc, range(len(h.outer_kinds(1)))) for acc, h in hows.items()
         }
-        local = {
-            acc: [how.start(t.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
-            for acc, how in hows.items()
-        }
-        kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
+        local, kinds = hows.within(t.lanes, outer), hows.kinds(t.lanes)
         with self.body.carry(*rows, 1, local, kinds) as (r, now, local):
             ctx.open_axis(self.phase.inner[-1], r, rank)
             local |= self.body.statements(self.phase, now, hows, rank)
-        for acc, how in hows.items():
-            pairs = zip(outer[acc], local[acc], strict=True)
-            parts = [two_sum(t, how, x, y[0]) if how.two_level else y for x, y in pairs]
+        for acc, parts in hows.joined(t, outer, local):
             self._store(t, i, acc, parts)
 
     def _element(self, t: InsertPoint, i: str) -> None:
@@ -547,8 +542,7 @@ class _Emitter:
         size, rank = ctx.size_of(axis), ctx.base_rank + 1
         whole = whole_vectors(ctx, size, rows)
         hows = accumulators(phase, two_level=False)
-        kinds = {acc: how.kinds(rows) for acc, how in hows.items()}
-        parts: Parts = {acc: [how.start(rows)] for acc, how in hows.items()}
+        kinds, parts = hows.kinds(rows), hows.start(rows)
         for start, stop, is_tail in (("0", whole, False), (whole, size, True)):
             if start == stop:
                 continue
