@@ -474,27 +474,20 @@ class _Emitter:
         if tile.turns:
             whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-tile.lanes}")
             begin = op(f"add i64 {low}, {whole}")
-            self._tiles(tile, lane, (low, begin), (first, middle))
+            with writer.each(low, begin, tile.lanes) as j:
+                ctx.open_axis(lane, j, 2)
+                with writer.each(first, middle, tile.copies) as i:
+                    ctx.open_axis(axis, i, 3)
+                    self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
+                    ctx.copy_axis = axis
+                    for phase in self.kernel.phases:
+                        Across(self.body, phase).emit()
         with writer.each(first, last) as i:
             ctx.open_axis(axis, i, 2)
             if tile.is_square:
                 is_rest = writer.top.op(f"icmp sge i64 {i}, {middle}")
                 begin = writer.top.op(f"select i1 {is_rest}, i64 {low}, i64 {begin}")
             self._outer_lanes(lane, begin, high)
-
-    def _tiles(
-        self, tile: Tile, lane: Symbol, lanes: tuple[str, str], copies: tuple[str, str]
-    ) -> None:
-        """Whole tiles."""
-        ctx, writer = self.ctx, self.writer
-        with writer.each(*lanes, tile.lanes) as j:
-            ctx.open_axis(lane, j, 2)
-            with writer.each(*copies, tile.copies) as i:
-                ctx.open_axis(tile.axis, i, 3)
-                self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
-                ctx.copy_axis = tile.axis
-                for phase in self.kernel.phases:
-                    Across(self.body, phase).emit()
 
     def _ordered(self, position: int, low: str, high: str) -> None:
         if position < len(self.ordered):

@@ -651,14 +651,11 @@ class Across(_Nest):
         size = self.ctx.size_of(inner[-1])
         blocks = self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds)
         with blocks as (first, last, now, found):
-            found |= self._segment(first, last, now)
+            t, local = self.ctx.top(self.lanes), self.hows.within(self.lanes, now)
+            open_ = functools.partial(self.ctx.open_axis, inner[-1])
+            local = self._loop(first, last, 1, self.lanes, local, open_)
+            found |= self.hows.joined(t, now, local)
         return found
-
-    def _segment(self, first: str, last: str, outer: Parts) -> Parts:
-        t, local = self.ctx.top(self.lanes), self.hows.within(self.lanes, outer)
-        open_ = functools.partial(self.ctx.open_axis, self.phase.inner[-1])
-        local = self._loop(first, last, 1, self.lanes, local, open_)
-        return dict(self.hows.joined(t, outer, local))
 
 
 class Along(_Nest):

@@ -690,13 +690,19 @@ class _Mapping:
 
     def _kept(self, phase: Phase, team: Team, member: str, hows: Accumulators) -> Parts:
         """All points one after the other: what is known of them stays known in later phases."""
-        ctx, body = self.ctx, self.body
+        ctx, body, level = self.ctx, self.body, self.level
         parts, total = hows.start(ctx.lanes), count_points(phase.inner)
         assert isinstance(total, int)
         stretches, count = self.stretches.setdefault(phase.inner, []), total // self.vec
         for first in range(0, count, team.threads):
-            if first == len(stretches) * team.threads:
-                stretches.append(self._stretch(phase, team, member, first, count))
+            if first == len(stretches) * team.threads:  # one or `vec` points for each thread
+                stretches.append(part := Stretch(level))
+                flat = level.op(f"add i64 {member}, {first}") if first else member
+                if first + team.threads > count:
+                    part.idle = level.op(f"icmp sge i64 {flat}, {count}")
+                    flat = level.op(f"select i1 {part.idle}, i64 0, i64 {flat}")
+                self._open(phase, flat, True, False)
+                part.axes = {axis: ctx.axis_name[axis] for axis in phase.inner}
             part = stretches[first // team.threads]
             part.enter(ctx)
             body.idle = part.idle
@@ -704,17 +710,6 @@ class _Mapping:
         body.idle = None
         ctx.ranked[2:] = []
         return parts
-
-    def _stretch(self, phase: Phase, team: Team, member: str, first: int, count: int) -> Stretch:
-        """The points from number `first` on, one or `vec` for each thread of a team."""
-        part, level = Stretch(self.level), self.level
-        flat = level.op(f"add i64 {member}, {first}") if first else member
-        if first + team.threads > count:
-            part.idle = level.op(f"icmp sge i64 {flat}, {count}")
-            flat = level.op(f"select i1 {part.idle}, i64 0, i64 {flat}")
-        self._open(phase, flat, True, False)
-        part.axes = {axis: self.ctx.axis_name[axis] for axis in phase.inner}
-        return part
 
     def _looped(self, phase: Phase, team: Team, member: str, hows: Accumulators) -> Parts:
         ctx, level, body = self.ctx, self.level, self.body
