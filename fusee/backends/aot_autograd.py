@@ -490,10 +490,7 @@ def levels(aten: AtenGraph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
 
 
 def staged(
-    aten: AtenGraph,
-    compiled: CompilePart,
-    examples: Sequence[Any],
-    refuse: Refuse | None = None,
+    aten: AtenGraph, compiled: CompilePart, examples: Sequence[Any], refuse: Refuse | None = None
 ) -> Callable[..., Sequence[Any]]:
     """What runs a graph stage by stage, writes included: from its inputs to its results.
 

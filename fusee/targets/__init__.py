@@ -144,16 +144,11 @@ class Target(Protocol):
         return None
 
     def own(self, plan: Plan, launches: Sequence[Launch], arguments: HostArguments) -> Any:
-        """`Emitted.own`."""
+        """What a target keeps of a graph besides: `Emitted.own`."""
         return None
 
     def emit(
-        self,
-        plan: Plan,
-        arguments: HostArguments,
-        build: Build,
-        options: Options,
-        timed: Timed,
+        self, plan: Plan, arguments: HostArguments, build: Build, options: Options, timed: Timed
     ) -> tuple[Emitted, Mapping[Kernel, str]]:
         """Kernels and calls of a schedule, with their memory; and the names of what kernels became:
         those that share a function have equal names.
