@@ -660,10 +660,15 @@ def refuses(node: fx.Node) -> bool:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """What an operator is called with, by its schema's names, defaults filled in."""
-    op: Any = node.target
+    """What a call of an operator is given; see `bound`."""
+    return bound(node.target, node.args, node.kwargs)
+
+
+def bound(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What an operator is called with, by its schema's names and in their order, defaults filled
+    in."""
     defaults = {argument.name: argument.default_value for argument in op._schema.arguments}
-    return {**defaults, **dict(zip(defaults, node.args)), **node.kwargs}
+    return {**defaults, **dict(zip(defaults, args)), **kwargs}
 
 
 def remove_dead(graph: fx.Graph) -> None:

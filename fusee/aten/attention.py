@@ -69,10 +69,7 @@ def known_masks(edit: Editor) -> None:
         if found[mask] is None:
             continue
         edit.notes.append(f"{node} needs no mask" + ", it is causal" * bool(found[mask]))
-        named.update(attn_mask=None, is_causal=found[mask])
-        op: Any = node.target
-        kwargs = {x.name: named.pop(x.name) for x in op._schema.arguments if x.kwarg_only}
-        edit.become(node, op, *named.values(), **kwargs)
+        edit.change(node, attn_mask=None, is_causal=found[mask])
         q, own = val(named["query"]), node.meta["val"]
         if is_strided or edit.aten.symbols or isinstance(own, tuple) or own.shape != q.shape:
             continue

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusee.aten import draws
+from fusee.aten import bound, draws
 from fusee.aten.torch_api import (
     OpOverload,
     active,
@@ -67,14 +67,6 @@ def in_torchs_words(function: Callable[..., Any]) -> Rule:
     return rule
 
 
-def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
-    """All arguments in the order of the schema, defaults filled in."""
-    found = list(args)
-    for argument in op._schema.arguments[len(args) :]:
-        found.append(kwargs.get(argument.name, argument.default_value))
-    return found
-
-
 # ------------------------------------------------------------------------------ aliases
 
 
@@ -102,7 +94,7 @@ def _scalar_tensor(t: Tracer, op: OpOverload, number: Any, **kwargs: Any) -> Any
 def _filled(t: Tracer, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """`full`, which reads no tensor: what is made of it alone is computed once; or `full_like`, of
     another order of axes."""
-    given = {a.name: x for a, x in zip(op._schema.arguments, bound(op, args, kwargs))}
+    given = bound(op, args, kwargs)
     if given["pin_memory"] or given["layout"] not in (None, torch.strided):
         return t.record(op, *args, **kwargs)
     value = given.get("fill_value", int("ones" in op.__name__))
@@ -238,7 +230,7 @@ def _slice(
 @ALWAYS.rule("slice_scatter select_scatter diagonal_scatter")
 def _part_scatter(t: Tracer, op: OpOverload, *args: Any) -> Any:
     """An open place, which gradients have as the program gave it, counts from the start."""
-    given, x = bound(op, args, {}), t.value(args[0]).tensor
+    given, x = [*bound(op, args, {}).values()], t.value(args[0]).tensor
     if 0 not in x.stride() and may_repeat(x):
         raise t.b.unsupported("a part of a copy whose elements share memory")
     if type(given[3]) is not torch.SymInt:
@@ -310,7 +302,7 @@ def _as_strided(
 @ALWAYS.rule("as_strided_scatter")
 def _as_strided_scatter(t: Tracer, op: OpOverload, *args: Any) -> Any:
     x = t.value(args[0])
-    _, _, size, stride, offset = bound(op, args, {})
+    _, _, size, stride, offset = bound(op, args, {}).values()
     if offset is not None and x.store.origin is not None:
         t.b.from_start.add(x.store.origin)
     _within(t, x.tensor, x.tensor.dtype, size, stride, 0 if offset is None else offset)
@@ -334,7 +326,7 @@ def _within(
 
 @ALWAYS.rule("to.dtype to.dtype_layout to.device to.other type_as")
 def _to(t: Tracer, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    given = {**dict(zip([argument.name for argument in op._schema.arguments], args)), **kwargs}
+    given = bound(op, args, kwargs)
     if "other" in given:
         other = t.value(given["other"])
         given["dtype"], given["device"] = other.tensor.dtype, other.store.device

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten import draws, inverse, is_view, remove_dead
-from fusee.aten.canonicalize import ALWAYS, bound, convert
+from fusee.aten import bound, draws, inverse, is_view, remove_dead
+from fusee.aten.canonicalize import ALWAYS, convert
 from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Rule, TracedTensor, Tracer
@@ -226,7 +226,6 @@ def _types(op: OpOverload) -> list[str]:
 
 
 def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
-    names = [a.name for a in op._schema.arguments]
     positional = {a.name for a in op._schema.arguments if not a.kwarg_only}
     takes_dtype = "dtype" in {a.name for a in pure._schema.arguments} and "dtype" not in positional
     is_out = positional.isdisjoint(written)
@@ -236,7 +235,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
     is_list = "_foreach_" in op._schema.name and is_explicit(op)
 
     def rule(t: Tracer, op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(names, bound(op, args, kwargs), strict=True))
+        given = bound(op, args, kwargs)
         targets = [given.pop(name) for name in written]
         if is_out:
             kwargs = {name: x for name, x in kwargs.items() if name not in written}

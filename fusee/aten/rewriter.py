@@ -40,6 +40,7 @@ from fusee.aten import (
     OutputSpec,
     Readings,
     SymbolSource,
+    arguments,
     call_source,
     geometry_of,
     inverse,
@@ -201,6 +202,14 @@ class Editor:
         layout = torch.contiguous_format
         return self.call(torch.ops.aten.clone.default, node, memory_format=layout)
 
+    def images(self, dtypes: Collection[torch.dtype]) -> list[fx.Node]:
+        """Convolutions of images in `dtypes` that may have another layout."""
+        if not self.options.channels_last:
+            return []
+        found = self.calls(aten.convolution.default)
+        found = (x for x in found if val(x).dim() == 4 and val(x).dtype in dtypes)
+        return [x for x in found if not x.args[6]]  # a transposed one
+
     def mark_channels_last(self, nodes: Collection[fx.Node], what: str = "convolutions") -> None:
         """Give calls on images that layout."""
         for node in nodes:
@@ -217,6 +226,13 @@ class Editor:
         node.args, node.kwargs = self._with_sizes(args, kwargs)
         self.erase(*[arg for arg in old if not arg.users])
         return node
+
+    def change(self, node: fx.Node, **given: Any) -> None:
+        """Give a call of an operator other arguments, by the names of its schema."""
+        op: Any = node.target
+        named = {**arguments(node), **given}
+        kwargs = {x.name: named.pop(x.name) for x in op._schema.arguments if x.kwarg_only}
+        self.become(node, op, *named.values(), **kwargs)
 
     def adopt(self, node: fx.Node) -> None:
         """Take a new placeholder as static."""
@@ -253,12 +269,12 @@ class Editor:
 Pass = Callable[[Editor], None]
 
 
-def edited(aten: AtenGraph, options: Options, passes: Sequence[Pass], notes: list[str]) -> None:
-    """Change `aten` in place; what was done joins `notes`."""
+def edited(aten: AtenGraph, options: Options, passes: Sequence[Pass]) -> Editor:
+    """Change `aten` in place."""
     edit = Editor(aten, options)
     for step in passes:
         step(edit)
-    notes += edit.notes
+    return edit
 
 
 def val(node: fx.Node) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 from fusee.aten import AtenGraph, arguments, closure, is_creation, is_view, last_reads, tensor_input
 from fusee.aten.attention import known_masks, with_every_head
-from fusee.aten.rewriter import DERIVATIONS, Editor, Pass, only_user, val
+from fusee.aten.rewriter import DERIVATIONS, Editor, Pass, edited, only_user, val
 from fusee.aten.torch_api import laid_out
 from fusee.config import Options
 from fusee.fake.layouts import known
@@ -435,9 +435,7 @@ def run_passes(
 
     Derived inputs are appended to `aten.inputs`, if options.derive_weights is on.
     """
-    edit = Editor(aten, options)
-    for step in (known_masks, with_every_head, *passes):
-        step(edit)
+    edit = edited(aten, options, (known_masks, with_every_head, *passes))
     derived = constants(edit) if options.derive_weights else ()
     return derived, edit.notes
 

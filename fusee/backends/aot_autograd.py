@@ -489,40 +489,35 @@ def levels(aten: AtenGraph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
     return found
 
 
-class Staged:
-    """A graph that runs stage by stage, writes included.
+def staged(
+    aten: AtenGraph, compiled: CompilePart, examples: Sequence[Any], refuse: Refuse | None = None
+) -> Callable[..., Sequence[Any]]:
+    """What runs a graph stage by stage, writes included: from its inputs to its results.
 
     examples   one per InputSpec
+    refuse     looks at inputs where grad mode is on
     """
-
-    def __init__(self, aten: AtenGraph, compile_part: CompilePart, examples: Sequence[Any]) -> None:
-        self.aten, self.compile_part, self.examples = aten, compile_part, examples
-
-    def function(self, refuse: Refuse | None) -> Callable[..., Sequence[Any]]:
-        """From its inputs to its results. refuse: looks at them where grad mode is on."""
-        aten = self.aten
-        steps: list[GraphPart | fx.Node] = []
-        for together, alone in levels(aten):
-            steps += [*cut(aten, [(False, tuple(together))]), *alone]
-        name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
-        names = {"torch": torch, "laid_out": laid_out, "no_grad": torch.no_grad}
-        given, names["OtherSizes"] = listed(name.values()), OtherSizes
-        examples: dict[Any, Any] = dict(zip(aten.placeholders, self.examples))
-        for k, step in enumerate(steps):
-            if isinstance(step, fx.Node):
-                names[f"part{k}"] = step.target
-            else:
-                known = [examples.get(x) for x in step.inputs]
-                names[f"part{k}"] = self.compile_part(step.graph, known)
-        for node in aten.graph.find_nodes(op="get_attr"):
-            name[node] = f"c{len(name)}"
-            names[name[node]] = aten.constants[str(node.target)]
-        write = HostSource("body", given[1:-1], "x{}".format, **names)
-        if refuse is not None:
-            write.names.update(is_grad_enabled=torch.is_grad_enabled, refuse=refuse)
-            write.add(f"if is_grad_enabled(): refuse({given})")
-        write.read_symbols(aten.symbols)
-        write.add(*body_lines(aten, steps, name))
-        if aten.mutations:  # what takes errors asks for it: all writes to inputs come last
-            write.names["first_write"] = write.lines.index("    with no_grad():") + 1
-        return write.function("body")
+    steps: list[GraphPart | fx.Node] = []
+    for together, alone in levels(aten):
+        steps += [*cut(aten, [(False, tuple(together))]), *alone]
+    name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
+    names = {"torch": torch, "laid_out": laid_out, "no_grad": torch.no_grad}
+    given, names["OtherSizes"] = listed(name.values()), OtherSizes
+    known: dict[Any, Any] = dict(zip(aten.placeholders, examples))
+    for k, step in enumerate(steps):
+        if isinstance(step, fx.Node):
+            names[f"part{k}"] = step.target
+        else:
+            names[f"part{k}"] = compiled(step.graph, [known.get(x) for x in step.inputs])
+    for node in aten.graph.find_nodes(op="get_attr"):
+        name[node] = f"c{len(name)}"
+        names[name[node]] = aten.constants[str(node.target)]
+    write = HostSource("body", given[1:-1], "x{}".format, **names)
+    if refuse is not None:
+        write.names.update(is_grad_enabled=torch.is_grad_enabled, refuse=refuse)
+        write.add(f"if is_grad_enabled(): refuse({given})")
+    write.read_symbols(aten.symbols)
+    write.add(*body_lines(aten, steps, name))
+    if aten.mutations:  # what takes errors asks for it: all writes to inputs come last
+        write.names["first_write"] = write.lines.index("    with no_grad():") + 1
+    return write.function("body")

@@ -117,10 +117,27 @@ class Keeping:
     ) -> Callable[[CompiledAten], None]:
         """What takes down what becomes of a graph, which compiling changes."""
         absent = split.absent if split is not None and aten is split.backward else None
-        about = dataclasses.replace(aten), len(aten.results), split, target, report
+        aten, results = dataclasses.replace(aten), len(aten.results)
+
+        def content(made: CompiledAten) -> KeptNative:
+            """raises   PicklingError where another process has no use for it"""
+            outer = aten if split is None else split.joint.aten
+            if outer.is_staged or outer.required:
+                raise pickle.PicklingError("only the data tells its sizes")
+            if any(spec.attribute is not None for spec in outer.inputs):
+                raise pickle.PicklingError("it reads tensors of a module")
+            constants = [*made.constants, *(x for one in made.derived for x in one.constants)]
+            if sum(x.nbytes for x in constants) > _MOST_BYTES:
+                raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
+            kernels = tuple((x.function, x.origin) for x in report.kernels)
+            nothing: dict[str, Any] = {"name": "", "replays": None, "backward": None}
+            prices = report.bill and report.bill._replace(singles={})
+            plain = dataclasses.replace(report, kernels=[], stages_ms={}, bill=prices, **nothing)
+            about = aten, results, split and _outline(split), plain, kernels
+            return KeptNative(target.device, target.settings(), made, *about)
 
         def take(made: CompiledAten) -> None:
-            self.waiting.append((absent, partial(_content, made, *about)))
+            self.waiting.append((absent, partial(content, made)))
             if self.sidecar is not None:
                 self.begin(self.sidecar)
 
@@ -148,31 +165,6 @@ class Keeping:
 def _without(name: str, absent: frozenset[int]) -> str:
     """The name of a backward's entry."""
     return f"{name} {sorted(absent)} {torch.are_deterministic_algorithms_enabled()}"
-
-
-def _content(
-    made: CompiledAten,
-    aten: AtenGraph,
-    results: int,
-    split: Split | None,
-    target: Target,
-    report: Report,
-) -> KeptNative:
-    """raises   PicklingError where another process has no use for it"""
-    outer = aten if split is None else split.joint.aten
-    if outer.is_staged or outer.required:
-        raise pickle.PicklingError("only the data tells its sizes")
-    if any(spec.attribute is not None for spec in outer.inputs):
-        raise pickle.PicklingError("it reads tensors of a module")
-    constants = [*made.constants, *(x for one in made.derived for x in one.constants)]
-    if sum(x.nbytes for x in constants) > _MOST_BYTES:
-        raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
-    kernels = tuple((x.function, x.origin) for x in report.kernels)
-    nothing: dict[str, Any] = {"name": "", "replays": None, "backward": None}
-    prices = report.bill and report.bill._replace(singles={})
-    plain = dataclasses.replace(report, kernels=[], stages_ms={}, bill=prices, **nothing)
-    about = aten, results, split and _outline(split), plain, kernels
-    return KeptNative(target.device, target.settings(), made, *about)
 
 
 def _outline(split: Split) -> Split:

@@ -46,11 +46,11 @@ from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.bill import bill
 from fusee.autodiff.partition import describe, differentiate, partition
 from fusee.backends.aot_autograd import (
-    Staged,
     bind,
     bind_split,
     is_differentiated,
     left_to_eager,
+    staged,
 )
 from fusee.backends.kept import CompiledAten, Keeping, name_of, tensors_kept
 from fusee.backends.report import (
@@ -225,7 +225,7 @@ def compile_aten(
             options = dataclasses.replace(options, check=False)
         given: Any = {"options": options, "report": report, "target": target}
         part = partial(compile_aten, **given, large_bytes=large_bytes)
-        body = Staged(aten, part, example_inputs).function(refuse)
+        body = staged(aten, part, example_inputs, refuse)
         return body if plain else returning(aten, lambda inputs: body(*inputs), spread=False)
     count = len(aten.inputs)  # of the caller's; the derived ones follow
     with gc_paused():
@@ -395,7 +395,10 @@ def split_native(
     """
     known = supported().union(WHOLE).difference(decompositions or ())
     passes = target.joint_passes(options)
-    edit = partial(edited, options=options, passes=passes, notes=report.notes) if passes else None
+
+    def edit(aten: AtenGraph) -> None:
+        report.notes.extend(edited(aten, options, passes).notes if passes else ())
+
     budget, prices = options.memory_budget, target.prices
     with gc_paused():
         split = differentiate(

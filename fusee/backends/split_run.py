@@ -22,7 +22,7 @@ from fusee.aten import AtenGraph, PartSource, is_pure, part_source, returning
 from fusee.aten.rewriter import GraphPart, body_lines, cut, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
-from fusee.backends.aot_autograd import Staged, bind, is_differentiated
+from fusee.backends.aot_autograd import bind, is_differentiated, staged
 from fusee.backends.regions import (
     Declined,
     Engine,
@@ -134,7 +134,7 @@ def compile_split(
             call = compile_split(graph, examples, engine, options, report, is_whole=False).call
             return lambda inputs: call(*inputs)
 
-        return SplitCall(Staged(aten, compile_part, example_inputs).function(None), None)
+        return SplitCall(staged(aten, compile_part, example_inputs), None)
     with report.timed("split"):
         fold(aten, options)
         restride(aten)

@@ -68,6 +68,16 @@ class Loaded(NamedTuple):
     uses: Callable[[str], str] | None = None
 
 
+class Batches(Protocol):
+    """What makes one launch of several."""
+
+    def takes(self, batch: Sequence[Launch], launch: Launch) -> bool:
+        """Whether a launch can be one with those before it; asked of each in order."""
+        ...
+
+    def join(self, batch: Sequence[Launch]) -> Launch: ...
+
+
 class Target(Protocol):
     """One kind of machine: a class below this one, which has what most need say nothing of."""
 
@@ -121,20 +131,79 @@ class Target(Protocol):
         """What makes machine code of kernels."""
         ...
 
+    def code_of(self, plan: Plan, options: Options) -> Callable[[Kernel], KernelCode]:
+        """What writes a kernel of a schedule."""
+        ...
+
+    def given(self, kernel: Kernel) -> Mapping[Value, Given]:
+        """The constants of a kernel that are passed to it."""
+        return {}
+
+    def batches(self, plan: Plan) -> Batches | None:
+        """What makes one launch of several, if anything does."""
+        return None
+
+    def own(self, plan: Plan, launches: Sequence[Launch], arguments: HostArguments) -> Any:
+        """What a target keeps of a graph besides: `Emitted.own`."""
+        return None
+
     def emit(
-        self,
-        plan: Plan,
-        arguments: HostArguments,
-        build: Build,
-        options: Options,
-        timed: Timed,
+        self, plan: Plan, arguments: HostArguments, build: Build, options: Options, timed: Timed
     ) -> tuple[Emitted, Mapping[Kernel, str]]:
         """Kernels and calls of a schedule, with their memory; and the names of what kernels became:
         those that share a function have equal names.
 
         build  is given each kernel as soon as it is written
         """
-        ...
+        with timed("emit"):
+            launches = self._launches(plan, build, options)
+            placed, room = plan.with_room(code.shared for code, _ in launches)
+            for k, (code, kernels) in enumerate(launches):
+                if room is not None and code.shared != 0:
+                    launches[k] = Launch(code._replace(buffers=(*code.buffers, room)), kernels)
+        with timed("host"):
+            host = emit_host(placed, launches, arguments)
+            log.publish("host", "", host.source)
+        own = self.own(plan, launches, arguments)
+        emitted = Emitted(host, arguments, plan.schedule.graph.messages, own)
+        return emitted, {kernel: code.name for code, kernels in launches for kernel in kernels}
+
+    def _launches(self, plan: Plan, build: Build, options: Options) -> list[Launch]:
+        """In order; `build` is given the code of each once."""
+        emit, batches = self.code_of(plan, options), self.batches(plan)
+        named: dict[str, KernelCode] = {}
+        forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
+        found: list[Launch] = []
+        batch: list[Launch] = []  # of one kernel each
+
+        def end() -> None:
+            if batch:
+                joined = batch[0] if batches is None or len(batch) == 1 else batches.join(batch)
+                found.append(joined)
+                batch.clear()
+                code = found[-1].code
+                if named.setdefault(code.name, code) is code:
+                    build.add(code.module)
+
+        for item in plan.schedule.items:
+            if not isinstance(item, Kernel):
+                end()
+                continue
+            numbers = self.given(item)
+            key, buffers = form(item, numbers)
+            if key not in forms:
+                forms[key] = emit(item), buffers
+            twin, theirs = forms[key]
+            ours, params = dict(zip(theirs, buffers, strict=True)), [*twin.params]
+            for place, number in zip(twin.given, numbers.values(), strict=True):
+                params[place] = number.word
+            code = twin._replace(buffers=tuple(ours[b] for b in twin.buffers), params=tuple(params))
+            launch = Launch(code, (item,))
+            if batches is None or not batches.takes(batch, launch):
+                end()
+            batch.append(launch)
+        end()
+        return found
 
     def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
         """What runs.
@@ -174,47 +243,6 @@ PRODUCTS: dict[OpOverload, ExternSpec] = {
 }
 
 
-class Batches(Protocol):
-    """What makes one launch of several."""
-
-    def takes(self, batch: Sequence[Launch], launch: Launch) -> bool:
-        """Whether a launch can be one with those before it; asked of each in order."""
-        ...
-
-    def join(self, batch: Sequence[Launch]) -> Launch: ...
-
-
-def emit_graph(
-    plan: Plan,
-    arguments: HostArguments,
-    emit: Callable[[Kernel], KernelCode],
-    build: Build,
-    timed: Timed,
-    batches: Batches | None = None,
-    given: Callable[[Kernel], Mapping[Value, Given]] = lambda kernel: {},
-) -> tuple[HostCode, list[Launch]]:
-    """The host function of a schedule, and its launches in order. See Target.emit.
-
-    batches makes one launch of several
-    given   the constants of a kernel that are passed to it
-    """
-    with timed("emit"):
-        launches = _emitted(plan, emit, build, batches, given)
-        plan, room = plan.with_room(code.shared for code, _ in launches)
-        for k, (code, kernels) in enumerate(launches):
-            if room is not None and code.shared != 0:
-                launches[k] = Launch(code._replace(buffers=(*code.buffers, room)), kernels)
-    with timed("host"):
-        host = emit_host(plan, launches, arguments)
-        log.publish("host", "", host.source)
-    return host, launches
-
-
-def names_of(launches: Sequence[Launch]) -> dict[Kernel, str]:
-    """The names of the functions that run kernels."""
-    return {kernel: code.name for code, kernels in launches for kernel in kernels}
-
-
 def load_graph(
     host: HostCode,
     build: Build,
@@ -237,48 +265,6 @@ def load_graph(
     run = bind_host(host, program, kept, names)
     defer(build.finish)
     return run, lambda name: build.uses(functions()[name])
-
-
-def _emitted(
-    plan: Plan,
-    emit: Callable[[Kernel], KernelCode],
-    build: Build,
-    batches: Batches | None,
-    given: Callable[[Kernel], Mapping[Value, Given]],
-) -> list[Launch]:
-    """The launches, of whose code `build` is given each once."""
-    named: dict[str, KernelCode] = {}
-    forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
-    found: list[Launch] = []
-    batch: list[Launch] = []  # of one kernel each
-
-    def end() -> None:
-        if batch:
-            found.append(batch[0] if batches is None or len(batch) == 1 else batches.join(batch))
-            batch.clear()
-            code = found[-1].code
-            if named.setdefault(code.name, code) is code:
-                build.add(code.module)
-
-    for item in plan.schedule.items:
-        if not isinstance(item, Kernel):
-            end()
-            continue
-        numbers = given(item)
-        key, buffers = form(item, numbers)
-        if key not in forms:
-            forms[key] = emit(item), buffers
-        twin, theirs = forms[key]
-        ours, params = dict(zip(theirs, buffers, strict=True)), [*twin.params]
-        for place, number in zip(twin.given, numbers.values(), strict=True):
-            params[place] = number.word
-        code = twin._replace(buffers=tuple(ours[b] for b in twin.buffers), params=tuple(params))
-        launch = Launch(code, (item,))
-        if batches is None or not batches.takes(batch, launch):
-            end()
-        batch.append(launch)
-    end()
-    return found
 
 
 def bind_host(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -49,6 +49,9 @@ class Reference(Target):
 
     def build(self, options: Options) -> Build:
         return Build(use_disk=False)
+
+    def code_of(self, plan: Plan, options: Options) -> NoReturn:
+        raise AssertionError("kernels are interpreted")
 
     def emit(
         self,

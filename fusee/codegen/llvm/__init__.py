@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from fusee.codegen.llvm.body import (
     SUM_ACROSS,
+    Accumulators,
     Across,
     Along,
     Body,
@@ -50,7 +51,7 @@ class Strip:
     """
 
     phase: Phase
-    hows: dict[Acc, Carried]
+    hows: Accumulators
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Strip:
             self.known |= self.hows
             self._phase(self.hows)
 
-    def _phase(self, hows: dict[Acc, Carried]) -> None:
+    def _phase(self, hows: Accumulators) -> None:
         for acc, how in hows.items():
             places = range(len(self._starts(how, 1)))
             self.arrays[acc] = [self.ctx.array(self.width * self._size(acc, k)) for k in places]
@@ -152,17 +153,11 @@ class Strip:
         outer = {
             acc: self._load(t, i, acc, range(len(h.outer_kinds(1)))) for acc, h in hows.items()
         }
-        local = {
-            acc: [how.start(t.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
-            for acc, how in hows.items()
-        }
-        kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
+        local, kinds = hows.within(t.lanes, outer), hows.kinds(t.lanes)
         with self.body.carry(*rows, 1, local, kinds) as (r, now, local):
             ctx.open_axis(self.phase.inner[-1], r, rank)
             local |= self.body.statements(self.phase, now, hows, rank)
-        for acc, how in hows.items():
-            pairs = zip(outer[acc], local[acc], strict=True)
-            parts = [two_sum(t, how, x, y[0]) if how.two_level else y for x, y in pairs]
+        for acc, parts in hows.joined(t, outer, local):
             self._store(t, i, acc, parts)
 
     def _element(self, t: InsertPoint, i: str) -> None:
@@ -479,27 +474,20 @@ class _Emitter:
         if tile.turns:
             whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-tile.lanes}")
             begin = op(f"add i64 {low}, {whole}")
-            self._tiles(tile, lane, (low, begin), (first, middle))
+            with writer.each(low, begin, tile.lanes) as j:
+                ctx.open_axis(lane, j, 2)
+                with writer.each(first, middle, tile.copies) as i:
+                    ctx.open_axis(axis, i, 3)
+                    self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
+                    ctx.copy_axis = axis
+                    for phase in self.kernel.phases:
+                        Across(self.body, phase).emit()
         with writer.each(first, last) as i:
             ctx.open_axis(axis, i, 2)
             if tile.is_square:
                 is_rest = writer.top.op(f"icmp sge i64 {i}, {middle}")
                 begin = writer.top.op(f"select i1 {is_rest}, i64 {low}, i64 {begin}")
             self._outer_lanes(lane, begin, high)
-
-    def _tiles(
-        self, tile: Tile, lane: Symbol, lanes: tuple[str, str], copies: tuple[str, str]
-    ) -> None:
-        """Whole tiles."""
-        ctx, writer = self.ctx, self.writer
-        with writer.each(*lanes, tile.lanes) as j:
-            ctx.open_axis(lane, j, 2)
-            with writer.each(*copies, tile.copies) as i:
-                ctx.open_axis(tile.axis, i, 3)
-                self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
-                ctx.copy_axis = tile.axis
-                for phase in self.kernel.phases:
-                    Across(self.body, phase).emit()
 
     def _ordered(self, position: int, low: str, high: str) -> None:
         if position < len(self.ordered):
@@ -547,8 +535,7 @@ class _Emitter:
         size, rank = ctx.size_of(axis), ctx.base_rank + 1
         whole = whole_vectors(ctx, size, rows)
         hows = accumulators(phase, two_level=False)
-        kinds = {acc: how.kinds(rows) for acc, how in hows.items()}
-        parts: Parts = {acc: [how.start(rows)] for acc, how in hows.items()}
+        kinds, parts = hows.kinds(rows), hows.start(rows)
         for start, stop, is_tail in (("0", whole, False), (whole, size, True)):
             if start == stop:
                 continue

@@ -427,6 +427,36 @@ class Carried:
     def outer_start(self, lanes: int) -> list[str]:
         return self.start(lanes) * 2 if self.two_level else self.start(lanes)
 
+    def round(self, lanes: int) -> tuple[list[str], list[str]]:
+        """Types and first values of what goes round a loop of one thread."""
+        return self.kinds(lanes), self.start(lanes)
+
+
+class Accumulators(dict[Acc, Carried]):
+    """How each accumulator of a phase is kept."""
+
+    def kinds(self, lanes: int) -> dict[Acc, list[str]]:
+        return {acc: how.kinds(lanes) for acc, how in self.items()}
+
+    def start(self, lanes: int) -> Parts:
+        """What they are before any element, one copy of each."""
+        return {acc: [how.start(lanes)] for acc, how in self.items()}
+
+    def within(self, lanes: int, outer: Parts) -> Parts:
+        """What the innermost loop begins with: sums of two levels begin anew."""
+        return {
+            acc: [how.start(lanes) for _ in outer[acc]] if how.two_level else outer[acc]
+            for acc, how in self.items()
+        }
+
+    def joined(
+        self, t: InsertPoint, outer: Parts, local: Parts
+    ) -> Iterator[tuple[Acc, list[list[str]]]]:
+        """What it has found, with what was before it."""
+        for acc, how in self.items():
+            pairs = zip(outer[acc], local[acc], strict=True)
+            yield acc, [two_sum(t, how, x, y[0]) if how.two_level else y for x, y in pairs]
+
 
 def carried(statement: Accumulate, two_level: bool) -> Carried:
     acc = statement.acc
@@ -552,9 +582,9 @@ def result(parts: list[str]) -> str:
 SUM_ALONG, SUM_ACROSS = 128, 16
 
 
-def accumulators(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
-    """How each accumulator of a phase is kept; sums in two levels if so asked."""
-    return {s.acc: carried(s, two_level) for s in phase.accumulates}
+def accumulators(phase: Phase, two_level: bool) -> Accumulators:
+    """Those of a phase; sums in two levels if so asked."""
+    return Accumulators({s.acc: carried(s, two_level) for s in phase.accumulates})
 
 
 class _Nest:
@@ -587,7 +617,7 @@ class _Nest:
     ) -> Parts:
         """The innermost loop: `open_(i, rank)` makes its body the top level."""
         rank = self.ctx.base_rank + len(self.phase.inner)
-        kinds = {acc: how.kinds(lanes) for acc, how in self.hows.items()}
+        kinds = self.hows.kinds(lanes)
         with self.body.carry(start, stop, step, parts, kinds) as (i, now, found):
             open_(i, rank)
             found |= self.body.statements(self.phase, now, self.hows, rank)
@@ -621,23 +651,11 @@ class Across(_Nest):
         size = self.ctx.size_of(inner[-1])
         blocks = self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds)
         with blocks as (first, last, now, found):
-            found |= self._segment(first, last, now)
+            t, local = self.ctx.top(self.lanes), self.hows.within(self.lanes, now)
+            open_ = functools.partial(self.ctx.open_axis, inner[-1])
+            local = self._loop(first, last, 1, self.lanes, local, open_)
+            found |= self.hows.joined(t, now, local)
         return found
-
-    def _segment(self, first: str, last: str, outer: Parts) -> Parts:
-        t = self.ctx.top(self.lanes)
-        local = {
-            acc: [how.start(self.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
-            for acc, how in self.hows.items()
-        }
-        open_ = functools.partial(self.ctx.open_axis, self.phase.inner[-1])
-        local = self._loop(first, last, 1, self.lanes, local, open_)
-        return {
-            acc: [two_sum(t, how, o, x[0]) for o, x in zip(outer[acc], local[acc], strict=True)]
-            if how.two_level
-            else local[acc]
-            for acc, how in self.hows.items()
-        }
 
 
 class Along(_Nest):
@@ -737,7 +755,7 @@ class Scan(Along):
         self.outer_kinds = {acc: how.outer_kinds(self.lanes) for acc, how in self.hows.items()}
 
     def emit(self) -> None:
-        self._nest(0, {acc: [how.start(self.lanes)] for acc, how in self.hows.items()})
+        self._nest(0, self.hows.start(self.lanes))
 
     def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
         open_ = functools.partial(self.body.open_lanes, self.lane, stage, end or stop)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -459,6 +460,12 @@ _LIMITS = {
 }
 
 
+@functools.cache
+def exported_by_torch(symbol: str) -> bool:
+    """True if libtorch_cpu exports `symbol`; which ones it does differs by platform and build."""
+    return hasattr(libtorch(), symbol)
+
+
 def math_function(t: InsertPoint, name: str, dtype: torch.dtype, args: Sequence[str]) -> str:
     """Op `name` of the vocabulary on values of `dtype`.
 
@@ -475,184 +482,163 @@ def math_function(t: InsertPoint, name: str, dtype: torch.dtype, args: Sequence[
     if name == "rsqrt":
         root = t.intrinsic("sqrt", HELD[dtype], *args)
         return t.op(f"fdiv {t.kind(dtype)} {literal(1.0, dtype, t.lanes)}, {root}")
-    write = functools.partial(_own if _is_own(t, name, dtype) else _library, name, dtype)
-    if (name, dtype) in t.level.writer.outlined and not _is_call(t, name, dtype):
-        return _apart(t, name, dtype, args, "noinline", write)
-    return write(t, args)
+    call = _Elementary(t, name, dtype, args)
+    write = _Elementary.own if call.is_own() else _Elementary.library
+    if (name, dtype) in t.level.writer.outlined and not call.is_one():
+        return call.apart(name, "noinline", write)
+    return write(call)
 
 
 Write = Callable[[InsertPoint, Sequence[str]], str]
 
 
-def _apart(
-    t: InsertPoint, name: str, dtype: torch.dtype, args: Sequence[str], how: str, write: Write
-) -> str:
-    """A call of a function of its own, whose body `write` writes."""
-    kind, declares = t.kind(dtype), t.level.writer.declares
-    symbol = f"fusee.{name}.{mangled(HELD[dtype], t.lanes)}"
-    if symbol not in declares:
-        inner = Writer()
-        result = write(
-            InsertPoint(inner.top, t.machine, t.lanes), [f"%x{i}" for i in range(len(args))]
-        )
-        parameters = ", ".join(f"{kind} %x{i}" for i in range(len(args)))
-        head = f"define internal {kind} @{symbol}({parameters}) {how} {_PURE}"
-        declares |= inner.declares
-        declares[symbol] = inner.define(head, f"{kind} {result}")
-    return t.op(f"call {kind} @{symbol}({', '.join(f'{kind} {x}' for x in args)})")
+class _Elementary(NamedTuple):
+    """A function of the vocabulary that is no intrinsic, of some arguments."""
 
+    t: InsertPoint
+    name: str
+    dtype: torch.dtype
+    args: Sequence[str]
 
-def _is_own(t: InsertPoint, name: str, dtype: torch.dtype) -> bool:
-    known = dtype is torch.float32 and name in FORMULAS
-    return known and (t.machine.has_fused or name not in NEEDS_FUSED)
+    def is_own(self) -> bool:
+        known = self.dtype is torch.float32 and self.name in FORMULAS
+        return known and (self.t.machine.has_fused or self.name not in NEEDS_FUSED)
 
-
-def _is_call(t: InsertPoint, name: str, dtype: torch.dtype) -> bool:
-    """Whether the whole function is one call of a library's."""
-    if _is_own(t, name, dtype) or name in _LIMITS:
-        return False
-    found = _sleef(t, name, dtype)
-    if found is not None:
-        return found[1] == t.lanes
-    return t.lanes == 1 and (dtype is torch.float64 or name in _EXACT)
-
-
-def _own(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
-    value = FORMULAS[name](Code(t), *args)
-    if name not in LIMITS:
-        return value
-    return _guarded(t, name, dtype, args, value, LIMITS[name], _library)
-
-
-def _library(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
-    """SLEEF, with the C library where it fails, or the C library alone: CUDA's on a GPU."""
-    found = _sleef(t, name, dtype)
-    if found is None:
-        return _libm(name, dtype, t, args)
-    value = _resized(*found, dtype, t, args)
-    if name not in _LIMITS:
-        return value
-    limit = _LIMITS[name][dtype is torch.float64]
-    return _guarded(t, name, dtype, args, value, limit, _libm)
-
-
-def _guarded(
-    t: InsertPoint,
-    name: str,
-    dtype: torch.dtype,
-    args: Sequence[str],
-    near: str,
-    limit: float,
-    far: Callable[[str, torch.dtype, InsertPoint, Sequence[str]], str],
-) -> str:
-    """`near` in lanes where |x| <= limit, or limit |y|; `far` in others, if there are any."""
-    sizes = [t.intrinsic("fabs", HELD[dtype], x) for x in args]
-    bound, kind = literal(limit, dtype, t.lanes), t.kind(dtype)
-    if len(args) == 2:
-        bound = t.op(f"fmul {kind} {sizes[1]}, {bound}")
-    each = every = t.op(f"fcmp ole {kind} {sizes[0]}, {bound}")
-    if t.lanes > 1:
-        reduce = f"llvm.vector.reduce.and.v{t.lanes}i1"
-        every = t.level.call("i1", reduce, (vector("i1", t.lanes), each))
-
-    def slow() -> str:
-        write = functools.partial(far, name, dtype)
-        if far is _library and (t.machine.is_simt or _is_call(t, name, dtype)):
-            other = write(t, args)
-        else:
-            other = _apart(t, f"{name}{far.__name__}", dtype, args, "cold noinline", write)
-        return t.select(each, HELD[dtype], near, other)
-
-    return t.level.chosen(every, near, slow, kind)
-
-
-# ------------------------------------------------------------------------------- SLEEF
-
-
-@functools.cache
-def exported_by_torch(symbol: str) -> bool:
-    """True if libtorch_cpu exports `symbol`; which ones it does differs by platform and build."""
-    return hasattr(libtorch(), symbol)
-
-
-def _sleef(t: InsertPoint, name: str, dtype: torch.dtype) -> tuple[str, int] | None:
-    """The symbol that suits best, and its lanes."""
-    if t.machine.is_simt:
-        return None
-    letter, precision = "f" if dtype is torch.float32 else "d", _LIBRARY[name][0]
-    usable: dict[int, str] = {}
-    has = t.machine.features
-    variants: list[tuple[int, str]] = []  # that this processor runs: lanes of floats, widest first
-    if "avx512f" in has:
-        variants.append((16, "avx512f"))
-    if "avx" in has:
-        variants.append((8, "avx2" if {"avx2", "fma"} <= has else "avx"))
-    if "neon" in has:
-        variants.append((4, "advsimd"))
-    half = dtype is torch.float64
-    for lanes, variant in variants:
-        width = lanes // 2 if half else lanes
-        plain = f"Sleef_{name}{letter}{width}{precision}"
-        # the variant itself where it can be had: the plain name jumps through a pointer
-        direct = f"{plain}{variant}" if precision else f"{plain}_{variant}"
-        found = next((s for s in (direct, plain) if exported_by_torch(s)), None)
+    def is_one(self) -> bool:
+        """Whether the whole function is one call of a library's."""
+        if self.is_own() or self.name in _LIMITS:
+            return False
+        found = self._sleef()
         if found is not None:
-            usable[width] = found
-    if not usable:
-        return None
-    wide_enough = [width for width in usable if width >= t.lanes]
-    width = min(wide_enough) if wide_enough else max(usable)
-    return usable[width], width
+            return found[1] == self.t.lanes
+        return self.t.lanes == 1 and (self.dtype is torch.float64 or self.name in _EXACT)
 
+    def apart(self, name: str, how: str, write: Callable[[_Elementary], str]) -> str:
+        """A call of a function of its own, whose body `write` writes."""
+        t = self.t
+        kind, declares = t.kind(self.dtype), t.level.writer.declares
+        symbol = f"fusee.{name}.{mangled(HELD[self.dtype], t.lanes)}"
+        if symbol not in declares:
+            inner, given = Writer(), [f"%x{i}" for i in range(len(self.args))]
+            there = InsertPoint(inner.top, t.machine, t.lanes)
+            result = write(self._replace(t=there, args=given))
+            parameters = ", ".join(f"{kind} {x}" for x in given)
+            head = f"define internal {kind} @{symbol}({parameters}) {how} {_PURE}"
+            declares |= inner.declares
+            declares[symbol] = inner.define(head, f"{kind} {result}")
+        return t.op(f"call {kind} @{symbol}({', '.join(f'{kind} {x}' for x in self.args)})")
 
-def _resized(
-    symbol: str, width: int, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]
-) -> str:
-    """Calls of a function of `width` lanes; spare lanes repeat real ones."""
-    held, wide = HELD[dtype], vector(HELD[dtype], width)
-    call = functools.partial(t.level.call, wide, symbol, attributes=_PURE)
-    if width == t.lanes:
-        return call(*((wide, x) for x in args))
-    results = []
-    for first in range(0, t.lanes, width):
-        given = []
-        for x in args:
-            kind = t.kind(dtype)
-            if t.lanes == 1:
-                kind, x = wide, t.op(f"insertelement {wide} poison, {held} {x}, i64 0")
-            picks = [(first + k) % t.lanes for k in range(width)]
-            given.append((wide, t.level.shuffle(kind, x, "poison", picks)))
-        results.append(call(*given))
-    if t.lanes == 1:
-        return t.op(f"extractelement {wide} {results[0]}, i64 0")
-    if t.lanes < width:
-        return t.level.shuffle(wide, results[0], "poison", range(t.lanes))
-    while len(results) > 1:
-        pairs = zip(results[::2], results[1::2], strict=True)
-        results = [t.level.shuffle(vector(held, width), *pair, range(2 * width)) for pair in pairs]
-        width *= 2
-    return results[0]
+    def own(self) -> str:
+        value = FORMULAS[self.name](Code(self.t), *self.args)
+        if self.name not in LIMITS:
+            return value
+        return self._guarded(value, LIMITS[self.name], _Elementary.library)
 
+    def library(self) -> str:
+        """SLEEF, with the C library where it fails, or the C library alone: CUDA's on a GPU."""
+        found = self._sleef()
+        if found is None:
+            return self.libm()
+        value = self._resized(*found)
+        if self.name not in _LIMITS:
+            return value
+        return self._guarded(
+            value, _LIMITS[self.name][self.dtype is torch.float64], _Elementary.libm
+        )
 
-# --------------------------------------------------------------------------- C library
+    def _guarded(self, near: str, limit: float, far: Callable[[_Elementary], str]) -> str:
+        """`near` in lanes where |x| <= limit, or limit |y|; `far` in others, if there are any."""
+        t, held, kind = self.t, HELD[self.dtype], self.t.kind(self.dtype)
+        sizes = [t.intrinsic("fabs", held, x) for x in self.args]
+        bound = literal(limit, self.dtype, t.lanes)
+        if len(sizes) == 2:
+            bound = t.op(f"fmul {kind} {sizes[1]}, {bound}")
+        each = every = t.op(f"fcmp ole {kind} {sizes[0]}, {bound}")
+        if t.lanes > 1:
+            reduce = f"llvm.vector.reduce.and.v{t.lanes}i1"
+            every = t.level.call("i1", reduce, (vector("i1", t.lanes), each))
 
+        def slow() -> str:
+            if far is _Elementary.library and (t.machine.is_simt or self.is_one()):
+                other = far(self)
+            else:
+                other = self.apart(f"{self.name}_{far.__name__}", "cold noinline", far)
+            return t.select(each, held, near, other)
 
-def _libm(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
-    """Lane by lane. lgamma's global sign is the one effect; nobody reads it."""
-    held = HELD[dtype]
-    widened = dtype is torch.float32 and name not in _EXACT and not t.machine.is_simt
-    inner = "double" if widened else held
-    symbol = name + "f" * (inner == "float")
-    if t.machine.is_simt:
-        symbol = f"{DEVICE}{symbol}"
+        return t.level.chosen(every, near, slow, kind)
 
-    def write(one: InsertPoint, given: Sequence[str]) -> str:
-        op = one.op
-        wide = [op(f"fpext float {x} to double") if widened else x for x in given]
-        value = one.level.call(inner, symbol, *((inner, x) for x in wide), attributes=_PURE)
-        return op(f"fptrunc double {value} to float") if widened else value
+    def _sleef(self) -> tuple[str, int] | None:
+        """The symbol that suits best, and its lanes."""
+        if self.t.machine.is_simt:
+            return None
+        letter, precision = "f" if self.dtype is torch.float32 else "d", _LIBRARY[self.name][0]
+        usable: dict[int, str] = {}
+        has = self.t.machine.features
+        variants: list[tuple[int, str]] = []  # lanes of floats, widest first
+        if "avx512f" in has:
+            variants.append((16, "avx512f"))
+        if "avx" in has:
+            variants.append((8, "avx2" if {"avx2", "fma"} <= has else "avx"))
+        if "neon" in has:
+            variants.append((4, "advsimd"))
+        half = self.dtype is torch.float64
+        for lanes, variant in variants:
+            width = lanes // 2 if half else lanes
+            plain = f"Sleef_{self.name}{letter}{width}{precision}"
+            # the variant itself where it can be had: the plain name jumps through a pointer
+            direct = f"{plain}{variant}" if precision else f"{plain}_{variant}"
+            found = next((s for s in (direct, plain) if exported_by_torch(s)), None)
+            if found is not None:
+                usable[width] = found
+        if not usable:
+            return None
+        wide_enough = [width for width in usable if width >= self.t.lanes]
+        width = min(wide_enough) if wide_enough else max(usable)
+        return usable[width], width
 
-    return each_lane(t, dtype, args, write)
+    def _resized(self, symbol: str, width: int) -> str:
+        """Calls of a function of `width` lanes; spare lanes repeat real ones."""
+        t, args, held = self.t, self.args, HELD[self.dtype]
+        wide = vector(held, width)
+        call = functools.partial(t.level.call, wide, symbol, attributes=_PURE)
+        if width == t.lanes:
+            return call(*((wide, x) for x in args))
+        results = []
+        for first in range(0, t.lanes, width):
+            given = []
+            for x in args:
+                kind = t.kind(self.dtype)
+                if t.lanes == 1:
+                    kind, x = wide, t.op(f"insertelement {wide} poison, {held} {x}, i64 0")
+                picks = [(first + k) % t.lanes for k in range(width)]
+                given.append((wide, t.level.shuffle(kind, x, "poison", picks)))
+            results.append(call(*given))
+        if t.lanes == 1:
+            return t.op(f"extractelement {wide} {results[0]}, i64 0")
+        if t.lanes < width:
+            return t.level.shuffle(wide, results[0], "poison", range(t.lanes))
+        while len(results) > 1:
+            pairs = zip(results[::2], results[1::2], strict=True)
+            kind, width = vector(held, width), 2 * width
+            results = [t.level.shuffle(kind, *pair, range(width)) for pair in pairs]
+        return results[0]
+
+    def libm(self) -> str:
+        """Lane by lane. lgamma's global sign is the one effect; nobody reads it."""
+        held, is_simt = HELD[self.dtype], self.t.machine.is_simt
+        widened = self.dtype is torch.float32 and self.name not in _EXACT and not is_simt
+        inner = "double" if widened else held
+        symbol = self.name + "f" * (inner == "float")
+        if is_simt:
+            symbol = f"{DEVICE}{symbol}"
+
+        def write(one: InsertPoint, given: Sequence[str]) -> str:
+            op = one.op
+            wide = [op(f"fpext float {x} to double") if widened else x for x in given]
+            value = one.level.call(inner, symbol, *((inner, x) for x in wide), attributes=_PURE)
+            return op(f"fptrunc double {value} to float") if widened else value
+
+        return each_lane(self.t, self.dtype, self.args, write)
 
 
 def each_lane(t: InsertPoint, dtype: torch.dtype, args: Sequence[str], write: Write) -> str:

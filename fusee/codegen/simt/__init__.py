@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fusee.codegen.llvm import KernelCode
-from fusee.codegen.llvm.body import Across, Carried, Parts, across, merge_all, result
+from fusee.codegen.llvm.body import Accumulators, Across, Parts, across, merge_all, result
 from fusee.codegen.llvm.index import groups, pointer
 from fusee.codegen.llvm.lanes import Stage, is_short
 from fusee.codegen.llvm.ops import STATIC_SIZE
@@ -61,7 +61,7 @@ from fusee.loops.schedule import (
     stride,
     takes_one_pass,
 )
-from fusee.runtime.llvm_text import BITS, InsertPoint, Machine, memory_type
+from fusee.runtime.llvm_text import BITS, Machine, memory_type
 from fusee.sym import (
     Size,
     Symbol,
@@ -614,8 +614,7 @@ class _Mapping:
         ctx, body, (axis,) = self.ctx, self.body, phase.inner
         body.set_stage(axis, Stage(1, self.vec), None)
         hows = accumulators(phase, False)
-        parts: Parts = {acc: [how.start(1)] for acc, how in hows.items()}
-        kinds, count = {acc: how.kinds(1) for acc, how in hows.items()}, ctx.size_of(axis)
+        parts, kinds, count = hows.start(1), hows.kinds(1), ctx.size_of(axis)
         if self.vec > 1:
             count = self.level.op(f"lshr i64 {count}, {self.vec.bit_length() - 1}")
         body.shares = exchange.scanned
@@ -652,8 +651,20 @@ class _Mapping:
             elif team.along:
                 whole = across(t, how, whole)
             found[acc] = exchange.merged(wide, how, whole)
-        if self._is_split(phase):
-            found = self._met(hows, found, wide, team, member, exchange, leads)
+        if self._is_split(phase):  # what all blocks have found, in the one that goes on
+            meeting, level, lanes = self.meeting, self.level, wide.lanes
+            meeting.lay_out(hows, lanes)
+            with level.unless(leads):
+                meeting.leave(wide, self.number, found)
+            meeting.stay_if_last(exchange)
+            start, kinds, stop = hows.start(lanes), hows.kinds(lanes), meeting.blocks
+            if body.skips is not None:  # no record is theirs
+                stop = level.op(f"select i1 {body.skips}, i64 0, i64 {stop}")
+            with body.carry(member, stop, team.threads, start, kinds) as (part, now, every):
+                inner = ctx.top(lanes)
+                other = meeting.of(inner, self.number, part)
+                every |= {a: [how.merge(inner, now[a][0], other[a])] for a, how in hows.items()}
+            found = {a: exchange.merged(wide, how, every[a][0]) for a, how in hows.items()}
         for acc, how in hows.items():
             names = {acc: result(found[acc])}
             if isinstance(how, OnlineCarried):
@@ -661,33 +672,6 @@ class _Mapping:
             for one, name in names.items():
                 ctx.acc_facts[one] = 1, wide.lanes > 1
                 ctx.acc_names[one] = [name] if wide.lanes > 1 else name
-
-    def _met(
-        self,
-        hows: Mapping[Acc, Carried],
-        found: Mapping[Acc, list[str]],
-        t: InsertPoint,
-        team: Team,
-        member: str,
-        exchange: Exchange,
-        leads: str,
-    ) -> dict[Acc, list[str]]:
-        """What all blocks have found, in the one that goes on."""
-        meeting, level = self.meeting, self.level
-        meeting.lay_out(hows, t.lanes)
-        with level.unless(leads):
-            meeting.leave(t, self.number, found)
-        meeting.stay_if_last(exchange)
-        start = {acc: [how.start(t.lanes)] for acc, how in hows.items()}
-        kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
-        stop = meeting.blocks
-        if self.body.skips is not None:  # no record is theirs
-            stop = level.op(f"select i1 {self.body.skips}, i64 0, i64 {stop}")
-        with self.body.carry(member, stop, team.threads, start, kinds) as (part, now, every):
-            inner = self.ctx.top(t.lanes)
-            other = meeting.of(inner, self.number, part)
-            every |= {a: [how.merge(inner, now[a][0], other[a])] for a, how in hows.items()}
-        return {acc: exchange.merged(t, how, every[acc][0]) for acc, how in hows.items()}
 
     def _open(self, phase: Phase, flat: str, along: bool, wide: bool) -> None:
         """The inner axes' coordinates at one point of a phase, or `vec` of them."""
@@ -704,16 +688,21 @@ class _Mapping:
             digits[-1] = level.op(f"shl i64 {digits[-1]}, {shift}")
         ctx.know_axes(phase.inner, digits, 2)
 
-    def _kept(self, phase: Phase, team: Team, member: str, hows: dict[Acc, Carried]) -> Parts:
+    def _kept(self, phase: Phase, team: Team, member: str, hows: Accumulators) -> Parts:
         """All points one after the other: what is known of them stays known in later phases."""
-        ctx, body = self.ctx, self.body
-        parts: Parts = {acc: [how.start(ctx.lanes)] for acc, how in hows.items()}
-        total = count_points(phase.inner)
+        ctx, body, level = self.ctx, self.body, self.level
+        parts, total = hows.start(ctx.lanes), count_points(phase.inner)
         assert isinstance(total, int)
         stretches, count = self.stretches.setdefault(phase.inner, []), total // self.vec
         for first in range(0, count, team.threads):
-            if first == len(stretches) * team.threads:
-                stretches.append(self._stretch(phase, team, member, first, count))
+            if first == len(stretches) * team.threads:  # one or `vec` points for each thread
+                stretches.append(part := Stretch(level))
+                flat = level.op(f"add i64 {member}, {first}") if first else member
+                if first + team.threads > count:
+                    part.idle = level.op(f"icmp sge i64 {flat}, {count}")
+                    flat = level.op(f"select i1 {part.idle}, i64 0, i64 {flat}")
+                self._open(phase, flat, True, False)
+                part.axes = {axis: ctx.axis_name[axis] for axis in phase.inner}
             part = stretches[first // team.threads]
             part.enter(ctx)
             body.idle = part.idle
@@ -722,18 +711,7 @@ class _Mapping:
         ctx.ranked[2:] = []
         return parts
 
-    def _stretch(self, phase: Phase, team: Team, member: str, first: int, count: int) -> Stretch:
-        """The points from number `first` on, one or `vec` for each thread of a team."""
-        part, level = Stretch(self.level), self.level
-        flat = level.op(f"add i64 {member}, {first}") if first else member
-        if first + team.threads > count:
-            part.idle = level.op(f"icmp sge i64 {flat}, {count}")
-            flat = level.op(f"select i1 {part.idle}, i64 0, i64 {flat}")
-        self._open(phase, flat, True, False)
-        part.axes = {axis: self.ctx.axis_name[axis] for axis in phase.inner}
-        return part
-
-    def _looped(self, phase: Phase, team: Team, member: str, hows: dict[Acc, Carried]) -> Parts:
+    def _looped(self, phase: Phase, team: Team, member: str, hows: Accumulators) -> Parts:
         ctx, level, body = self.ctx, self.level, self.body
         total, vec = count_points(phase.inner), self.vec if team.along else 1
         count = ctx.size_of(phase.inner[0])

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fusee.codegen.llvm.body import Body, Carried, Parts, across, carried
+from fusee.codegen.llvm.body import Accumulators, Body, Carried, Parts, across, carried
 from fusee.codegen.llvm.memory import (
     NEAR,
     AccessPlace,
@@ -39,9 +39,9 @@ from fusee.source import HALVES
 from fusee.sym import Size, Symbol, coefficient, divides
 
 
-def accumulators(phase: Phase, along: bool) -> dict[Acc, Carried]:
-    """How each accumulator of a phase is kept. `along`: lanes run along the reduced axis."""
-    found: dict[Acc, Carried] = {}
+def accumulators(phase: Phase, along: bool) -> Accumulators:
+    """Those of a phase. `along`: lanes run along the reduced axis."""
+    found = Accumulators()
     for s in phase.body:
         if isinstance(s, Online):
             how = Squares if s.acc.op == "sum" else Powers
@@ -62,9 +62,7 @@ class OnlineCarried(Carried):
     along: bool
 
     def round(self, lanes: int) -> tuple[list[str], list[str]]:
-        """Types and first values of what goes round a loop."""
-        lanes = 1 if self.along else lanes
-        return self.kinds(lanes), self.start(lanes)
+        return super().round(1 if self.along else lanes)
 
     def step(self, t: InsertPoint, old: list[str], given: Sequence[list[str]]) -> list[str]:
         """Some more elements per lane: of each the value, and the factor if there is one."""
@@ -415,7 +413,7 @@ class ThreadBody(Body):
     def reduced(
         self,
         phase: Phase,
-        hows: dict[Acc, Carried],
+        hows: Accumulators,
         first: str,
         stop: str,
         step: int,
@@ -431,9 +429,7 @@ class ThreadBody(Body):
         parts: Parts = {}
         kinds: dict[Acc, list[str]] = {}
         for acc, how in hows.items():
-            kinds[acc], start = how.kinds(self.ctx.lanes), how.start(self.ctx.lanes)
-            if isinstance(how, OnlineCarried):
-                kinds[acc], start = how.round(self.ctx.lanes)
+            kinds[acc], start = how.round(self.ctx.lanes)
             parts[acc] = [start]
 
         def several(count: int, at: str, parts: Parts) -> Parts:

@@ -210,40 +210,6 @@ def _rms_norm(
 # ---------------------------------------------------------------------------- batch norm
 
 
-def _inference(
-    call: OpCall,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    eps: float,
-) -> list[Tensor]:
-    """ATen folds the statistics into one factor and one summand per channel first; so do we."""
-
-    def folded(m: Value, s: Value, *rest: Value) -> tuple[Value, Value]:
-        alpha = op("rsqrt", s + eps)
-        if weight is not None:
-            alpha = alpha * rest[0]
-        return alpha, -(m * alpha) if bias is None else rest[-1] - m * alpha
-
-    def fn(v: Value, *rest: Value) -> Value:
-        alpha, beta = folded(*rest)
-        return v * alpha + beta
-
-    given, common = _beside(x, mean, var, weight, bias), opmath(x.dtype)
-    if _lies_last(x) and not call.lowering.values.profile.shares:  # else lanes compute all of it
-        parts = [elementwise(lambda *v, k=k: folded(*v)[k], *given) for k in (0, 1)]
-        for part in parts:
-            call.lowering.realise(part)
-        found = result(call, lambda v, a, b: v * a + b, x, *parts, common=common)
-    else:
-        found = result(call, fn, x, *given, common=common)
-    if all(0 in meta.shape for meta in call.metas[1:3]):  # as on a CPU
-        return [found, *(call.lowering.filled((0,), 0, meta.dtype) for meta in call.metas[1:3])]
-    return [found, *_statistics(call, mean, elementwise(_rsqrt_of(eps), var))]
-
-
 def _training(
     call: OpCall, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -287,16 +253,39 @@ def _batch_norm(
     eps: float,
 ) -> list[Tensor]:
     olds = [running_mean, running_var]
-    if not training:
-        found = _inference(call, x, weight, bias, running_mean, running_var, eps)
-        return [*found, *olds][: len(call.metas)]
-    results, batch = _training(call, x, weight, bias, eps)
+    if training:
+        results, batch = _training(call, x, weight, bias, eps)
 
-    def running(old: Value, new: Value) -> Value:
-        return new * momentum + old * (1 - momentum)
+        def running(old: Value, new: Value) -> Value:
+            return new * momentum + old * (1 - momentum)
 
-    pairs = zip(olds, batch) if running_mean is not None else ()
-    return [*results, *(elementwise(running, old, new, dtype=old.dtype) for old, new in pairs)]
+        pairs = zip(olds, batch) if running_mean is not None else ()
+        return [*results, *(elementwise(running, old, new, dtype=old.dtype) for old, new in pairs)]
+
+    def folded(m: Value, s: Value, *rest: Value) -> tuple[Value, Value]:
+        """ATen makes one factor and one summand of the statistics first; so do we."""
+        alpha = op("rsqrt", s + eps)
+        if weight is not None:
+            alpha = alpha * rest[0]
+        return alpha, -(m * alpha) if bias is None else rest[-1] - m * alpha
+
+    def fn(v: Value, *rest: Value) -> Value:
+        alpha, beta = folded(*rest)
+        return v * alpha + beta
+
+    given, common = _beside(x, *olds, weight, bias), opmath(x.dtype)
+    if _lies_last(x) and not call.lowering.values.profile.shares:  # else lanes compute all of it
+        parts = [elementwise(lambda *v, k=k: folded(*v)[k], *given) for k in (0, 1)]
+        for part in parts:
+            call.lowering.realise(part)
+        found = result(call, lambda v, a, b: v * a + b, x, *parts, common=common)
+    else:
+        found = result(call, fn, x, *given, common=common)
+    if all(0 in meta.shape for meta in call.metas[1:3]):  # as on a CPU
+        of_batch = [call.lowering.filled((0,), 0, meta.dtype) for meta in call.metas[1:3]]
+    else:
+        of_batch = _statistics(call, running_mean, elementwise(_rsqrt_of(eps), running_var))
+    return [found, *of_batch, *olds][: len(call.metas)]
 
 
 # ---------------------------------------------------------------------------- gradients

@@ -103,7 +103,8 @@ def reduce(
 
         return lowering.computed(kept, how.result, only, (x,))
     index, reduced = _space(lowering, shape, dims)
-    return _accumulate(lowering, mapped(x.at(tuple(index)), before, acc_dtype), kept, reduced, how)
+    value = mapped(x.at(tuple(index)), before, acc_dtype)
+    return _Reduced(lowering, value, kept, reduced, how).computed()
 
 
 def mapped(value: Value, before: Map | None, dtype: torch.dtype) -> Value:
@@ -126,163 +127,151 @@ def _space(
     return index, reduced
 
 
-def _accumulate(
-    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol], how: Reduction
-) -> Tensor:
-    points = hint(product(kept))
-    elements = hint(count_points(reduced))
-    profile = lowering.values.profile
-    if how.which is None and points * elements > profile.many and not profile.shares:
-        if points < profile.parallel:
-            return _in_two_stages(lowering, value, kept, reduced, how)
-        rows, pieces = _rows(lowering, value, kept, reduced)
-        if rows is not None and pieces < profile.parallel:
-            order = [rows, *(axis for axis in reduced if axis is not rows)]
-            length = _chunk_of_rows(rows, profile.rows)
-            return _in_two_stages(lowering, value, kept, order, how, length)
-    cuts = how.which is None and not profile.shares
-    short = _short_run(lowering, value, kept, reduced) if cuts else None
-    if short is not None:
+class _Reduced(NamedTuple):
+    """`value` at every point of `kept`, reduced along some axes."""
+
+    lowering: Lowering
+    value: Value
+    kept: Shape
+    axes: list[Symbol]
+    how: Reduction
+
+    def computed(self) -> Tensor:
+        lowering, kept, how = self.lowering, self.kept, self.how
+        points = hint(product(kept))
+        elements = hint(count_points(self.axes))
+        profile = lowering.values.profile
+        cuts = how.which is None and not profile.shares
+        if cuts and points * elements > profile.many:
+            if points < profile.parallel:
+                return self._in_two_stages()
+            rows, pieces = self._rows()
+            if rows is not None and pieces < profile.parallel:
+                order = [rows, *(axis for axis in self.axes if axis is not rows)]
+                length = _chunk_of_rows(rows, profile.rows)
+                return self._replace(axes=order)._in_two_stages(length)
+        short = self._short_run() if cuts else None
+        if short is None:
+            return self._whole()
         last, whole = len(kept), (*kept, short.size)
-        moved = rewrite([value], {short: lowering.axes(whole)[last]})[value]
+        moved = rewrite([self.value], {short: lowering.axes(whole)[last]})[self.value]
         first = Reduction(how.kind, how.dtype, how.dtype)
-        others = [axis for axis in reduced if axis is not short]
-        each = _accumulate(lowering, moved, whole, others, first)
+        others = [axis for axis in self.axes if axis is not short]
+        each = _Reduced(lowering, moved, whole, others, first).computed()
         return squeeze(
             reduce(each, [last], how.kind, how.dtype, how.result, None, how.after), [last]
         )
-    return _whole(lowering, value, kept, reduced, how)
 
-
-def _whole(
-    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol], how: Reduction
-) -> Tensor:
-    """In one loop."""
-    acc = lowering.accumulator(how.kind, how.dtype)
-    buffer = lowering.buffer(kept, how.result, dense(kept, _order(lowering, value, kept)))
-    result = None if how.after is None else how.finish(lowering.values.acc(acc))
-    index = buffer.index(lowering.axes(kept))
-    axes = lowering.axis_symbols(kept)
-    lowering.emit(Loop(buffer, axes, index, value, tuple(reduced), acc, result, how.which))
-    return lowering.whole(buffer)
-
-
-def _steps(
-    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]
-) -> Iterator[tuple[dict[int, int], dict[int, int]]]:
-    """Of each load that goes along all axes: its steps along those that are kept, and reduced."""
-    both = lowering.axes_of(kept), dict(enumerate(reduced))
-    for load in lowering.loads(value):
-        columns, rows = (axis_strides(load.attr[1], axes) for axes in both)
-        if columns is not None and rows is not None:
-            yield columns, rows
-
-
-def _short_run(
-    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]
-) -> Symbol | None:
-    """A reduced axis that fills no vector, if it does beside a kept one; many others are reduced.
-
-    The channels of a group are such an axis where channels lie last.
-    """
-    profile = lowering.values.profile
-    for columns, rows in _steps(lowering, value, kept, reduced):
-        if len(reduced) < 2 or 1 not in rows.values():
-            continue
-        short = reduced[min(rows, key=lambda k: (rows[k] != 1, k))]
-        size = hint(short.size)
-        others = count_points(axis for axis in reduced if axis is not short)
-        if size < profile.wide and size in columns.values() and hint(others) >= profile.rows:
-            return short
-        return None
-    return None
-
-
-def _order(lowering: Lowering, value: Value, kept: Shape) -> list[int]:
-    """Dimensions in the order in which they lie in what is read."""
-    axes = lowering.axes_of(kept)
-    order = list(range(len(kept)))
-    if len(axes) > 1:
-        for load in lowering.loads(value):
-            strides = axis_strides(load.attr[1], axes)
-            if strides is not None:
-                order.sort(key=lambda k: -strides.get(k, 0))
-                break
-    return order
-
-
-def _in_two_stages(
-    lowering: Lowering,
-    value: Value,
-    kept: Shape,
-    reduced: list[Symbol],
-    how: Reduction,
-    length: Size | None = None,
-) -> Tensor:
-    """Chunks first, each to one partial result; then the partial results.
-
-    length   of a chunk along reduced[0], whose vectors run down columns; found here unless given
-    """
-    columns = length is not None
-    first, *rest = reduced
-    size = first.size
-    inner = hint(count_points(rest))
-    if length is None:  # the outermost reduced axis may make good chunks as it is
-        few, most = lowering.values.profile.parallel, lowering.values.profile.chunk
-        is_good = few <= hint(size) <= most <= inner * few
-        length = 1 if is_good else max(most // max(inner, 1), 1)
-    whole = floordiv(size, length)
-    left = size - whole * length
-    shape = (*kept, whole if left == 0 else whole + 1)
-    # what the lanes of a chunk find lies beside one another: those of kept axes, or of none
-    order = [*_order(lowering, value, kept), len(kept)]
-    layout = dense(shape, order[-1:] + order[:-1] if columns else order)
-    partial = lowering.whole(lowering.buffer(shape, how.dtype, layout))
-
-    def store(place: Size, axes: tuple[Symbol, ...], count: Size) -> None:
-        """The partial result of `count` points from the beginning of chunk `place` on."""
-        step = lowering.axis("s0", count)
-        point = place * length + (0 if count == 1 else step.expr)
-        moved = rewrite([value], {first: point})[value]
-        buffer = lowering.realise(partial).buffer
-        index = buffer.index((*lowering.axes(kept), place))
+    def _whole(self) -> Tensor:
+        """In one loop."""
+        lowering, kept, how = self.lowering, self.kept, self.how
         acc = lowering.accumulator(how.kind, how.dtype)
-        several = tuple(axis for axis in (step, *rest) if axis.hi != 1)
-        axes = (*lowering.axis_symbols(kept), *axes)
-        lowering.emit(Loop(buffer, axes, index, moved, several, acc if several else None))
+        strides = dense(kept, self._order())
+        result = None if how.after is None else how.finish(lowering.values.acc(acc))
+        return lowering.looped(
+            self.value, how.result, kept, strides, self.axes, acc, result, how.which
+        )
 
-    chunk = lowering.axis("c0", whole)
-    if whole == 1:
-        store(0, (), length)
-    else:
-        store(chunk.expr, (chunk,), length)
-    if left != 0:
-        store(whole, (), left)
-    last = [len(kept)]
-    places, chunks = _space(lowering, shape, last)
-    value = mapped(partial.at(tuple(places)), None, how.dtype)
-    return squeeze(_whole(lowering, value, (*kept, 1), chunks, how), last)
+    def _steps(self) -> Iterator[tuple[dict[int, int], dict[int, int]]]:
+        """Of each load along all axes: its steps along those that are kept, and reduced."""
+        both = self.lowering.axes_of(self.kept), dict(enumerate(self.axes))
+        for load in self.lowering.loads(self.value):
+            columns, rows = (axis_strides(load.attr[1], axes) for axes in both)
+            if columns is not None and rows is not None:
+                yield columns, rows
 
+    def _short_run(self) -> Symbol | None:
+        """A reduced axis that fills no vector, if it does beside a kept one, of several.
 
-def _rows(
-    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]
-) -> tuple[Symbol | None, int]:
-    """The widest reduced axis of many points, if what is read lies along kept ones.
+        The channels of a group are such an axis where channels lie last.
+        """
+        profile = self.lowering.values.profile
+        for columns, rows in self._steps():
+            if len(self.axes) < 2 or 1 not in rows.values():
+                continue
+            short = self.axes[min(rows, key=lambda k: (rows[k] != 1, k))]
+            size = hint(short.size)
+            others = count_points(axis for axis in self.axes if axis is not short)
+            if size < profile.wide and size in columns.values() and hint(others) >= profile.rows:
+                return short
+            return None
+        return None
 
-    Then, into how many pieces of at most a strip these are cut.
-    """
-    profile = lowering.values.profile
-    for columns, rows in _steps(lowering, value, kept, reduced):
-        if min(columns.values()) != 1:
-            continue
-        sizes = {k: hint(axis.size) for k, axis in enumerate(reduced)}
-        long = [k for k, size in sizes.items() if size >= profile.rows]
-        run = 1
-        for k in sorted(columns, key=columns.__getitem__):
-            run *= hint(kept[k]) if hint(columns[k]) == run else 1
-        pieces = hint(product(kept)) // run * -(-run // profile.strip)
-        return reduced[max(long, key=lambda k: rows[k])] if long else None, pieces
-    return None, 0
+    def _order(self) -> list[int]:
+        """Dimensions in the order in which they lie in what is read."""
+        axes = self.lowering.axes_of(self.kept)
+        order = list(range(len(self.kept)))
+        if len(axes) > 1:
+            for load in self.lowering.loads(self.value):
+                strides = axis_strides(load.attr[1], axes)
+                if strides is not None:
+                    order.sort(key=lambda k: -strides.get(k, 0))
+                    break
+        return order
+
+    def _in_two_stages(self, length: Size | None = None) -> Tensor:
+        """Chunks first, each to one partial result; then the partial results.
+
+        length   of a chunk along axes[0], whose vectors run down columns; found here unless given
+        """
+        lowering, kept, how = self.lowering, self.kept, self.how
+        columns = length is not None
+        first, *rest = self.axes
+        size = first.size
+        inner = hint(count_points(rest))
+        if length is None:  # the outermost reduced axis may make good chunks as it is
+            few, most = lowering.values.profile.parallel, lowering.values.profile.chunk
+            is_good = few <= hint(size) <= most <= inner * few
+            length = 1 if is_good else max(most // max(inner, 1), 1)
+        whole = floordiv(size, length)
+        left = size - whole * length
+        shape = (*kept, whole if left == 0 else whole + 1)
+        # what the lanes of a chunk find lies beside one another: those of kept axes, or of none
+        order = [*self._order(), len(kept)]
+        layout = dense(shape, order[-1:] + order[:-1] if columns else order)
+        partial = lowering.whole(lowering.buffer(shape, how.dtype, layout))
+
+        def store(place: Size, axes: tuple[Symbol, ...], count: Size) -> None:
+            """The partial result of `count` points from the beginning of chunk `place` on."""
+            step = lowering.axis("s0", count)
+            point = place * length + (0 if count == 1 else step.expr)
+            moved = rewrite([self.value], {first: point})[self.value]
+            buffer = lowering.realise(partial).buffer
+            index = buffer.index((*lowering.axes(kept), place))
+            acc = lowering.accumulator(how.kind, how.dtype)
+            several = tuple(axis for axis in (step, *rest) if axis.hi != 1)
+            axes = (*lowering.axis_symbols(kept), *axes)
+            lowering.emit(Loop(buffer, axes, index, moved, several, acc if several else None))
+
+        chunk = lowering.axis("c0", whole)
+        if whole == 1:
+            store(0, (), length)
+        else:
+            store(chunk.expr, (chunk,), length)
+        if left != 0:
+            store(whole, (), left)
+        last = [len(kept)]
+        places, chunks = _space(lowering, shape, last)
+        value = mapped(partial.at(tuple(places)), None, how.dtype)
+        return squeeze(_Reduced(lowering, value, (*kept, 1), chunks, how)._whole(), last)
+
+    def _rows(self) -> tuple[Symbol | None, int]:
+        """The widest reduced axis of many points, if what is read lies along kept ones.
+
+        Then, into how many pieces of at most a strip these are cut.
+        """
+        profile = self.lowering.values.profile
+        for columns, rows in self._steps():
+            if min(columns.values()) != 1:
+                continue
+            sizes = {k: hint(axis.size) for k, axis in enumerate(self.axes)}
+            long = [k for k, size in sizes.items() if size >= profile.rows]
+            run = 1
+            for k in sorted(columns, key=columns.__getitem__):
+                run *= hint(self.kept[k]) if hint(columns[k]) == run else 1
+            pieces = hint(product(self.kept)) // run * -(-run // profile.strip)
+            return self.axes[max(long, key=lambda k: rows[k])] if long else None, pieces
+        return None, 0
 
 
 def _chunk_of_rows(axis: Symbol, least: int) -> Size:
@@ -332,7 +321,7 @@ def position(x: Tensor, dims: Sequence[int], kind: str) -> Tensor:
     for k in dims:
         flat = flat * x.shape[k] + index[k]
     how = Reduction(kind, torch.int64, torch.int64, which=lowering.values.index(flat))
-    return _accumulate(lowering, value, kept, reduced, how)
+    return _Reduced(lowering, value, kept, reduced, how).computed()
 
 
 # ---------------------------------------------------------------------------- aggregate

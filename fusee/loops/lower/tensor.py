@@ -385,6 +385,21 @@ class Lowering:
             loop.origin, loop.late = origin or self.origin, self.graph.late
             self.graph.steps.append(loop)
 
+    def looped(
+        self,
+        value: Value,
+        dtype: torch.dtype,
+        shape: Shape,
+        strides: tuple[Size, ...],
+        reduced: Sequence[Symbol],
+        *rest: Any,
+    ) -> Tensor:
+        """A tensor that one loop computes. `rest`: the Loop's fields from `acc` on."""
+        buffer = self.buffer(shape, dtype, strides)
+        index, axes = buffer.index(self.axes(shape)), self.axis_symbols(shape)
+        self.emit(Loop(buffer, axes, index, value, tuple(reduced), *rest))
+        return self.whole(buffer)
+
     def call(
         self,
         name: str,

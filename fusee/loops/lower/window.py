@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusee.loops import REDUCTIONS, Loop, Value, cast, const, contiguous, identity, op, where
+from fusee.loops import REDUCTIONS, Value, cast, const, contiguous, identity, op, where
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
 from fusee.loops.lower.tensor import Index, Lowering, NotLowered, OpCall, Shape, Tensor, lowers
 from fusee.loops.lower.views import only_inside, reshape, resized
 from fusee.loops.operators import named, opmath
-from fusee.sym import Size, Symbol, floordiv, maximum, minimum, mod
+from fusee.sym import Size, floordiv, maximum, minimum, mod
 
 # ---------------------------------------------------------------------------- pool
 
@@ -138,25 +138,9 @@ class Windows:
         acc = self.lowering.accumulator(kind, acc_dtype)
         value = self.element(index, places, outside)
         number = None if which is None else which(places)
-        reduced = [axis for axis in axes if axis.hi != 1]
-        return _looped(self.call, value, dtype, self.shape, reduced, acc, None, number)
-
-
-def _looped(
-    call: OpCall,
-    value: Value,
-    dtype: torch.dtype,
-    shape: Shape,
-    reduced: Sequence[Symbol],
-    *rest: Any,
-) -> Tensor:
-    """A reduction in the order of what is read, or the call's. `rest`: the Loop's last fields."""
-    lowering = call.lowering
-    buffer = lowering.buffer(shape, dtype, lowering.like_loads(value, shape, call.meta.strides))
-    index = buffer.index(lowering.axes(shape))
-    axes = lowering.axis_symbols(shape)
-    lowering.emit(Loop(buffer, axes, index, value, tuple(reduced), *rest))
-    return lowering.whole(buffer)
+        reduced, shape = [axis for axis in axes if axis.hi != 1], self.shape
+        strides = self.lowering.like_loads(value, shape, self.call.meta.strides)
+        return self.lowering.looped(value, dtype, shape, strides, reduced, acc, None, number)
 
 
 # ---------------------------------------------------------------------------- maximum
@@ -295,7 +279,9 @@ def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
         value = only_inside(lowering, value, (index[k],), (end,))
         reduced = [] if axis.hi == 1 else [axis]
         acc = lowering.accumulator("sum", compute)
-        total = _looped(call, cast(value, compute), compute, shape, reduced, acc)
+        value = cast(value, compute)
+        strides = lowering.like_loads(value, shape, meta.strides)
+        total = lowering.looped(value, compute, shape, strides, reduced, acc)
 
     def at(ix: Index) -> Value:
         count: Size = 1

@@ -27,30 +27,20 @@ from fusee.aten.torch_api import recurrent_layer
 from fusee.aten.weights import fold_norm
 from fusee.autodiff import REDRAWN
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen import HostArguments
-from fusee.codegen.llvm import emit_kernel
+from fusee.codegen.llvm import KernelCode, emit_kernel
 from fusee.codegen.llvm.ops import given_numbers
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
-from fusee.loops import Kernel, Profile
+from fusee.loops import Kernel, Profile, Value
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
+from fusee.loops.schedule import Given
 from fusee.runtime import jit
 from fusee.runtime.jit import Build, compile_one
 from fusee.runtime.launch import LaunchFrame, runner
 from fusee.runtime.llvm_text import Level, Machine, Writer, splat, vector
 from fusee.sym import substitute, symbols
-from fusee.targets import (
-    PRODUCTS,
-    Emitted,
-    Kept,
-    Loaded,
-    Target,
-    Timed,
-    emit_graph,
-    load_graph,
-    names_of,
-)
+from fusee.targets import PRODUCTS, Emitted, Kept, Loaded, Target, load_graph
 from fusee.targets.cpu.onednn import (
     channels_last,
     for_any_size,
@@ -117,19 +107,12 @@ class CPU(Target):
     def build(self, options: Options) -> Build:
         return Build(use_disk=options.cache, check=options.check)
 
-    def emit(
-        self,
-        plan: Plan,
-        arguments: HostArguments,
-        build: Build,
-        options: Options,
-        timed: Timed,
-    ) -> tuple[Emitted, Mapping[Kernel, str]]:
+    def code_of(self, plan: Plan, options: Options) -> Callable[[Kernel], KernelCode]:
         machine = Machine(jit.host_target().features, options.vector_bits)
-        emit = functools.partial(emit_kernel, machine=machine)
-        host, launches = emit_graph(plan, arguments, emit, build, timed, given=given_numbers)
-        messages = plan.schedule.graph.messages
-        return Emitted(host, arguments, messages), names_of(launches)
+        return functools.partial(emit_kernel, machine=machine)
+
+    def given(self, kernel: Kernel) -> Mapping[Value, Given]:
+        return given_numbers(kernel)
 
     def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
         sizes = tuple(emitted.arguments.sizes)

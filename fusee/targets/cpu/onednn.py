@@ -474,13 +474,7 @@ _DTYPES = (torch.float32, *HALVES)  # oneDNN's; others keep ATen's layout
 
 def channels_last(edit: Editor) -> None:
     """Run the pass."""
-    if not edit.options.channels_last or packed() is None:
-        return
-    marked = [
-        node
-        for node in edit.calls(aten.convolution.default)
-        if val(node).dim() == 4 and val(node).dtype in _DTYPES and not node.args[6]  # transposed
-    ]
+    marked = edit.images(_DTYPES) if packed() is not None else []
     if len(marked) == 1 and not edit.is_static(marked[0].args[1]):
         return  # nothing is packed, and an image would be converted there and back
     edit.mark_channels_last(marked)

@@ -17,7 +17,8 @@ from torch._ops import OpOverload
 from fusee.aten.attention import fuse_attention
 from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen import HostArguments, HostCode
+from fusee.codegen import HostArguments, HostCode, Launch
+from fusee.codegen.llvm import KernelCode
 from fusee.codegen.simt import emit_kernel, with_any_pointers
 from fusee.config import Options
 from fusee.errors import TraceError
@@ -27,17 +28,7 @@ from fusee.loops.memory import Plan
 from fusee.runtime.jit import Build
 from fusee.runtime.launch import LaunchFrame
 from fusee.source import HALVES, with_names
-from fusee.targets import (
-    PRODUCTS,
-    Emitted,
-    Kept,
-    Loaded,
-    Target,
-    Timed,
-    emit_graph,
-    load_graph,
-    names_of,
-)
+from fusee.targets import PRODUCTS, Emitted, Kept, Loaded, Target, load_graph
 from fusee.targets.cuda.device import Device, gpu_at, late_error
 from fusee.targets.cuda.launch import (
     MISALIGNED,
@@ -206,21 +197,16 @@ class CUDA(Target):
         assert self.gpu is not None
         return KernelBuild(self.gpu, use_disk=options.cache, check=options.check)
 
-    def emit(
-        self,
-        plan: Plan,
-        arguments: HostArguments,
-        build: Build,
-        options: Options,
-        timed: Timed,
-    ) -> tuple[Emitted, Mapping[Kernel, str]]:
-        messages = plan.schedule.graph.messages
-        emit = partial(emit_kernel, first=first_code(messages))
-        host, launches = emit_graph(plan, arguments, emit, build, timed, Joined(plan))
+    def code_of(self, plan: Plan, options: Options) -> Callable[[Kernel], KernelCode]:
+        return partial(emit_kernel, first=first_code(plan.schedule.graph.messages))
+
+    def batches(self, plan: Plan) -> Joined:
+        return Joined(plan)
+
+    def own(self, plan: Plan, launches: Sequence[Launch], arguments: HostArguments) -> Recording:
         rows, written = rows_of(plan, launches), written_inputs(plan, arguments)
         never, grows, drops = why_launched(plan), may_grow(plan), may_drop(plan)
-        own = Recording(never, rows, written, grows, drops)
-        return Emitted(host, arguments, messages, own), names_of(launches)
+        return Recording(never, rows, written, grows, drops)
 
     def load(self, emitted: Emitted, build: Build, kept: Kept, options: Options) -> Loaded:
         gpu, recording = self.gpu, emitted.own

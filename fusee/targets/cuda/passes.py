@@ -52,6 +52,10 @@ def patches_as_products(edit: Editor) -> None:
 
     In 16 bits alone: of wider numbers torch allows TF32 in convolutions, not in products.
     """
+
+    def view(of: fx.Node, shape: list[Any]) -> fx.Node:
+        return edit.call(aten.view.default, of, shape, val=val(of).reshape(shape))
+
     for node in edit.calls(aten.convolution.default):
         named = arguments(node)
         x, weight = named["input"], named["weight"]
@@ -66,43 +70,28 @@ def patches_as_products(edit: Editor) -> None:
             and all(n == 1 for n in (named["groups"], *named["dilation"]))
             and all(n % k == 0 for n, k in zip(sizes[2:], kernel, strict=True))
         )
-        if fits:
-            _as_product(edit, node, x, weight, named["bias"], sizes, kernel)
-
-
-def _as_product(
-    edit: Editor,
-    node: fx.Node,
-    x: fx.Node,
-    weight: fx.Node,
-    bias: Any,
-    sizes: list[Any],
-    kernel: list[int],
-) -> None:
-    n, channels, *pixels = sizes
-    grid = [size // k for size, k in zip(pixels, kernel, strict=True)]
-    dims = len(kernel)
-    blocks = [size for pair in zip(grid, kernel, strict=True) for size in pair]
-    patch = [1, *range(3, 3 + 2 * dims, 2)]
-    if val(x).stride(1) == 1 and not val(x).is_contiguous():  # pieces that lie in one are copied
-        patch.append(patch.pop(0))
-    order = [0, *range(2, 2 + 2 * dims, 2), *patch]
-    count = channels * math.prod(kernel)
-    with edit.before(node):
-
-        def view(of: fx.Node, shape: list[Any]) -> fx.Node:
-            return edit.call(aten.view.default, of, shape, val=val(of).reshape(shape))
-
-        if patch[0] != 1:
-            last = edit.call(aten.permute.default, weight, [0, *range(2, 2 + dims), 1])
-            weight = edit.contiguous(last)
-        parts = edit.call(aten.permute.default, view(x, [n, channels, *blocks]), order)
-        flat = view(weight, [val(weight).shape[0], count])
-        rows = view(edit.contiguous(parts), [n * math.prod(grid), count])
-        product = edit.call(aten.linear.default, rows, flat, bias)
-        found = view(product, [n, *grid, val(weight).shape[0]])
-    edit.become(node, aten.permute.default, found, [0, 1 + dims, *range(1, 1 + dims)])
-    edit.notes.append(f"{node} is a product of patches")
+        if not fits:
+            continue
+        n, channels, *pixels = sizes
+        grid = [size // k for size, k in zip(pixels, kernel, strict=True)]
+        dims = len(kernel)
+        blocks = [size for pair in zip(grid, kernel, strict=True) for size in pair]
+        patch = [1, *range(3, 3 + 2 * dims, 2)]
+        if val(x).stride(1) == 1 and not val(x).is_contiguous():  # pieces in one are copied
+            patch.append(patch.pop(0))
+        order = [0, *range(2, 2 + 2 * dims, 2), *patch]
+        count = channels * math.prod(kernel)
+        with edit.before(node):
+            if patch[0] != 1:
+                last = edit.call(aten.permute.default, weight, [0, *range(2, 2 + dims), 1])
+                weight = edit.contiguous(last)
+            parts = edit.call(aten.permute.default, view(x, [n, channels, *blocks]), order)
+            flat = view(weight, [val(weight).shape[0], count])
+            rows = view(edit.contiguous(parts), [n * math.prod(grid), count])
+            product = edit.call(aten.linear.default, rows, flat, named["bias"])
+            found = view(product, [n, *grid, val(weight).shape[0]])
+        edit.become(node, aten.permute.default, found, [0, 1 + dims, *range(1, 1 + dims)])
+        edit.notes.append(f"{node} is a product of patches")
 
 
 def biases_apart(edit: Editor) -> None:
@@ -136,7 +125,7 @@ def channels_last(edit: Editor) -> None:
 
     source: torch/_inductor/graph.py, decide_layout_opt
     """
-    marked = _on_tensor_cores(edit)
+    marked = edit.images((*HALVES, *[torch.float32] * torch.backends.cudnn.allow_tf32))
     shapes = {node: val(x).shape for node in marked if isinstance(x := node.args[1], fx.Node)}
     work = {node: math.prod(edit.hints(node)) * math.prod(x[1:]) for node, x in shapes.items()}
     slower = sum(n for node, n in work.items() if _has_groups(node))
@@ -150,14 +139,6 @@ def _has_groups(node: fx.Node) -> bool:
     return 1 not in (node.args[8], val(weight).shape[1])
 
 
-def _on_tensor_cores(edit: Editor) -> list[fx.Node]:
-    if not edit.options.channels_last:
-        return []
-    dtypes = (*HALVES, *([torch.float32] if torch.backends.cudnn.allow_tf32 else []))
-    images = [node for node in edit.calls(aten.convolution.default) if val(node).dim() == 4]
-    return [node for node in images if not node.args[6] and val(node).dtype in dtypes]
-
-
 def joint_channels_last(edit: Editor) -> None:
     """The same in a joint graph: all that is computed of such images lies so, and what is saved.
     If none has groups: their gradients take up to 31 times as long in that layout.
@@ -165,7 +146,7 @@ def joint_channels_last(edit: Editor) -> None:
     Results lie as in eager mode. So do gradients of weights. In 16 bits alone: densenet121's step
     in float32 took a tenth longer.
     """
-    marked = [node for node in _on_tensor_cores(edit) if val(node).dtype in HALVES]
+    marked = edit.images(HALVES)
     if not marked or edit.aten.symbols or any(map(_has_groups, marked)):
         return
     weights = {node.args[1] for node in marked}
@@ -226,9 +207,7 @@ def heads_of_groups(edit: Editor) -> None:
         sources: Any = [_repeated(edit, x) for x in (k, v)]
         if None in sources or len({val(x).shape[1] for x in sources}) > 1:
             continue
-        named.update(key=sources[0], value=sources[1], enable_gqa=True)
-        kwargs = {name: named.pop(name) for name in ("scale", "enable_gqa")}
-        edit.become(node, aten.scaled_dot_product_attention.default, *named.values(), **kwargs)
+        edit.change(node, key=sources[0], value=sources[1], enable_gqa=True)
         edit.notes.append(f"{node} reads keys and values of groups of heads")
 
 
