@@ -576,29 +576,18 @@ def compile_check(
         watched.rows, others.rows = [], facts.rows
     fresh = _fresh(others, [*facts.rows], values)
     names: dict[str, Any] = {}
-    whole = functools.cache(functools.partial(watched.compile, [], {}))
     if watched.rows:
-        seen.start(watched.rows, lambda: whole()[0](), functools.partial(_first_missed, watched))
+        seen.start(watched)
         names |= {"_changed": changed(), "_watched": seen}
     if fresh is not None:
         names |= {"_differs": differs(), "_table": fresh[1]}
     check, text = others.compile(parameters, state, names)
 
     def source() -> str:
-        if fresh is None and not watched.rows:
-            return text
-        listed = [] if fresh is None else [f"# _table: {fact}" for fact in fresh[0]]
-        looked = whole()[1] if watched.rows else ""
-        return "\n".join([text, *listed, "# _watched.look():", looked])
+        listed = [f"# _table: {fact}" for fact in (fresh[0] if fresh else ())]
+        return "\n".join([text, *listed, *(f"# _watched: {fact}" for fact in watched.rows)])
 
     return check, source
-
-
-def _first_missed(watched: Facts) -> Callable[[], bool]:
-    """The check of the first fact that does not hold now."""
-    found = watched.first_miss({})
-    missed = Facts(rows=[found[0]] if found else [], kinds=watched.kinds)
-    return missed.compile([], {})[0]
 
 
 def _named(fact: Fact) -> tuple[dict[str, Any], str, Any] | None:
