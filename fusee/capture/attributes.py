@@ -1,4 +1,4 @@
-"""What everything that takes part in a capture knows of it."""
+"""The state of one capture, and attributes as Python finds them, each step guarded."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 a Python function            its bytecode runs on the machine
 a function of torch          natively, under the recorder, which writes it into the graph
 a class                      __new__ natively, __init__ on the machine
-a C function that is known   natively, on copies of what came from outside (calls.py)
+a C function that is known   natively, on copies of what came from outside
 any other                    a graph break
 """
 

@@ -92,7 +92,7 @@ _IN_YIELD_FROM = (2, 3)  # RESUME's arguments after the yield of a `yield from`,
 class Frame:
     """The state of one activation.
 
-    machine  the Semantics (frame.py) that says what instructions mean
+    machine  the Semantics that say what instructions mean
     names    the namespace of a class body; None in a function
     next     the instruction that follows
     count    how many instructions it has run
