@@ -17,6 +17,7 @@ import itertools
 import types
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ class Watched:
     def start(self, facts: Any) -> None:
         """Begin to watch what these Facts, which hold now, were found through."""
         self._facts, self._objects, self._is_over = facts, {}, False
+        self._may_hold: Callable[[], bool] | None = None  # the check of the fact that was missed
         dicts, lists, owners = (
             [*some.values()] for some in (self._dicts, self._lists, self._owners)
         )
@@ -115,9 +117,13 @@ class Watched:
         when something was replaced: a new check, which does not watch it, is to be made."""
         if self._is_over:
             return False
+        if self._may_hold is not None and not self._may_hold():
+            return False  # what it missed the last time is still missing
         while (k := changed()(self.address)) >= 0:
             if k >= len(self._watch.dicts) or not self._is_as_it_was(self._watch.dicts[k]):
                 if self._facts.misses({}):
+                    missed = replace(self._facts, rows=[self._facts.missed])
+                    self._may_hold, _ = missed.compile([], {})
                     return False
                 if replaced := {*self._others()}:
                     self._is_over = True
