@@ -185,7 +185,7 @@ def _call_given(code: types.CodeType, function: Function, values: Values) -> Any
         # nothing is behind a star where a parameter before it has no value
         if values[name] is not UNBOUND and (p.kind is not p.VAR_POSITIONAL or values[name]):
             given[name] = values[name]
-    bound = inspect.BoundArguments(taken, given)  # type: ignore[arg-type]  # any dict does
+    bound = inspect.BoundArguments(taken, given)
     return function(*bound.args, **bound.kwargs)
 
 
