@@ -648,8 +648,7 @@ class Symbols:
         """What Python makes of sizes before the graph, where no size says it: a symbol, or an
         answer, on which the graph relies.
 
-        None for numbers that torch asks for, which a backend asks again, and for what only the data
-        knows.
+        None for numbers that torch asks for, which a backend asks again, and what only data knows.
         """
         written = WrittenSteps(self.env.simplified)
         written.step(function, operands)
@@ -662,16 +661,15 @@ class Symbols:
                 number = how(tuple(symbol.hint or 0 for symbol in given))
             except (ArithmeticError, ValueError):
                 return None
-            text = how.words([*map(str, given)])
+            text, is_asked = how.words([*map(str, given)]), self.env.data.is_asked
             if type(number) is bool:
                 self.env.written.append(Predicate(how, text, given, number, self.env.where()))
-                self._computed[key] = number
-            elif not self.env.data.is_asked or not fits_double(number):
-                return None
-            else:
+            elif is_asked and fits_double(number):
                 ends = (0 if number >= 0 else 1 - 2**48), 2**48 - 1
-                found = self.load(number, self._at(how, given, text), *ends, Mark(True))
-                self._computed[key] = found.node
+                number = self.load(number, self._at(how, given, text), *ends, Mark(True)).node
+            else:
+                return None
+            self._computed[key] = number
         made: SizeNode | bool = self._computed[key]
         return made if type(made) is bool or self.env.data.is_asked else None
 
@@ -764,8 +762,7 @@ class Symbols:
                 yield origin, Relation(symbol.expr, "<=", most, self.origins), ""
         for asked in self.env.relations:
             related = Relation(asked.a, asked.op, asked.b, self.origins)
-            fixed = related.fixes()
-            if fixed is not None and fixed in self.strict:
+            if (fixed := related.fixes()) is not None and fixed in self.strict:
                 who = self._asker(asked)
                 raise ConstantSizeError(
                     f"{self.origins[fixed]} is marked as dynamic, and {who} needs {related}",
@@ -790,16 +787,13 @@ class Symbols:
             fixed = related.fixes()
             what = f"{related}" if fixed is None else f"{fixed} is made a constant: {related}"
             yield f"{what}   ({self._told_by(self._asker(asked), asked.where)})"
-        for origin, answer, where in self.facts():
-            if isinstance(answer, bool):
-                told = origin if answer else f"not {origin}"
-                yield f"{told}   ({self._told_by(self.env.asker, where)})"
+        for one in self.env.written:
+            what = f"{'' if one.answer else 'not '}{self._at(one.holds, one.symbols, one.text)}"
+            yield f"{what}   ({self._told_by(self.env.asker, one.where)})"
 
     def _told_by(self, who: str, where: str) -> str:
-        line = source_line(where)
-        if who == "the program":
-            return line
-        return f"asked by {who}: {line}" if line else f"asked by {who}"
+        asked = "" if who == "the program" else f"asked by {who}"
+        return ": ".join(filter(None, (asked, source_line(where))))
 
 
 _FLOATS = {float: torch.sym_float, math.sqrt: torch._sym_sqrt}  # type: ignore[attr-defined]
