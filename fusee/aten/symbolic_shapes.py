@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -225,9 +226,11 @@ class _Handed:
         names = sorted(map(str, known.free_symbols))
         text = PythonPrinter().doprint(known)
         held = {"math": math, "torch": torch}
-        holds = define(f"def holds({', '.join(names)}): return {text}", "holds", "guard", held)
-        own = tuple((name, self.names[name]) for name in names)
-        self.env.written.append(Predicate(holds, text, own, where))
+        source = f"def holds(sizes):\n    {', '.join(names)}, = sizes\n    return {text}"
+        holds = define(source, "holds", "guard", held)
+        shown = re.sub(r"\w+", lambda x: str(self.names.get(x[0], x[0])), text)
+        own = tuple(self.names[name] for name in names)
+        self.env.written.append(Predicate(holds, shown, own, True, where))
 
     def _relation(self, known: Any) -> tuple[Size, str, Size] | None:
         """A guard as a relation of ours; None if it is none, or says something else."""

@@ -1,4 +1,4 @@
-"""What everything that takes part in a capture knows of it."""
+"""The state of one capture, and attributes as Python finds them, each step guarded."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from fusee.capture.mirrors import SHOW_ARGS, dict_class, empty_like, got, pairs_
 from fusee.capture.policy import Policy
 from fusee.capture.sources import (
     C_DESCRIPTORS,
+    FIELD,
     IN_C,
     Held,
     ResultOf,
@@ -198,7 +199,7 @@ class Capturing(Semantics):
     def kind_of(self, x: Any) -> Any:
         """The class that the program sees."""
         if id(x) in self.world.seen:
-            return self.world.seen[id(x)][0]
+            return self.world.seen[id(x)]
         if issubclass(type(x), Computed):
             return x.kind
         if is_open(x):
@@ -342,7 +343,6 @@ class Capturing(Semantics):
 #
 # source https://docs.python.org/3/howto/descriptor.html#technical-tutorial
 
-_FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
 
@@ -470,16 +470,14 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if name == "__class__":
         return m.kind_of(obj)
     if id(obj) in m.world.seen:  # a subclass and an instance's own attributes come first
-        kind, mirror = m.world.seen[id(obj)]
+        kind = m.world.seen[id(obj)]
         if name == "__dict__":
             raise GraphBreak("all attributes of a tensor")
         found = _in_own_classes(m, kind, name)
         if not is_data_descriptor(found) and not hasattr(torch.Tensor, name):
-            value = m.world.get(mirror, name)
+            value = m.world.get(mirrors.put_on(m, obj), name)
             if value is not ABSENT:
                 return value
-            if found is ABSENT:
-                raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         if found is not ABSENT:
             return bound(m, found, obj, kind, name)
     if name == "device" and (m.modes or id(obj) in m.world.seen):
@@ -703,7 +701,7 @@ def bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         return value
     if not hasattr(type(found), "__get__"):
         return found
-    is_plain = type(found).__module__ == "functools" or type(found) is _FIELD
+    is_plain = type(found).__module__ == "functools" or type(found) is FIELD
     if is_plain or type(found).__module__.startswith("fusee."):
         return found.__get__(obj, cls)
     value = ask(m, found, "__get__", obj, cls)
@@ -722,13 +720,11 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     obj = concrete(obj) if is_open(obj) else obj  # a SymInt would take any
     if type(obj) is FakeTensor:
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
-            kind, mirror = m.world.seen[id(obj)]
+            kind = m.world.seen[id(obj)]
             if value is DELETED or is_data_descriptor(_in_own_classes(m, kind, name)):
                 raise GraphBreak(
                     f"the attribute {name} of a {kind.__qualname__} is deleted, or a property"
                 )
-            m.world.set(mirror, name, value)
-            return
         if mirrors.store_grad(m, obj, name, value):
             return
         if name in ("grad", "_grad") and value is not DELETED:

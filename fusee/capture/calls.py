@@ -3,7 +3,7 @@
 a Python function            its bytecode runs on the machine
 a function of torch          natively, under the recorder, which writes it into the graph
 a class                      __new__ natively, __init__ on the machine
-a C function that is known   natively, on copies of what came from outside (calls.py)
+a C function that is known   natively, on copies of what came from outside
 any other                    a graph break
 """
 
@@ -59,6 +59,7 @@ from fusee.capture.dynamic import (
 )
 from fusee.capture.frame import (
     ABSENT,
+    CALLED_IN_C,
     CONTAINERS,
     METHODS_IN_C,
     Frame,
@@ -448,13 +449,6 @@ _OF_OBJECTS = ("torch.utils._pytree", "torch._library.custom_ops")
 # But for what tells how the program runs, and what branches on values, to raise.
 _IN_PYTHON = (torch._utils.is_compiling, torch.nn.functional.gaussian_nll_loss)
 
-_C_CALLABLES = (
-    types.BuiltinFunctionType,
-    *METHODS_IN_C,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-)
-
 
 def _of_partial(m: Capturing, function: Any, name: str) -> Any:
     """What a partial is made of, though its class may have an attribute of that name."""
@@ -518,7 +512,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return on_tensors(m, function, args, kwargs)
     if m.is_generator(getattr(function, "__self__", None)):  # its `send`, say
         return function(*args, **kwargs)
-    if issubclass(type(function), _C_CALLABLES):
+    if issubclass(type(function), CALLED_IN_C):
         return call_native(m, function, args, kwargs)
     if issubclass(type(function), torch.nn.Module):
         return _call_module(m, function, args, kwargs)

@@ -8,7 +8,6 @@ import functools
 import gc
 import inspect
 import itertools
-import re
 import types
 import weakref
 from collections import Counter, defaultdict
@@ -23,6 +22,7 @@ from fusee.capture.bytecode import calling_from, kept_by, parameters
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import (
     GONE,
+    EqualsMatch,
     Fact,
     Facts,
     IdMatch,
@@ -221,7 +221,7 @@ class Captured:
         values   the locals that it was captured with
         """
         for origin, value, where in self.symbols.facts() if self.symbols else ():
-            kind = SizeRelation if isinstance(value, Relation) else SizeCondition
+            kind = SizeRelation if isinstance(value, Relation) else EqualsMatch
             self.facts.add(kind, origin, value, functools.partial(str, where))
         with no_torch_function():
             self.settled = len(self.replaced)
@@ -576,29 +576,18 @@ def compile_check(
         watched.rows, others.rows = [], facts.rows
     fresh = _fresh(others, [*facts.rows], values)
     names: dict[str, Any] = {}
-    whole = functools.cache(functools.partial(watched.compile, [], {}))
     if watched.rows:
-        seen.start(watched.rows, lambda: whole()[0](), functools.partial(_first_missed, watched))
+        seen.start(watched)
         names |= {"_changed": changed(), "_watched": seen}
     if fresh is not None:
         names |= {"_differs": differs(), "_table": fresh[1]}
     check, text = others.compile(parameters, state, names)
 
     def source() -> str:
-        if fresh is None and not watched.rows:
-            return text
-        listed = [] if fresh is None else [f"# _table: {fact}" for fact in fresh[0]]
-        looked = whole()[1] if watched.rows else ""
-        return "\n".join([text, *listed, "# _watched.look():", looked])
+        listed = [f"# _table: {fact}" for fact in (fresh[0] if fresh else ())]
+        return "\n".join([text, *listed, *(f"# _watched: {fact}" for fact in watched.rows)])
 
     return check, source
-
-
-def _first_missed(watched: Facts) -> Callable[[], bool]:
-    """The check of the first fact that does not hold now."""
-    found = watched.first_miss({})
-    missed = Facts(rows=[found[0]] if found else [], kinds=watched.kinds)
-    return missed.compile([], {})[0]
 
 
 def _named(fact: Fact) -> tuple[dict[str, Any], str, Any] | None:
@@ -707,42 +696,17 @@ class Relation:
         return f"{in_words(self.a, self.origins)} {self.op} {in_words(self.b, self.origins)}"
 
 
-@dataclass(frozen=True)
-class Condition:
-    """`function` of sizes: what was relied on, and no Relation says. `text` has its names."""
+class SizeRelation(Fact):
+    """A Relation of the size at its origin, or the stride, to others."""
 
-    function: Callable[..., bool]
-    text: str
-    names: tuple[tuple[str, Symbol], ...]
-    origins: Mapping[Symbol, Origin] = field(compare=False)
-
-    @property
-    def symbols(self) -> tuple[Symbol, ...]:
-        return tuple(symbol for _, symbol in self.names)
-
-    def condition(self, source: Source) -> str:
-        given = ", ".join(source.variable(self.origins[symbol]) for symbol in self.symbols)
-        return f"{source.constant(self.function)}({given})"
-
-    def holds(self, given: Mapping[Symbol, Any]) -> bool:
-        return self.function(*(given[symbol] for symbol in self.symbols))
-
-    def __str__(self) -> str:
-        words = {name: str(self.origins[symbol]) for name, symbol in self.names}
-        return re.sub(r"\w+", lambda found: words.get(found[0], found[0]), self.text)
-
-
-class SizeCondition(Fact):
-    """A Condition of the size at its origin and of others."""
-
-    TORCH, REMEDY = "SHAPE_ENV", "sizes that go the same way there"
+    TORCH = "SHAPE_ENV"
 
     def conditions(self, at: str, source: Source) -> list[str]:
         return [self.value.condition(source)]
 
     def holds(self, look: Look) -> bool:
-        known = self.value
-        return bool(known.holds({symbol: look(known.origins[symbol]) for symbol in known.symbols}))
+        known: Relation = self.value
+        return known.holds({symbol: look(known.origins[symbol]) for symbol in known.symbols})
 
     def found(self, look: Look) -> str:
         return self._numbers(lambda symbol: look(self.value.origins[symbol]))
@@ -750,8 +714,8 @@ class SizeCondition(Fact):
     def _numbers(self, value: Callable[[Symbol], Any]) -> str:
         return ", ".join(f"{self.value.origins[s]} = {value(s)}" for s in self.value.symbols)
 
-    def moved(self, at: Callable[[Origin], Origin]) -> Relation | Condition:
-        known: Relation | Condition = self.value
+    def moved(self, at: Callable[[Origin], Origin]) -> Relation:
+        known: Relation = self.value
         return replace(known, origins={symbol: at(x) for symbol, x in known.origins.items()})
 
     def miss(self, found: Any) -> str:
@@ -760,10 +724,6 @@ class SizeCondition(Fact):
 
     def __str__(self) -> str:
         return str(self.value)
-
-
-class SizeRelation(SizeCondition):
-    """A Relation of the size at its origin, or the stride, to others."""
 
     def reads(self) -> Iterable[Origin]:
         return [self.value.origins[symbol] for symbol in self.value.symbols]

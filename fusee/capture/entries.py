@@ -179,19 +179,14 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
 
 def _call_given(code: types.CodeType, function: Function, values: Values) -> Any:
     """Call a function with what the parameters of `code` were given."""
-    args = []
-    values.pop(".f", None)
-    for name in code.co_varnames[: code.co_argcount]:
-        if values[name] is UNBOUND:
-            break
-        args.append(values.pop(name))
-    rest = code.co_argcount + code.co_kwonlyargcount
-    if code.co_flags & inspect.CO_VARARGS:
-        args += values.pop(code.co_varnames[rest])
-        rest += 1
-    more = values.pop(code.co_varnames[rest]) if code.co_flags & inspect.CO_VARKEYWORDS else {}
-    given = {name: value for name, value in values.items() if value is not UNBOUND}
-    return function(*args, **given, **more)
+    taken = inspect.signature(types.FunctionType(program(code).taking, {}))
+    given: dict[str, Any] = {}
+    for name, p in taken.parameters.items():
+        # nothing is behind a star where a parameter before it has no value
+        if values[name] is not UNBOUND and (p.kind is not p.VAR_POSITIONAL or values[name]):
+            given[name] = values[name]
+    bound = inspect.BoundArguments(taken, given)
+    return function(*bound.args, **bound.kwargs)
 
 
 def _filled(function: types.FunctionType, values: str) -> tuple[str, str]:

@@ -92,7 +92,7 @@ _IN_YIELD_FROM = (2, 3)  # RESUME's arguments after the yield of a `yield from`,
 class Frame:
     """The state of one activation.
 
-    machine  the Semantics (frame.py) that says what instructions mean
+    machine  the Semantics that say what instructions mean
     names    the namespace of a class body; None in a function
     next     the instruction that follows
     count    how many instructions it has run
@@ -399,6 +399,12 @@ def suspended(f: Frame, is_on: bool = False) -> Generator[Any, Any, Any]:
     return made  # type: ignore[no-any-return]
 
 
+def stopped(f: Frame) -> RuntimeError:
+    """The error in place of a StopIteration that leaves a generator's frame."""
+    kind = "coroutine" if f.code.co_flags & inspect.CO_COROUTINE else "generator"
+    return RuntimeError(f"{kind} raised StopIteration")
+
+
 def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
     machine = f.machine
     value = result = error = None
@@ -421,8 +427,7 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
                 continue
             result = f.run()
         except StopIteration as ended:  # up to 3.11 Python's own generators say it
-            kind = "coroutine" if f.code.co_flags & inspect.CO_COROUTINE else "generator"
-            raise RuntimeError(f"{kind} raised StopIteration") from ended
+            raise stopped(f) from ended
         except Exception:
             raise
         except BaseException as ended:
@@ -738,6 +743,10 @@ def is_exact(x: Any) -> bool:
 
 
 METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+CALLED_IN_C = (
+    types.BuiltinFunctionType, *METHODS_IN_C, types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)  # fmt: skip
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, *METHODS_IN_C)
 
 # Guarded by identity.

@@ -526,33 +526,11 @@ class Empty(Fact):
 
 
 class TensorMatch(Fact):
-    """A tensor as a TensorFact says."""
+    """A tensor as a TensorFact says; machine code looks at most of them (`is_listed`)."""
 
-    TORCH = "TENSOR_MATCH"
+    CONDITION, USES, TORCH = "{value}.holds({0}({at}))", (TensorFact.of,), "TENSOR_MATCH"
     INDEX = lambda x: tuple(torch.Tensor.size(x)), lambda known: _closed(known.size)
     REMEDY = "tensors of one dtype, device and number of axes"
-
-    def conditions(self, at: str, source: Source) -> list[str]:
-        at = source.once(at)
-        known: TensorFact = self.value
-        is_parameter = issubclass(known.kind, torch.nn.Parameter)
-        found = [
-            f"{at}.__class__ is {source.constant(known.kind)}",
-            f"{at}.dtype is {source.constant(known.dtype)}",
-            *_row(f"{at}.shape", f"{at}.size", known.size),
-            *_row(f"{at}.stride()", f"{at}.stride", known.stride),
-            f"{at}.requires_grad is {known.requires_grad}",
-            f"{at}.device == {source.constant(known.device)}",
-        ]
-        if not is_parameter:
-            found.append(f"{at}.is_neg() is {known.bits[1]}")
-            found.append(f"{at}._is_zerotensor() is {known.bits[2]}")
-            found.append(f"not {source.constant(torch._is_functional_tensor)}({at})")
-        if known.dtype.is_complex:
-            found.append(f"{at}.is_conj() is {known.bits[0]}")
-        if known.requires_grad and not is_parameter:
-            found.append(f"{at}.is_leaf is {known.is_leaf}")  # writing to one in place is refused
-        return found
 
     def now(self, found: Any) -> Any:
         with no_torch_function():
@@ -607,17 +585,6 @@ def _closed(size: tuple[int | None, ...]) -> Hashable:
     if None in size:
         raise TypeError("open sizes are no key")
     return size
-
-
-def _row(whole: str, one: str, known: tuple[int | None, ...]) -> list[str]:
-    """Conditions on sizes or strides, of which some are open."""
-    if None not in known:
-        return [f"{whole} == {known!r}"]
-    rest = [f"{one}({k}) == {n}" for k, n in enumerate(known) if n is not None]
-    if one.endswith("size"):
-        rest += [f"{one}({k}) > 0" for k, n in enumerate(known) if n is None]
-        rest.insert(0, f"{one[:-4]}dim() == {len(known)}")
-    return rest
 
 
 _VARYING = EqualsMatch, TensorMatch

@@ -159,9 +159,8 @@ class World:
         self.computed: dict[Any, Origin] = {}  # what is made of such numbers before the graph
         self._open: dict[Origin, Any] = {}  # integers that vary
         self.arrays: dict[int, tuple[Any, Origin, Origin, Any]] = {}  # by id of the real one
-        # subclass and attributes, by id of the fake
-        self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
-        self.put_on: dict[int, Mirror] = {}
+        self.seen: dict[int, type] = self.recorder.seen  # subclass, by id of the fake
+        self.put_on: dict[int, Mirror] = {}  # attributes of such as the graph computes, likewise
         self.put_grads: dict[int, Any] = {}  # by id of such a tensor
         self._origins: dict[int, Origin] = {}
         self._passing: dict[int, Origin] = {}  # modules that nothing was asked of yet, likewise
@@ -434,8 +433,8 @@ class World:
         fake = self._fakes[id(x)] = self.input(x, place, origin, made)
         self._origins[id(fake)] = origin
         if plain is not x:
-            attributes = self.mirror(x.__dict__, self._dicts.setdefault(id(x), Dict(origin)))
-            self.seen[id(fake)] = type(x), attributes
+            self.mirror(x.__dict__, self._dicts.setdefault(id(x), Dict(origin)))
+            self.seen[id(fake)] = type(x)
         return fake
 
     def allow(self, kind: type) -> None:

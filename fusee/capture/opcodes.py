@@ -29,6 +29,7 @@ from fusee.capture.frame import (
     checked,
     is_iterable,
     op,
+    stopped,
     unbound,
 )
 from fusee.capture.graph_break import GraphBreak, Opaque
@@ -67,25 +68,6 @@ for _name, _test in _TESTS.items():
     OPCODES[f"JUMP_IF_{_name}_OR_POP"] = _jump_if(_test, is_kept=True)
     for _kind in ("POP_JUMP_IF_", "POP_JUMP_FORWARD_IF_", "POP_JUMP_BACKWARD_IF_"):
         OPCODES[_kind + _name] = _jump_if(_test)
-
-
-# ------------------------------------------------------------------------------ the simplest
-
-_JUMPS: dict[str, Opcode] = {
-    **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _jump),
-    "GET_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
-    # the machine makes the generator when it calls the function, and starts after this
-    "RETURN_GENERATOR": lambda f, i: None,
-    "END_SEND": lambda f, i: f.stack.__delitem__(-2),
-    "GET_AWAITABLE": lambda f, i: f.push(_awaited(f.pop(), i.arg)),
-    "END_FOR": lambda f, i: None,  # FOR_ITER goes past it
-    "LOAD_BUILD_CLASS": lambda f, i: f.push(builtins.__build_class__),
-    "LOAD_ASSERTION_ERROR": lambda f, i: f.push(AssertionError),
-    "IMPORT_NAME": lambda f, i: f.push(f.machine.import_name(f, i.value, *f.take(2))),
-    "IMPORT_FROM": lambda f, i: f.push(f.machine.import_from(f.stack[-1], i.value)),
-    "GET_LEN": lambda f, i: f.push(f.machine.call(len, f.stack[-1])),
-}
-OPCODES.update(_JUMPS)
 
 
 # ------------------------------------------------------------------------------ loops
@@ -399,8 +381,7 @@ def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
     value = f.pop()
     if i.arg == 3:  # a StopIteration leaves a generator
         if isinstance(value, StopIteration):
-            kind = "coroutine" if f.code.co_flags & inspect.CO_COROUTINE else "generator"
-            error = RuntimeError(f"{kind} raised StopIteration")
+            error = stopped(f)
             error.__cause__ = error.__context__ = value
             value = error
     elif i.arg == 5:
@@ -418,16 +399,13 @@ def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
 # source   https://docs.python.org/3.13/library/dis.html#opcode-MATCH_CLASS; CPython's
 #          Python/ceval.c, match_class and match_keys
 
-_MATCHES_ITSELF = 1 << 22  # Py_TPFLAGS__MATCH_SELF
+# Py_TPFLAGS_SEQUENCE and so on
+_SEQUENCE, _MAPPING, _MATCHES_ITSELF = 1 << 5, 1 << 6, 1 << 22
 _NOTHING = object()
 
 
-def _is_flagged(flag: int) -> Opcode:
-    return lambda f, i: f.push(bool(type(f.stack[-1]).__flags__ & flag))
-
-
-OPCODES["MATCH_SEQUENCE"] = _is_flagged(1 << 5)  # Py_TPFLAGS_SEQUENCE
-OPCODES["MATCH_MAPPING"] = _is_flagged(1 << 6)  # Py_TPFLAGS_MAPPING
+def _is_flagged(x: Any, flag: int) -> bool:
+    return bool(type(x).__flags__ & flag)
 
 
 @op()
@@ -522,6 +500,22 @@ _CONVERSION_CODES = ("", "s", "r", "a")
 _STEPS: dict[str, Opcode] = {
     **dict.fromkeys(_IDLE.split(), lambda f, i: None),
     **dict.fromkeys(REFUSED, _refused),
+    # control
+    **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _jump),
+    "GET_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
+    # the machine makes the generator when it calls the function, and starts after this
+    "RETURN_GENERATOR": lambda f, i: None,
+    "END_SEND": lambda f, i: f.stack.__delitem__(-2),
+    "GET_AWAITABLE": lambda f, i: f.push(_awaited(f.pop(), i.arg)),
+    "END_FOR": lambda f, i: None,  # FOR_ITER goes past it
+    "LOAD_BUILD_CLASS": lambda f, i: f.push(builtins.__build_class__),
+    "LOAD_ASSERTION_ERROR": lambda f, i: f.push(AssertionError),
+    "IMPORT_NAME": lambda f, i: f.push(f.machine.import_name(f, i.value, *f.take(2))),
+    "IMPORT_FROM": lambda f, i: f.push(f.machine.import_from(f.stack[-1], i.value)),
+    # matching
+    "GET_LEN": lambda f, i: f.push(f.machine.call(len, f.stack[-1])),
+    "MATCH_SEQUENCE": lambda f, i: f.push(_is_flagged(f.stack[-1], _SEQUENCE)),
+    "MATCH_MAPPING": lambda f, i: f.push(_is_flagged(f.stack[-1], _MAPPING)),
     # the stack
     "POP_TOP": lambda f, i: f.stack.__delitem__(-1),
     "PUSH_NULL": lambda f, i: f.push(NULL),

@@ -53,7 +53,7 @@ from fusee.capture.mirrors import (
     reduced,
 )
 from fusee.capture.policy import F, inlined
-from fusee.capture.sources import IN_C, Source, dict_code, given_by, own_dict, writer
+from fusee.capture.sources import IN_C, ON_HEAP, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, leaf_of_inference, no_torch_function, of_subclass
 from fusee.runtime.cache import GRADIENTS
@@ -107,8 +107,7 @@ def _resumed(
 _OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values", "items")}
 
 
-_ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_CLASS = _ON_HEAP | IN_C  # a class in C has not the first alone
+_CLASS = ON_HEAP | IN_C  # a class in C has not the first alone
 # Nothing but a class, an import or a `def` makes these.
 _FOUND = (
     type, types.ModuleType, types.CodeType, *METHODS_IN_C, types.ClassMethodDescriptorType,
@@ -219,16 +218,16 @@ class Rebuild:
             text = self._named(self.call(spent, text))
         elif id(x) in self.world.of_arrays:
             text = self._named(self.call(_of_array, text))
-        kind, mirror = self.world.seen.get(id(x), (None, self.world.put_on.get(id(x))))
+        kind, mirror = self.world.seen.get(id(x)), self.world.put_on.get(id(x))
         if (grad := self.world.put_grads.get(id(x))) is not None:
             text = self._memo[id(x)] = self._named(text)
             self.lines.append(f"{text}.grad = {yield grad}")
-        if mirror is None:
-            return text
         if kind is not None:
             with no_torch_function():
                 grad = str(x.requires_grad)
             text = self.call(of_subclass, text, (yield kind), grad)
+        if mirror is None:
+            return text if kind is None else self._named(text)
         name = self._memo[id(x)] = self._named(text)
         if (own := self._memo.get(id(mirror.copy))) is not None:  # made before, as a dict
             self.lines.append(f"{name}.__dict__ = {own}")
@@ -399,7 +398,7 @@ class Rebuild:
 
     def _instance(self, x: Any) -> Making:
         cls = type(x)
-        in_c = [base for base in cls.__mro__ if base.__flags__ & _CLASS != _ON_HEAP]
+        in_c = [base for base in cls.__mro__ if base.__flags__ & _CLASS != ON_HEAP]
         maker = getattr(cls.__new__, "__self__", None)  # a class, if it is in C
         is_known = {*in_c} <= _BASES and (maker is None or maker in _BASES)
         if not is_known and not isinstance(x, BaseException):

@@ -38,6 +38,7 @@ _TRUSTED = frozenset(
 )
 
 IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class in C, as a rule
+ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class in Python, but for some
 _MOST_NAMED = 24  # parts of an origin in the name of an input
 
 
@@ -216,6 +217,8 @@ def of_code(origin: Origin) -> types.FunctionType | None:
 
 
 C_DESCRIPTORS = types.MemberDescriptorType, types.GetSetDescriptorType
+# Of a namedtuple's class.
+FIELD: type = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 _generic_dict: Any = ctypes.pythonapi.PyObject_GenericGetDict
 _generic_dict.restype = ctypes.py_object
 _generic_dict.argtypes = ctypes.py_object, ctypes.c_void_p

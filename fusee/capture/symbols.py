@@ -20,6 +20,7 @@ import functools
 import itertools
 import math
 import operator
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
-from fusee.capture.captured import Condition, Relation
+from fusee.capture.captured import Relation
 from fusee.capture.dynamic import Varying, fits_double
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.guards import TensorFact
@@ -48,7 +49,7 @@ from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake import fake_of
 from fusee.source import Args, Kwargs, leaves, tensors_in
 from fusee.sym import Size, Symbol, only_symbol, symbols
-from fusee.sym.ranges import COMPARISONS, FUNCTIONS, fits, refuse
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS, Predicate, fits, refuse
 from fusee.sym.shape_env import (
     AllNode,
     BoolNode,
@@ -381,6 +382,7 @@ class Symbols:
         self.env = ShapeEnv(where)
         self.env.data.is_asked, self.env.data.refuse = True, self._refuse
         self.env.computed, self._computed = self._compute, dict[Any, Any]()
+        self._found: dict[Any, ComputedAt] = {}
         self.mode = mode
         self.dims: dict[str, Any] = {}
         self.groups: dict[str, tuple[Any, Origin]] = {}  # of sizes that are equal, the first
@@ -396,7 +398,6 @@ class Symbols:
         self.env.where, self.env.is_over = str, True  # a backend's questions have no line
         self._programs = {*map(id, self.env.relations)}
         self.env.data.is_asked, self.env.data.refuse = False, refuse
-        self.env.computed = lambda function, operands: None
         return self if self.origins or self.env.data.made else None
 
     def _refuse(self, asked: Any) -> NoReturn:
@@ -507,6 +508,7 @@ class Symbols:
     def moved(self, at: Callable[[Origin], Origin]) -> Symbols:
         """The same, from other origins."""
         made = copy.copy(self)
+        made._found = {}
         made.origins = {symbol: at(origin) for symbol, origin in self.origins.items()}
         return made
 
@@ -642,31 +644,43 @@ class Symbols:
             inside[step * x.shape[k]] = steps[k] * sizes[k]
         return steps
 
-    def _compute(self, function: Callable[..., int], operands: Args) -> SizeNode | None:
-        """A symbol for what Python makes of sizes before the graph, where no size says it.
+    def _compute(self, function: Callable[..., int], operands: Args) -> SizeNode | bool | None:
+        """What Python makes of sizes before the graph, where no size says it: a symbol, or an
+        answer, on which the graph relies.
 
-        None for what torch asks, which a backend asks again, and for what only the data knows.
+        None for numbers that torch asks for, which a backend asks again, and what only data knows.
         """
         written = WrittenSteps(self.env.simplified)
         written.step(function, operands)
-        given = [*written.places]
-        is_unknown = self.env.data.of(*(symbol.expr for symbol in given))
-        if not (given and self.env.data.is_asked) or written.left < 0 or is_unknown:
+        given = (*written.places,)
+        if not given or written.left < 0 or self.env.data.of(*(s.expr for s in given)):
             return None
-        how = written.computation()
+        how: Any = written.computation()
         if (key := (how, *given)) not in self._computed:
             try:
                 number = how(tuple(symbol.hint or 0 for symbol in given))
             except (ArithmeticError, ValueError):
                 return None
-            if not fits_double(number):
+            text, is_asked = how.words([*map(str, given)]), self.env.data.is_asked
+            if type(number) is bool:
+                self.env.written.append(Predicate(how, text, given, number, self.env.where()))
+            elif is_asked and fits_double(number):
+                ends = (0 if number >= 0 else 1 - 2**48), 2**48 - 1
+                number = self.load(number, self._at(how, given, text), *ends, Mark(True)).node
+            else:
                 return None
+            self._computed[key] = number
+        made: SizeNode | bool = self._computed[key]
+        return made if type(made) is bool or self.env.data.is_asked else None
+
+    def _at(self, how: Any, given: tuple[Symbol, ...], text: str) -> ComputedAt:
+        """Where it is found what a function gives for symbols; `text` says it by their names."""
+        if (key := (how, given)) not in self._found:
             of = Several(tuple(self.origins[symbol] for symbol in given))
-            at = ComputedAt(of, how, how.words([*map(str, of.parts)]))
-            ends = (0 if number >= 0 else 1 - 2**48), 2**48 - 1
-            self._computed[key] = self.load(number, at, *ends, Mark(True))
-        found: SizeNode = self._computed[key].node
-        return found
+            names = dict(zip(map(str, given), map(str, of.parts)))
+            words = re.sub(r"\w+", lambda name: names.get(name[0], name[0]), text)
+            self._found[key] = ComputedAt(of, how, words)
+        return self._found[key]
 
     # ---------------------------------------------------------------------- in a graph
 
@@ -736,7 +750,7 @@ class Symbols:
         operands = ", ".join(self._node_source(x, source, read) for x in node.operands)
         return f"{source.constant(node.function)}({operands})"
 
-    def facts(self) -> Iterable[tuple[Origin, Relation | Condition, str]]:
+    def facts(self) -> Iterable[tuple[Origin, Relation | bool, str]]:
         """What was relied on, as facts about one of the symbols each.
 
         raises   ConstantSizeError where that makes a constant of a marked size
@@ -748,8 +762,7 @@ class Symbols:
                 yield origin, Relation(symbol.expr, "<=", most, self.origins), ""
         for asked in self.env.relations:
             related = Relation(asked.a, asked.op, asked.b, self.origins)
-            fixed = related.fixes()
-            if fixed is not None and fixed in self.strict:
+            if (fixed := related.fixes()) is not None and fixed in self.strict:
                 who = self._asker(asked)
                 raise ConstantSizeError(
                     f"{self.origins[fixed]} is marked as dynamic, and {who} needs {related}",
@@ -757,9 +770,8 @@ class Symbols:
                     remedy="do not ask for its value there, or use maybe_mark_dynamic",
                 )
             yield self.origins[related.symbols[0]], related, asked.where
-        for written in self.env.written:
-            condition = Condition(written.holds, written.text, written.names, self.origins)
-            yield self.origins[condition.symbols[0]], condition, written.where
+        for one in self.env.written:
+            yield self._at(one.holds, one.symbols, one.text), one.answer, one.where
 
     def _asker(self, asked: Any) -> str:
         return "the program" if id(asked) in self._programs else self.env.asker
@@ -775,15 +787,13 @@ class Symbols:
             fixed = related.fixes()
             what = f"{related}" if fixed is None else f"{fixed} is made a constant: {related}"
             yield f"{what}   ({self._told_by(self._asker(asked), asked.where)})"
-        for _, condition, where in self.facts():
-            if isinstance(condition, Condition):
-                yield f"{condition}   ({self._told_by(self.env.asker, where)})"
+        for one in self.env.written:
+            what = f"{'' if one.answer else 'not '}{self._at(one.holds, one.symbols, one.text)}"
+            yield f"{what}   ({self._told_by(self.env.asker, one.where)})"
 
     def _told_by(self, who: str, where: str) -> str:
-        line = source_line(where)
-        if who == "the program":
-            return line
-        return f"asked by {who}: {line}" if line else f"asked by {who}"
+        asked = "" if who == "the program" else f"asked by {who}"
+        return ": ".join(filter(None, (asked, source_line(where))))
 
 
 _FLOATS = {float: torch.sym_float, math.sqrt: torch._sym_sqrt}  # type: ignore[attr-defined]

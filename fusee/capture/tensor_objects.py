@@ -25,8 +25,7 @@ from fusee.capture.attributes import Capturing, flat
 from fusee.capture.builtins import SPECIAL, Breaking, leave_region, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.guards import EqualsMatch
-from fusee.capture.mirrors import Mirror
-from fusee.capture.sources import Held, given_by
+from fusee.capture.sources import given_by
 from fusee.capture.torch_api import (
     MODE_STACK,
     DeviceContext,
@@ -250,9 +249,7 @@ def _seen(m: Capturing, x: Any, kind: type) -> Any:
     """A tensor that the program sees as one of this class."""
     if kind is not torch.Tensor:
         m.world.allow(kind)
-        mirror = Mirror({}, Held(None, kind.__qualname__))
-        mirror.copy = {}
-        m.world.seen[id(x)] = kind, mirror
+        m.world.seen[id(x)] = kind
     return x
 
 

@@ -17,6 +17,7 @@ import itertools
 import types
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,17 +102,10 @@ class Watched:
 
     # ---------------------------------------------------------------------- changes
 
-    def start(
-        self,
-        facts: Sequence[Any],
-        check: Callable[[], bool],
-        missed: Callable[[], Callable[[], bool]],
-    ) -> None:
-        """Begin to watch. The facts hold now; `check` looks at all of them, and what `missed` gives
-        at the first that does not hold."""
-        self._facts, self._check, self._missed, self._objects = facts, check, missed, {}
-        self._may_hold: Callable[[], bool] | None = None
-        self._is_over = False
+    def start(self, facts: Any) -> None:
+        """Begin to watch what these Facts, which hold now, were found through."""
+        self._facts, self._objects, self._is_over = facts, {}, False
+        self._may_hold: Callable[[], bool] | None = None  # the check of the fact that was missed
         dicts, lists, owners = (
             [*some.values()] for some in (self._dicts, self._lists, self._owners)
         )
@@ -127,17 +121,18 @@ class Watched:
             return False  # what it missed the last time is still missing
         while (k := changed()(self.address)) >= 0:
             if k >= len(self._watch.dicts) or not self._is_as_it_was(self._watch.dicts[k]):
-                if not self._check():
-                    self._may_hold = self._missed()
+                if self._facts.misses({}):
+                    missed = replace(self._facts, rows=[self._facts.missed])
+                    self._may_hold, _ = missed.compile([], {})
                     return False
                 if replaced := {*self._others()}:
                     self._is_over = True
                     self.replaced |= replaced
                     return False
                 self._forget()
-                for fact in self._facts:
+                for fact in self._facts.rows:
                     fact.watched(self)
-                self.start(self._facts, self._check, self._missed)
+                self.start(self._facts)
                 return True
             self._watch.note(k)
         return True

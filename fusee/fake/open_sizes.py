@@ -24,6 +24,7 @@ from fusee.fake.layouts import (
     Unsure,
     broadcast,
     equal,
+    has_zero,
     indexed,
     is_empty,
     is_row_major,
@@ -214,7 +215,7 @@ def _viewed(x: Tensor, size: Any, is_asked: bool = True) -> Tensor | None:
         return None
     sizes = [*size]
     rest = [k for k, n in enumerate(sizes) if type(n) is int and n == -1]
-    if len(rest) > 1 or 0 in [n for n in (*sizes, *x.shape) if type(n) is int]:
+    if len(rest) > 1 or has_zero((*sizes, *x.shape)):
         return None
     if _is_negative(sizes):
         return None
@@ -257,7 +258,7 @@ def _reshaped(x: Tensor, size: Any) -> Tensor | None:
         return found
     count = math.prod(n for n in size if type(n) is not int or n != -1)
     sizes = [math.prod(x.shape) // count if type(n) is int and n == -1 else n for n in size]
-    if 0 in [n for n in (*sizes, *x.shape) if type(n) is int] or math.prod(sizes) != x.numel():
+    if has_zero((*sizes, *x.shape)) or math.prod(sizes) != x.numel():
         return None
     steps = view_strides(x.shape, x.stride(), sizes, _is_equal)
     if steps is not None:

@@ -33,9 +33,18 @@ from torch import Tensor, fx
 from torch._ops import OpOverload, OpOverloadPacket
 
 from fusee.capture.bytecode import codes
-from fusee.capture.frame import ABSENT, UNBOUND, Marker, is_scalar
+from fusee.capture.frame import ABSENT, CALLED_IN_C, UNBOUND, Marker, is_scalar
 from fusee.capture.guards import GONE, Facts, TensorFact, Values
-from fusee.capture.sources import Computation, Held, Operand, Origin, looking
+from fusee.capture.sources import (
+    C_DESCRIPTORS,
+    FIELD,
+    ON_HEAP,
+    Computation,
+    Held,
+    Operand,
+    Origin,
+    looking,
+)
 from fusee.runtime.cache import code_key
 
 # ---------------------------------------------------------------------------- naming
@@ -52,9 +61,7 @@ _WRITTEN = (
 # What pickle writes by itself, but for scalars.
 _UNASKED = {list, tuple, dict, set, frozenset, bytearray, pickle.PickleBuffer}
 _MARKERS = {"ABSENT": ABSENT, "UNBOUND": UNBOUND}
-_ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _DICTS = (dict, collections.OrderedDict)
-_FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 
 # ------------------------------------------------------------------------------ what it is
 
@@ -91,13 +98,13 @@ def known_by(x: Any) -> Any:
         return kind.__qualname__, getattr(home, "__name__", ""), x.__name__
     if kind in (types.MappingProxyType, types.CellType, *_DICTS):
         return kind.__qualname__
-    if kind is _FIELD:
+    if kind is FIELD:
         return "field", known_by(x.__reduce__()[1])
     if kind is functools.partialmethod:
         return "method", known_by(x.func), known_by(x.args), known_by((*x.keywords.items(),))
     is_bound = any(type(base).__module__.startswith("pybind11") for base in kind.__mro__)
-    if kind.__flags__ & _ON_HEAP and not is_bound and not isinstance(x, Tensor):
-        in_c = [base for base in kind.__mro__ if not base.__flags__ & _ON_HEAP]
+    if kind.__flags__ & ON_HEAP and not is_bound and not isinstance(x, Tensor):
+        in_c = [base for base in kind.__mro__ if not base.__flags__ & ON_HEAP]
         if in_c == [object] or {*in_c} <= {object, dict, list}:  # facts tell the rest
             return "instance", known_by(kind)
     raise NotKept(f"a {kind.__module__}.{kind.__qualname__}")
@@ -107,11 +114,9 @@ def _asked(function: types.FunctionType) -> Any:
     """What inspect and typing tell of a function; what it is called with has facts."""
     named = function.__kwdefaults__ or {}, function.__annotations__
     rows = [*enumerate(function.__defaults__ or ()), *(row for x in named for row in x.items())]
-    return [(key, _told(x)) for key, x in rows]
-
-
-def _told(x: Any) -> Any:
-    return known_by(x) if is_scalar(x) else _name(x) or type(x).__qualname__
+    return [
+        (key, known_by(x) if is_scalar(x) else _name(x) or type(x).__qualname__) for key, x in rows
+    ]
 
 
 def _class(cls: type) -> Any:
@@ -159,11 +164,7 @@ def text_of(x: Any) -> str:
         raise NotKept(str(error)) from None
 
 
-_IN_C = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-)  # fmt: skip
+_IN_C = (*CALLED_IN_C, *C_DESCRIPTORS)
 _PARTS: dict[type, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     classmethod: ("__func__",),

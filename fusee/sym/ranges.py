@@ -22,7 +22,6 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from fusee.errors import TraceError
-from fusee.source import define
 from fusee.sym import (
     Atom,
     Call,
@@ -86,11 +85,15 @@ class Comparison(NamedTuple):
 
 
 class Predicate(NamedTuple):
-    """A condition that no Comparison says: `holds` of the symbols' values; `text` shows it."""
+    """A condition that no Comparison says: `holds`, given the values of `symbols`, is `answer`.
 
-    holds: Callable[..., bool]
+    text   shows it, by the symbols' names
+    """
+
+    holds: Callable[[Any], Any]
     text: str
-    names: tuple[tuple[str, Symbol], ...]
+    symbols: tuple[Symbol, ...]
+    answer: bool
     where: str
 
 
@@ -566,13 +569,8 @@ def compared(x: Any, op: str, other: Any) -> bool:
     found, known = _curve(x), other.maybe_as_float()
     compare = COMPARISONS[op]
     if found is None or known is None or op in ("==", "!="):
-        holds = compare(x.hint, other.hint)
-        asked = _predicate(x, holds, op, other)
-        if asked is None:
-            return compare(x.guarded(), other.guarded())
-        if asked.text not in [one.text for one in x.env.written]:
-            x.env.written.append(asked)
-        return holds
+        answer = x.env.computed(compare, (x, other))
+        return compare(x.guarded(), other.guarded()) if answer is None else bool(answer)
     size, below = found
     return bool(steady(x.env, size, lambda n: compare(below(n), known)))
 
@@ -603,49 +601,6 @@ EXACT: dict[Any, Callable[..., _Quotient]] = {
     operator.truediv: lambda a, b: (a[0] * b[1], a[1] * b[0]),
     operator.neg: lambda a: (-a[0], a[1]),
 }
-
-
-_INFIX = {
-    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/",
-    operator.pow: "**",
-}  # fmt: skip
-_MOST_STEPS = 32  # of a condition
-
-
-def _predicate(x: Any, holds: bool, op: str, other: Any) -> Predicate | None:
-    """That `x op other` holds or does not, in Python; None where that is more than a few steps, or
-    of sizes that only the data knows."""
-    of, steps = dict[str, Symbol](), list[Any]()
-    left, right = (_written(y, of, steps) for y in (x, other))
-    if not (left and right and of):
-        return None
-    text = f"{'' if holds else 'not '}{left} {op} {right}"
-    source = f"def holds({', '.join(of)}): return {text}\n"
-    function = define(source, "holds", "condition", {"math": math})
-    is_so = function(*(symbol.hint for symbol in of.values()))
-    return Predicate(function, text, (*of.items(),), x.env.where()) if is_so else None
-
-
-def _written(x: Any, of: dict[str, Symbol], steps: list[Any]) -> str:
-    """A size, or a float computed from sizes, as Python of the symbols' names, which `of` takes in;
-    "" if nothing says it, or not in so many steps."""
-    steps.append(x)
-    if len(steps) > _MOST_STEPS:
-        return ""
-    if x.kind is int:
-        size = x.env.simplified(x.size)
-        of.update((str(symbol), symbol) for symbol in symbols(size))
-        return "" if x.env.data.of(size) else f"({size})"
-    if (value := x.maybe_as_float()) is not None:
-        return repr(value) if math.isfinite(value) else ""
-    parts = [_written(y, of, steps) for y in x.operands]
-    if not all(parts):
-        return ""
-    if x.function in _INFIX:
-        return f"({f' {_INFIX[x.function]} '.join(parts)})"
-    home = "math." * (getattr(x.function, "__module__", "") == "math")
-    is_plain = home or x.function in (float, min, max, abs)
-    return f"{home}{x.function.__name__}({', '.join(parts)})" if is_plain else ""
 
 
 def _curve(x: Any) -> tuple[Size, Callable[[int], float]] | None:

@@ -66,7 +66,8 @@ class ShapeEnv:
     written    conditions beside them: comparisons of floats, and what a backend has asked for
     asker      who asks once the program has ended
     data       those that only data knows
-    computed   an integer that Python computes of sizes and floats of them; None: there is no way
+    computed   an integer, or an answer, that Python computes of sizes and floats of them; None:
+               there is no way
     """
 
     def __init__(self, where: Callable[[], str] = str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -220,6 +221,18 @@ def test_a_miss_says_which_relation_failed(told: list[str]) -> None:
     counted(torch.randn(9))
     relation = "x.size(0) % 8 == 0 held with x.size(0) = 16, and does not with x.size(0) = 9"
     assert any(relation in text for text in told), told
+
+
+def test_a_miss_says_which_comparison_of_floats_failed(told: list[str]) -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if math.log(x.shape[0]) < math.sqrt(x.shape[0]) - 1 else x - 1
+
+    counted = Counted(program, dynamic=True)
+    for n in (9, 10, 30):
+        counted(torch.randn(n))
+    assert len(counted.graphs) == 2
+    compared = "log(float(x.size(0))) < (sqrt(float(x.size(0))) - 1.0)"
+    assert any(text.startswith(f"{compared} was False, is True") for text in told), told
 
 
 def limited(fn: Any, **more: Any) -> tuple[CompiledFunction, list[str]]:

@@ -605,6 +605,10 @@ SIZED = {
     "a relation": ("def f(x): return x * 2 if x.shape[0] > 4 else x", (6, 8, 3, 9), 3, 0),
     "a root": ("def f(x): return x * int(len(x) ** 0.5), math.isqrt(len(x))", (4, 9, 16), 2, 0),
     "floats": ("def f(x): return x / math.sqrt(x.shape[0]), math.log(x.shape[0])", (3, 5), 2, 0),
+    "a comparison of floats": (
+        "def f(x): return x * 2 if math.log(len(x)) < math.sqrt(len(x)) - 1 else x",
+        (9, 5, 99), 3, 0,
+    ),
     "a result's size": ("def f(x): return x[x[:, 0] > 0.2].sum(), x.nonzero().shape", (3, 5), 2, 0),
     "a module": (
         "m = nn.Sequential(nn.Linear(4, 3), nn.GELU())\ntorch.nn.init.ones_(m[0].weight)\n"
