@@ -202,7 +202,10 @@ def in_float64(tree: Any) -> Any:
 
 
 def sharing(args: Any, result: Any) -> list[tuple[int, int | None]]:
-    """For each tensor, inputs first: which earlier one's memory it shares, and its offset there."""
+    """For each tensor, inputs first: which earlier one's memory it shares, and how far from that.
+
+    In bytes. Where results begin in memory that nobody else sees is not compared (docs/open.md).
+    """
     seen: dict[int, int] = {}
     found: list[tuple[int, int | None]] = []
     identity: dict[int, int] = {}
@@ -213,7 +216,8 @@ def sharing(args: Any, result: Any) -> list[tuple[int, int | None]]:
         owner = seen.setdefault(x.untyped_storage().data_ptr(), position)
         same = identity.setdefault(id(x), position)
         if owner != position or same != position:
-            found.append((owner, int(x.storage_offset()) if same == position else None))
+            apart = x.data_ptr() - leaves[owner].data_ptr()
+            found.append((owner, apart if same == position else None))
     return found
 
 

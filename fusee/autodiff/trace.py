@@ -658,7 +658,23 @@ class _Finish:
         root, base = (y if y._base is None else y._base for y in (x, of))
         if x.requires_grad and root is not base:
             raise self.b.unsupported("a result whose gradient is not that of whose memory it has")
+        if x.requires_grad and _is_strided_part(x, root):
+            raise self.b.unsupported("a result that as_strided takes of a view")
         return root is not base
+
+
+def _is_strided_part(x: Tensor, root: Tensor) -> bool:
+    """Whether `x`, a view of `root`, is what as_strided takes of another view of that.
+
+    Its gradient is lost where it reaches beyond that view, as a view of all of `root` it is not.
+    """
+    node, end = x.grad_fn, torch.autograd.graph.get_gradient_edge(root).node
+    while node is not None and node is not end:
+        below = node.next_functions[0][0]
+        if node.name() == "AsStridedBackward0" and below is not end:
+            return True
+        node = below
+    return False
 
 
 def _settled(

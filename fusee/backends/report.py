@@ -30,6 +30,7 @@ from fusee.aten.torch_api import is_state, storage_id, symbolic_mode
 from fusee.backends.dynamo import suppresses_errors
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
+from fusee.fake import with_bits
 from fusee.runtime import gc_paused
 from fusee.runtime.cache import APART, CUTS, GraphCompiler, Sidecar, Unread
 from fusee.runtime.jit import defer
@@ -462,7 +463,7 @@ def in_buckets(
         if is_single and len({*places}.difference(outer)) == len(places):
             starts.append(k)
             size, limit = 0, next(limits)
-    return in_parts(gm, starts[::-1], compile_graph) if starts else None
+    return in_parts(gm, starts[::-1], compile_graph, examples) if starts else None
 
 
 def _limits() -> Iterator[int] | None:
@@ -486,34 +487,31 @@ def apart(
         return None
     whole, parts = found
     whole.meta[APART] = gm.meta[APART] = around, left - 1
-    is_open = any(map(_is_open, whole.graph.find_nodes(op="placeholder")))
-    given = examples if is_open else None
-    return in_parts(whole, [*parts][1:], compile_graph, [*parts.values()], given)
+    return in_parts(whole, [*parts][1:], compile_graph, examples, [*parts.values()])
 
 
 def in_parts(
     gm: fx.GraphModule,
     starts: Sequence[int],
     compile_graph: CompiledFn,
+    examples: Sequence[Any],
     captured: Iterable[bool] = itertools.repeat(False),
-    examples: Sequence[Any] | None = None,
 ) -> Bucketed:
     """The graph in parts that begin at these calls, each compiled by itself, or as captured.
 
-    examples   where sizes are open: all parts are compiled now, and what they ask of sizes is
-               guarded
+    Where sizes are open all are compiled now: what they ask of sizes is guarded.
     """
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     places = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    parts, values = list[BucketGraph](), None if examples is None else [*examples]
+    parts, values = list[BucketGraph](), [*examples] if any(map(_is_open, places)) else None
     ends = itertools.pairwise((0, *starts, len(calls)))
     for (begin, end), is_captured in zip(ends, captured):
         part, given, results = _part(gm, calls[begin:end])
         run, taken = part.forward if is_captured else None, [places[node] for node in given]
         if values is not None:
             run = run or compile_graph(part, [values[k] for k in taken])
-            values += [node.meta["example_value"] for node in results]
+            values += [_with_data(node.meta["example_value"]) for node in results]
         parts.append(BucketGraph(part, taken, [], run))
         places.update(zip(results, itertools.count(len(places))))
     shown = fx.map_arg(output.args[0], places.__getitem__)
@@ -565,6 +563,21 @@ def _part(
     return part, given, results
 
 
+def _with_data(x: Any) -> Any:
+    """What stands for a part's result, where others are compiled: zeros of this call's sizes.
+
+    A fake that the data tells the sizes of stays, and so does a number.
+    """
+    given = (*x.shape, *x.stride()) if isinstance(x, Tensor) else ()
+    if not isinstance(x, Tensor) or any(map(is_unbacked, given)):
+        return x
+    known = [n if type(n) is int else n.node.hint for n in given]
+    size, stride = known[: x.dim()], known[x.dim() :]
+    made = torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).zero_()
+    with torch.enable_grad():  # no leaf, either
+        return with_bits(made.requires_grad_(x.requires_grad).view_as(made), x)
+
+
 def _is_open(node: fx.Node) -> bool:
     """Whether it is an open number, or a tensor with one among its sizes."""
     x = node.meta.get("example_value")
@@ -610,7 +623,7 @@ class GuardedBackend:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         if (starts := gm.meta.get(CUTS, ())) != ():
-            return in_parts(gm, starts, self._compiled) if starts else gm.forward
+            return in_parts(gm, starts, self._compiled, example_inputs) if starts else gm.forward
         key = form(gm, example_inputs)
         known = None if key is None else self.made.get(key)
         if known is not None:

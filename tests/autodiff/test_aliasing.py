@@ -276,8 +276,30 @@ def write_to_detached(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return y.detach().add_(w)[:1], y[1:]
 
 
+def strided_part_of_input(x: Tensor, w: Tensor) -> Tensor:
+    return x[1:].as_strided((2, 3), (1, 2), 0).T
+
+
+def strided_part_of_written(x: Tensor, w: Tensor) -> Tensor:
+    return x.diagonal().add_(w[0]).as_strided((2, 3), (1, 2), 0)
+
+
+def strided_part_of_result(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = (x * w).unfold(0, 2, 1)
+    return y, y[1:].as_strided((2, 3), (1, 2), 0)
+
+
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
-@pytest.mark.parametrize("function", [write_to_detached_input, write_to_detached])
+@pytest.mark.parametrize(
+    "function",
+    [
+        write_to_detached_input,
+        write_to_detached,
+        strided_part_of_input,
+        strided_part_of_written,
+        strided_part_of_result,
+    ],
+)
 def test_two_histories_of_one_memory(function: Callable[..., Any]) -> None:
     found = []
     for run in (function, fusee.compile(function)):

@@ -247,7 +247,7 @@ def test_a_number_of_the_data_is_read_once_more_in_a_later_part() -> None:
         node.meta["example_value"] = 2 if node.target == "item" else torch.ones(2)
     gm.graph.output_node().args = ((gm.graph.output_node().args[0],),)
     gm.recompile()
-    parts = in_parts(gm, [3], lambda part, _: part.forward)
+    parts = in_parts(gm, [3], lambda part, _: part.forward, [])
     x, sizes = torch.randn(4), torch.tensor([3, 5])
     assert torch.equal(parts(x, sizes)[0], f(x, sizes))
 
@@ -277,13 +277,21 @@ def test_numbers_of_the_data_are_those_that_were_read(program: Callable[..., Ten
         torch.testing.assert_close(*found)
 
 
-def test_what_parts_ask_of_open_sizes_is_guarded() -> None:
+def behind_what_runs_as_captured(p: Tensor, q: Tensor) -> Tensor:
+    q.unsqueeze(0).squeeze(-1).t_().add_(1)
+    return torch.fft.rfft(p).abs()
+
+
+def between_results(p: Tensor, q: Tensor) -> Tensor:
+    y = p * q
+    found = torch.fft.rfft(y).abs()
+    return found + torch.autograd.grad(found.sum(), y, create_graph=True)[0].sum()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("f", [behind_what_runs_as_captured, between_results])
+def test_what_parts_ask_of_open_sizes_is_guarded(f: Callable[..., Tensor]) -> None:
     """The gradient of a transform is padded, unless its half is all of it."""
-
-    def f(p: Tensor, q: Tensor) -> Tensor:
-        q.unsqueeze(0).squeeze(-1).t_().add_(1)
-        return torch.fft.rfft(p).abs()
-
     compiled = fusee.compile(f, dynamic=True, options={"prices": False})
     for n in (2, 4, 5):
         p, q = torch.randn(n, requires_grad=True), torch.randn(n)

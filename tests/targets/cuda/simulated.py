@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,14 +56,17 @@ def launch(
 
 
 def flat(tensor: Tensor) -> Any:
-    """The memory from the tensor's first element to its last, shared."""
+    """The memory from the tensor's first element to its last, shared.
+
+    By its address: what numpy() has shown can no longer be resized.
+    """
     size = (
         0
         if 0 in tensor.shape
         else 1 + sum((n - 1) * k for n, k in zip(tensor.shape, tensor.stride(), strict=True))
     )
-    whole = tensor.detach().as_strided((size,), (1,))
-    return whole.view(torch.uint8).numpy()
+    memory = ctypes.c_uint8 * (size * tensor.element_size())
+    return np.ctypeslib.as_array(memory.from_address(tensor.data_ptr()))
 
 
 class Simulated(Reference):
