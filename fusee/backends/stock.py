@@ -3,6 +3,7 @@
 Modes are torch.compile's (registry.MODES).
 
 torch._C   the switch of gradients, as TorchDynamo calls it; how many function modes there are
+torch.overrides._pop_mode_temporarily   leaves the innermost of them
 source     docs "Custom Backends" of PyTorch: the group torch_dynamo_backends
 """
 
@@ -22,7 +23,7 @@ from fusee.errors import FuseeWarning, TraceError, warn
 from fusee.runtime import signals_held
 
 _capture = later("fusee.api", "compile")
-_without_modes = later("fusee.capture.torch_api", "without_function_modes")
+_without_last_mode: Any = torch.overrides._pop_mode_temporarily
 
 
 def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
@@ -65,9 +66,9 @@ def _unheard(made: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     def run(*inputs: Any) -> Any:
-        if not torch._C._len_torch_function_stack():
-            return made(*inputs)
-        with _without_modes():
+        with contextlib.ExitStack() as left:
+            for _ in range(torch._C._len_torch_function_stack()):
+                left.enter_context(_without_last_mode())
             return made(*inputs)
 
     return run
