@@ -21,7 +21,14 @@ from typing import Any, Union
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.torch_api import FakeTensor, OpOverload, OpOverloadPacket, open_numbers, overloads
+from fusee.aten.torch_api import (
+    FakeTensor,
+    OpOverload,
+    OpOverloadPacket,
+    open_numbers,
+    overloads,
+    without_torch_functions,
+)
 from fusee.backends import dynamo
 from fusee.config import Options, Table, knob, knobs, settings
 from fusee.errors import (
@@ -225,7 +232,7 @@ def later(module: str, function: str) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **keywords: Any) -> Any:
-        with gc_paused():
+        with gc_paused(), without_torch_functions():  # an import calls torch
             found = operator.attrgetter(function)(importlib.import_module(module))
         return found(*args, **keywords)
 

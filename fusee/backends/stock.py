@@ -2,7 +2,8 @@
 
 Modes are torch.compile's (registry.MODES).
 
-torch._C   the switch of gradients, as TorchDynamo calls it
+torch._C   the switch of gradients, as TorchDynamo calls it; how many function modes there are
+torch.overrides._pop_mode_temporarily   leaves the innermost of them
 source     docs "Custom Backends" of PyTorch: the group torch_dynamo_backends
 """
 
@@ -22,6 +23,7 @@ from fusee.errors import FuseeWarning, TraceError, warn
 from fusee.runtime import signals_held
 
 _capture = later("fusee.api", "compile")
+_without_last_mode: Any = torch.overrides._pop_mode_temporarily
 
 
 def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
@@ -42,22 +44,34 @@ def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
         if any(isinstance(x, list) for x in example_inputs) or _is_autograds(gm):
             what = "compiled autograd's graphs run eagerly: they write to .grad and give it away"
             warn(FuseeWarning, what, did="nothing was compiled")
-            return gm.forward
+            return _unheard(gm.forward)
         _open_regions(gm)
         if all(why_not_dense(x) is None for x in example_inputs if isinstance(x, Tensor)):
             gm.meta[REFUSES] = True
         if not _open_data(gm):
             with contextlib.suppress(TraceError), signals_held():
-                made: Callable[..., Any] = found(gm, example_inputs)
-                return made
+                return _unheard(found(gm, example_inputs))
         gm.recompile()
         gm.code  # noqa: B018  # which compiles what `forward` is
-        again: Callable[..., Any] = _capture(gm.forward, backend=name, options=options, mode=mode)
-        return again
+        return _unheard(_capture(gm.forward, backend=name, options=options, mode=mode))
 
     compile_named.__name__ = f"fusee_{name}"
     compile_named.__qualname__ = variable
     return compile_named
+
+
+def _unheard(made: Callable[..., Any]) -> Callable[..., Any]:
+    """`made`, unheard by function modes: TorchDynamo has written into the graph what they do."""
+    if not getattr(made, "is_captured", True):
+        return made
+
+    def run(*inputs: Any) -> Any:
+        with contextlib.ExitStack() as left:
+            for _ in range(torch._C._len_torch_function_stack()):
+                left.enter_context(_without_last_mode())
+            return made(*inputs)
+
+    return run
 
 
 def _open_regions(gm: fx.GraphModule) -> None:

@@ -48,6 +48,7 @@ from fusee.capture.torch_api import (
     SWITCHED_BY,
     FakeTensor,
     State,
+    call_impl,
     enter_inference_mode,
     no_torch_function,
     set_default_dtype,
@@ -389,6 +390,11 @@ def _of_descriptor(m: Capturing, found: Any, obj: Any, kind: Any = None, /) -> A
 
 @stands_for(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def _is_compiling(m: Capturing) -> bool:
+    f = m.frames[-1]
+    if f.code is call_impl.__code__:  # told so, it does not call such hooks where `forward` raises
+        hooks = m.attribute(m.load_cell(f, "self"), "_forward_hooks_always_called")
+        if m.truth(hooks):
+            return False
     m.asks_compiling = True
     if not is_trusted(m.frames[-1].globals.get("__name__", "")):
         m.world.varies.asks_compiling = True

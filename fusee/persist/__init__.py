@@ -336,7 +336,7 @@ class Keeper:
         """
         tables = (policy.in_graph, policy.constant, policy.substitutes)
         said = [sorted(map(repr, map(known_by, table))) for table in tables]
-        with torch._C.DisableTorchFunctionSubclass():  # which the program's classes would hear of
+        with torch._C.DisableTorchFunction():  # which classes and modes of the program's would hear
             sketch = repr(_sketch(dict(values), varies.is_any()))
         # of these, the program's run without a fact
         methods = [(k, known_by(x)) for k, x in vars(Tensor).items() if is_the_programs(x)]

@@ -179,8 +179,10 @@ def test_within_a_function(program: Callable[..., Any], graphs: int) -> None:
     assert not torch._C._len_torch_function_stack()
 
 
-def test_guards_are_not_seen_by_a_mode() -> None:
-    x, traced = torch.randn(3), Traced(made)
+@pytest.mark.parametrize("compiled", [Traced, fusee.compile])
+def test_guards_are_not_seen_by_a_mode(compiled: Callable[..., Any]) -> None:
+    """Nor what a capture is looked for by that another process may have kept."""
+    x, traced = torch.randn(3), compiled(made)
     for _ in range(2):
         one, other = Noting(), Noting()
         with one:
@@ -188,6 +190,29 @@ def test_guards_are_not_seen_by_a_mode() -> None:
         with other:
             traced(x)
         assert one.seen == other.seen
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, k: torch.sin(x) * 2,
+        lambda x, k: torch.sin(x).softmax(-1).exp() @ x.cos().tanh(),
+        lambda x, k: torch.sin(x[x > 0]),
+        lambda x, k: torch.sin(x).pow_(k).cos(),
+    ],
+    ids=["as captured", "kernels", "sizes of the data", "captured once more"],
+)
+def test_stock_graphs_do_not_do_again_what_a_mode_does(
+    program: Callable[..., Tensor], trains: bool
+) -> None:
+    """TorchDynamo has written that into its graph, whose calls run while the mode is on."""
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="fusee")
+    x = torch.linspace(-1, 1, 4).requires_grad_(trains)
+    for k in (2, 3, 4):
+        with Doubled():
+            torch.testing.assert_close(compiled(x, k), program(x, k))
 
 
 PARAMETER = torch.nn.Parameter(torch.ones(3))

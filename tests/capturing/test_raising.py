@@ -609,3 +609,40 @@ def test_what_must_not_be_compiled_runs_where_nobody_says_that_it_is() -> None:
     with pytest.raises(ValueError, match="too far"):
         compiled(torch.ones(3), True)
     assert compiled(torch.ones(3), False).equal(torch.ones(3))
+
+
+class Checked(torch.nn.Module):
+    def forward(self, x: Tensor, k: int) -> Tensor:
+        y = x.sin()
+        if k:
+            raise ValueError("refused")
+        return y
+
+
+def handled(model: torch.nn.Module, x: Tensor, k: int) -> Tensor:
+    try:
+        return model(x * 2, k=k)
+    except ValueError:
+        return x
+
+
+@pytest.mark.parametrize("is_model", [False, True])
+def test_hooks_that_are_always_called_hear_of_an_error(is_model: bool) -> None:
+    """Though torch asks whether it is compiled, and would leave them out."""
+
+    def told(compiled: Callable[[Any], Any]) -> list[Any]:
+        model, log = Checked(), list[Any]()
+
+        def hear(_: Any, given: Any, keywords: Any, result: Any) -> None:
+            log.append((len(given), [*keywords], result is None))
+
+        handle = model.register_forward_hook(hear, always_call=True, with_kwargs=True)
+        model.register_forward_hook(lambda *_: log.append("usual"))
+        made = compiled(model if is_model else handled)
+        run = functools.partial(handled, made) if is_model else functools.partial(made, model)
+        for k in (0, 1, 0, 1):
+            log.append(run(torch.ones(2), k).tolist())
+        handle.remove()
+        return [*log, run(torch.ones(2), 0).tolist(), log[-1]]
+
+    assert told(functools.partial(fusee.compile, backend="eager")) == told(lambda f: f)
