@@ -351,7 +351,10 @@ class Results:
             if len(members) > 1 or not self._is_dense(carrier):
                 # torch.zeros and its like give the program what is detached from the base
                 family = [v for v in self.b.values.values() if v.store is base.store]
-                family = sorted((*members, base, *family), key=_is_unknown)
+                # a gradient must find it by the same way as what it carries
+                root = _root(members[0])
+                family = sorted((base, *family), key=lambda v: _root(v) is not root)
+                family = sorted((*members, *family), key=_is_unknown)
                 carrier = next((v for v in family if self._is_whole(v, base)), base)
             if members[0].tensor.requires_grad and not carrier.tensor.requires_grad:
                 # made within an operator, below autograd: its gradient would be lost
@@ -407,6 +410,12 @@ class Results:
         self.nodes.append(node)
         self.tensors.append(value.tensor)
         return len(self.nodes) - 1
+
+
+def _root(value: TracedTensor) -> Tensor:
+    """What autograd takes a value to be a view of."""
+    of = value.tensor._base
+    return value.tensor if of is None else of
 
 
 def _is_unknown(value: TracedTensor) -> bool:

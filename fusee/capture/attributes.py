@@ -44,6 +44,7 @@ from fusee.capture.sources import (
     is_data_descriptor,
     is_trusted,
     keeps_in_c,
+    length,
     missing,
     names_operators,
     own_dict,
@@ -165,12 +166,12 @@ class Capturing(Semantics):
     def length(self, x: Any) -> int:
         """len() of a list, dict, set or deque; of one from outside it becomes a fact."""
         if not self.is_outside(x):
-            return len(x)
+            return length(x)
         mirror = self.world.mirror(x)
         if mirror.copy is not None or mirror.writes or mirror.tail:
-            return len(self.world.whole(x))
-        self.world.fact(Length, mirror.origin, len(x))
-        return len(x)
+            return length(self.world.whole(x))
+        self.world.fact(Length, mirror.origin, found := length(x))
+        return found
 
     def tensor_operator(self, function: Function, *operands: Any) -> Any:
         """An operator with a tensor among its operands, in the graph as the operator."""

@@ -475,7 +475,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         function = vars(function.__objclass__)[function.__name__]
     inner = original(function)
     if type(function) is torch.jit.ScriptFunction:
-        inner = scripted(function, args, kwargs)
+        inner, args, kwargs = scripted(m.call, function, args, kwargs)
     if inner is not None:
         if id(function) not in m.world.made_by:  # by the program: so is what is in it
             m.world.hold(inner, str(m.world.origin(function)))

@@ -31,6 +31,7 @@ from fusee.capture.sources import (
     SizeOf,
     Source,
     StrideOf,
+    length,
     looking,
     raw_class,
 )
@@ -451,16 +452,16 @@ class TypeMatch(Fact):
 class Length(Fact):
     """A container of so many elements."""
 
-    WORDS, TORCH, INDEX = "has length", "SEQUENCE_LENGTH", (len, lambda known: known)
+    WORDS, TORCH, INDEX = "has length", "SEQUENCE_LENGTH", (length, lambda known: known)
     REMEDY = "containers of one length"
 
     def conditions(self, at: str, source: Source) -> list[str]:
         raw = source.raw(self.origin)
-        length = f"{raw}.__len__" if raw else source.python("len")
-        return [f"{length}({source.once(at)}) == {self.value}"]
+        asked = f"{raw}.__len__" if raw else source.python("len")
+        return [f"{asked}({source.once(at)}) == {self.value}"]
 
     def now(self, found: Any) -> Any:
-        return len(found)
+        return length(found)
 
     def watched(self, seen: Watched) -> bool:
         return seen.whole(self.origin) is not None

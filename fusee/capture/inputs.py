@@ -102,6 +102,7 @@ from fusee.capture.sources import (
     is_empty,
     is_remade,
     is_trusted,
+    length,
     own_dict,
 )
 from fusee.capture.symbols import Symbols, is_open
@@ -457,7 +458,7 @@ class World:
         return fake
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
-        places = [self.item(origin, k) for k in range(len(obj))] if self.varies.is_any() else []
+        places = [self.item(origin, k) for k in range(length(obj))] if self.varies.is_any() else []
         if is_exact(obj) and not any(map(self.varies, places, obj)):
             self.fact(EqualsMatch, origin, obj)
             return obj

@@ -699,6 +699,12 @@ def raw_class(kind: type) -> type | None:
     return next((c for c in _CONTAINERS if issubclass(kind, c)), None)
 
 
+def length(x: Any) -> int:
+    """How many elements a container holds, whatever its class says of it."""
+    raw: Any = raw_class(type(x))
+    return len(x) if raw is None else raw.__len__(x)
+
+
 def in_words(a: Size, names: Mapping[Symbol, Any], within: bool = False) -> str:
     """A size as people write it: `2*x.size(0) % 8`. within: as an operand of something else"""
     if isinstance(a, int):

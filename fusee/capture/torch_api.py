@@ -266,17 +266,52 @@ def is_graph_function(fn: Any) -> bool:
     return is_one or getattr(fn, "__module__", None) in _GRAPH_MODULES
 
 
-def scripted(function: Any, args: Args, kwargs: dict[str, Any]) -> Any:
-    """The function that torch.jit.script was given; None if arguments would be refused, or become
-    others, as an int where a float is declared."""
-    declared = function.schema.arguments
-    given = [*zip(declared, args), *((x, kwargs[x.name]) for x in declared if x.name in kwargs)]
-    for argument, x in given:
-        if type(x) in _SCRIPTED and not (isinstance(x, (list, dict)) and not x):
-            found: Any = torch._C._jit_try_infer_type(x)
-            if not found.success() or not found.type().isSubtypeOf(argument.type):
-                return None
-    return getattr(function, "_torchdynamo_inline", None)
+def scripted(
+    call: Callable[..., Any], function: Any, args: Args, kwargs: dict[str, Any]
+) -> tuple[Any, Args, dict[str, Any]]:
+    """The function that torch.jit.script was given, and its arguments as TorchScript takes them.
+
+    None in its place if one would be refused, or become another in a way that is not known.
+    call   makes lists and dicts of those from outside
+    """
+    declared = {argument.name: argument.type for argument in function.schema.arguments}
+    try:
+        taken = [_as_declared(call, x, kind) for x, kind in zip(args, declared.values())]
+        named = {
+            name: _as_declared(call, x, declared[name]) if name in declared else x
+            for name, x in kwargs.items()
+        }
+    except _Undeclared:
+        return None, args, kwargs
+    inner = getattr(function, "_torchdynamo_inline", None)
+    return inner, (*taken, *args[len(taken) :]), named
+
+
+class _Undeclared(Exception):
+    """An argument that a scripted function may not take as it is."""
+
+
+def _as_declared(call: Callable[..., Any], x: Any, kind: Any) -> Any:
+    """What a scripted function gets for an argument: containers are copies of the declared kind."""
+    if type(kind) is torch.OptionalType and x is not None:
+        kind = kind.getElementType()
+    if type(x) in (list, tuple) and type(kind) in (torch.ListType, torch.TupleType):
+        items = call(list, x)
+        is_list = type(kind) is torch.ListType
+        kinds = [kind.getElementType()] * len(items) if is_list else kind.elements()
+        if len(kinds) != len(items):
+            raise _Undeclared
+        return (list if is_list else tuple)(map(_as_declared, [call] * len(items), items, kinds))
+    if type(x) is dict and type(kind) is torch.DictType:
+        of = kind.getValueType()
+        return {key: _as_declared(call, y, of) for key, y in call(dict, x).items()}
+    if type(x) is int and type(kind) is torch.FloatType:
+        return float(x)
+    if type(x) in _SCRIPTED:
+        found: Any = torch._C._jit_try_infer_type(x)
+        if not found.success() or not found.type().isSubtypeOf(kind):
+            raise _Undeclared
+    return x
 
 
 _SCRIPTED = (FakeTensor, bool, int, float, complex, str, type(None), tuple, list, dict)

@@ -415,6 +415,43 @@ def test_parameters_may_hide_builtins() -> None:
         assert LENGTHS == [1, 2]
 
 
+class _Silent(tuple):
+    """As e3nn's Irrep: it has elements, but no length."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class _Long(list):
+    def __len__(self) -> int:
+        return 7
+
+
+class _LongDict(dict):
+    def __len__(self) -> int:
+        return 7
+
+
+_OF_OWN_LENGTH = _Silent((1, 2)), _Long([1, 2]), _LongDict(a=1)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_length_is_of_the_elements_whatever_a_class_says(is_whole: bool) -> None:
+    def fn(x: Any, held: Any) -> Any:
+        silent, listed, table = held
+        a, b = silent
+        y = x * a + listed[1]
+        if not is_whole:
+            print(end="")
+        lengths = list.__len__(listed), dict.__len__(table), tuple.__len__(silent)
+        return y * b + silent[0] + sum(listed), len(listed), len(table), lengths, silent
+
+    fast = fusee.compile(fn)
+    for size in (2, 4, 3):
+        got, want = (call(torch.ones(size), _OF_OWN_LENGTH) for call in (fast, fn))
+        assert repr(got) == repr(want)
+
+
 # ------------------------------------------------------------------------------ many facts
 
 

@@ -638,6 +638,27 @@ def test_scripted_functions_refuse_what_they_do_not_declare() -> None:
         call("text", 3.0)
 
 
+@torch.jit.script
+def paired(  # type: ignore[no-untyped-def]
+    pair: tuple[Tensor, float], added: list[Tensor], table: dict[str, list[float]]
+):
+    added.append(pair[0] * pair[1])
+    table["more"] = [1.0]
+    return added[0] + added[1], added, table, pair
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripted_functions_get_copies_of_the_containers_that_they_declare() -> None:
+    def fn(x: Tensor, added: list[Tensor], table: dict[str, list[float]]) -> Any:
+        return paired([x, 2], added, table), paired((x, 3.0), (x,), {"own": [2]}), added, table
+
+    fast = fusee.compile(fn, fullgraph=True)
+    for size in (2, 3):
+        given: Any = torch.ones(size), [torch.ones(size)], {"one": [2.0, 3.0]}
+        assert repr(fast(*given)) == repr(fn(*given))
+        assert len(given[1]) == len(given[2]) == 1
+
+
 class Scripted(torch.jit.ScriptModule):
     def __init__(self) -> None:
         super().__init__()

@@ -599,6 +599,26 @@ def test_rows_of_what_masks_take() -> None:
         same(*found)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("joined", [lambda x: x.flatten(1), lambda x: x.reshape(len(x), -1)])
+def test_a_part_of_a_reshape_that_copies(joined: Callable[[Tensor], Tensor]) -> None:
+    """As julius resamples: autograd sees no view in such a reshape, but memory of a copy."""
+
+    def fn(x: Tensor) -> Tensor:
+        count = torch.as_tensor(0.6 * x.shape[-1]).long()
+        turned = x.exp()[:, None].expand(2, 3, x.shape[1]).transpose(1, 2)
+        return joined(turned)[..., :count]
+
+    compiled = fusee.compile(fn, fullgraph=True)
+    for n in (20, 30, 25):
+        found = []
+        for run in (fn, compiled):
+            x = torch.arange(2.0 * n).view(2, n).sin().requires_grad_()
+            part = run(x)
+            found.append((part.detach(), *torch.autograd.grad(part.square().sum(), x)))
+        same(*found)
+
+
 def written_where(x: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:
     y = x.clone()
     y[mask(x)] = x.sum()
