@@ -272,8 +272,8 @@ def _of_closure(
     args, kwargs = _arguments(m, name, (args, kwargs))
     axes = None
     if name == "vmap":
-        if values["chunk_size"] is not None:
-            raise GraphBreak("vmap in chunks calls its function several times")
+        if values["chunk_size"] is not None and values["randomness"] == "same":
+            raise GraphBreak("vmap puts the generator back before each chunk")
         try:
             axes = batch_axes(values["in_dims"], args, func)
         except Exception as error:  # noqa: BLE001  # what torch says of wrong arguments
