@@ -512,11 +512,7 @@ class Recorder(TorchFunctionMode):
             raise Anew("mixed")
         known = effects(node)
         if "writes" in known and self.read:
-            with no_torch_function():
-                gone = storages(written_by(node))
-                is_kept = {k: not memory_of(x) & gone for k, (x, _) in self.read.items()}
-            kept = {k: x for k, x in self.read.items() if is_kept[k]}
-            self.read = {} if "anywhere" in known else kept
+            self._forget_read(node)
         if known & {"raises", "writes"} and self.world.machine.is_heard():
             if "raises" in known or self._may_be_refused(node):
                 node.meta["heard"] = self.is_handled = True
@@ -528,6 +524,14 @@ class Recorder(TorchFunctionMode):
                     "a graph that changes its inputs would raise where the program handles it"
                 )
 
+    def _forget_read(self, node: fx.Node) -> None:
+        """Forget what tensors held that a call may write to: all, where that is not plain."""
+        is_plain = "anywhere" not in effects(node) and isinstance((*node.args, 0)[0], fx.Node)
+        with no_torch_function():
+            gone = storages(written_by(node))
+            kept = [k for k, (x, _) in self.read.items() if is_plain and not memory_of(x) & gone]
+        self.read = {k: self.read[k] for k in kept}
+
     def _is_odd(self, node: fx.Node, out: Any, inference: bool) -> bool:
         """Whether a call in inference mode does what one without gradients does not: it computes
         with gradients on, or writes to an ordinary tensor; or a call elsewhere takes a view with
@@ -538,7 +542,7 @@ class Recorder(TorchFunctionMode):
                 return any(id(x) in self.odd and x.requires_grad for x in given)
             views = [x for x in tensors_in(out) if not x.is_inference()]
             self.odd |= {id(x) for x in views if self.nodes[id(x)] in (node, *node.users)}
-            written = [x.meta["example_value"] for x in written_by(node)]
+            written = [x.meta.get("example_value") for x in written_by(node)]
             is_ordinary = not all(x.is_inference() for x in tensors_in(written))
             return torch.is_grad_enabled() or is_ordinary or bool(self.writers([node]))
 

@@ -301,6 +301,17 @@ def written_outside(x: T) -> T:
     return z
 
 
+def branches_within(x: T) -> T:
+    def written(x: T) -> T:
+        y = x.clone()
+        y[0] += 1
+        return y
+
+    with torch.inference_mode():
+        y = torch.cond(x.sum() > 0, written, lambda x: x.sin(), (x,))
+    return x + y
+
+
 def made_leaf(x: T) -> T:
     y = x.detach().sin()
     with torch.inference_mode():
@@ -311,7 +322,7 @@ def made_leaf(x: T) -> T:
 MIXED = [of_target, whole_step, writes_within, kept_in_the_module]
 MIXED_IN_PIECES = [
     statistics_within, gradients_on_within, views_of_what_has_gradients, views_given,
-    given_with_gradients, saved, written_outside, made_leaf,
+    given_with_gradients, saved, written_outside, branches_within, made_leaf,
 ]  # fmt: skip
 
 
