@@ -511,8 +511,9 @@ def _set_state(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Non
     m.recorder.graph.call_function(function, args, kwargs)
 
 
-# Tensors that are made in inference mode are of another kind, so a graph runs in it wholly or not
-# at all: its piece enters the mode around the graph. While it is captured the mode is really on.
+# Tensors that are made in inference mode are of another kind, so a graph runs in it wholly, its
+# piece entering the mode around the graph, or has a part without gradients in its place, as long as
+# nothing shows that: `Anew`. While it is captured the mode is really on.
 _mode: Any = torch.inference_mode
 
 

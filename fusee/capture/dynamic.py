@@ -766,9 +766,11 @@ def _wants_number(stop: GraphBreak) -> bool:
 
 
 def _values(recorder: Any, x: torch.Tensor) -> Any:
-    """What a tensor holds now, in a tensor that nothing writes to."""
-    flat = recorder.call(torch.Tensor.reshape, recorder.call(torch.detach, x), (-1,))
-    return recorder.call(torch.clone, flat)
+    """What a tensor holds now, in a tensor that nothing writes to: the same until `x` changes."""
+    if id(x) not in recorder.read:
+        flat = recorder.call(torch.Tensor.reshape, recorder.call(torch.detach, x), (-1,))
+        recorder.read[id(x)] = x, recorder.call(torch.clone, flat)
+    return recorder.read[id(x)][1]
 
 
 def _number(recorder: Any, values: Any, k: int, made: Args) -> Any:

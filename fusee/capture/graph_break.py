@@ -148,6 +148,7 @@ class Anew(BaseException):
           (both behind a change, if the backend tells which came first);
           "between": a backward pass in the graph has used up a part of what its results come from;
           "lent": the program can tell what it was given from what a function with a cache keeps;
+          "mixed": what it does shows that only a part of its calls is in inference mode;
           "address": it can tell that what it has made before the graph is made again behind it
     """
 

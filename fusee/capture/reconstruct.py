@@ -55,7 +55,13 @@ from fusee.capture.mirrors import (
 from fusee.capture.policy import F, inlined
 from fusee.capture.sources import IN_C, ON_HEAP, Source, dict_code, given_by, own_dict, writer
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
-from fusee.capture.torch_api import FakeTensor, leaf_of_inference, no_torch_function, of_subclass
+from fusee.capture.torch_api import (
+    FakeTensor,
+    leaf_of_inference,
+    no_torch_function,
+    of_inference,
+    of_subclass,
+)
 from fusee.runtime.cache import GRADIENTS
 
 # ---------------------------------------------------------------------------- rebuild
@@ -211,7 +217,11 @@ class Rebuild:
     def _tensor(self, x: torch.Tensor) -> Making:
         self.outputs.append(x)
         text = f"_out[{len(self.outputs) - 1}]"
-        if id(x) in self.world.recorder.leaves:
+        with no_torch_function():
+            is_inference = self.world.recorder.is_mixed and x.is_inference()
+        if is_inference:
+            text = self._named(self.call(of_inference, text))
+        elif id(x) in self.world.recorder.leaves:
             text = self._leaf(x, text)
         elif is_spent(x, self.world.passed or ()):
             self.outputs[-1] = self.world.recorder.call(torch.Tensor.detach, x)

@@ -46,6 +46,7 @@ from fusee.capture.graph_break import (
     KEEP_ON_DEVICE,
     TURN,
     VALUE,
+    Anew,
     GraphBreak,
     Lost,
     ended_by,
@@ -178,10 +179,14 @@ class Recorder(TorchFunctionMode):
         self._main, self._last_inputs = self.graph, dict[fx.Graph, fx.Node]()
         self.calls = 0
         self.inference: bool | None = None  # whether its calls are in inference mode
+        self.mixes = not torch.is_inference_mode_enabled()  # whether only some of them may be
+        self.is_mixed = self.shows_mode = False  # whether some are; and show it, see `_is_odd`
+        self.odd: set[int] = set()  # views of ordinary tensors that those have made
         self.has_numbers = False
         self.reads_numbers = False  # whether integers that tensors hold may be in the graph
         self.sizes: dict[Any, Any] = {}  # by symbol, what stands for it
         self.asked: dict[int, Any] = {}  # by id: sizes, as far as they were known before the call
+        self.read: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: tensors, what they hold now
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
         self.raised_by = ""
@@ -237,6 +242,7 @@ class Recorder(TorchFunctionMode):
 
     def rebind(self, fake: torch.Tensor, before: torch.Tensor, data: torch.Tensor) -> None:
         """A tensor has the memory of `data` from here on; what it was until now is `before`."""
+        self.read.pop(id(fake), None)
         node = self.nodes[id(fake)]
         node.meta["example_value"] = before
         self.adopt(before, node)
@@ -478,7 +484,9 @@ class Recorder(TorchFunctionMode):
         if self.inference is None:
             self.inference = inference
         elif self.inference is not inference:
-            raise GraphBreak("a graph is in inference mode as a whole, or not at all")
+            if not (self.mixes and self.is_main):
+                raise GraphBreak("a graph is in inference mode as a whole, or not at all")
+            self.inference, self.is_mixed = False, True
         given = functools.partial(self._argument, name, self.asked)
         self.symbols.check_sizes(self.world.machine.expects)
         nodes, named = fx.node.map_aggregate((args, kwargs), given)
@@ -498,7 +506,13 @@ class Recorder(TorchFunctionMode):
                 "compile the body of the loop instead of the loop",
             )
         self._finish(node, out)
+        if inference or self.odd:
+            self.shows_mode |= self._is_odd(node, out, inference)
+        if self.is_mixed and self.shows_mode:
+            raise Anew("mixed")
         known = effects(node)
+        if "writes" in known and self.read:
+            self._forget_read(node)
         if known & {"raises", "writes"} and self.world.machine.is_heard():
             if "raises" in known or self._may_be_refused(node):
                 node.meta["heard"] = self.is_handled = True
@@ -509,6 +523,37 @@ class Recorder(TorchFunctionMode):
                 raise GraphBreak(
                     "a graph that changes its inputs would raise where the program handles it"
                 )
+
+    def _forget_read(self, node: fx.Node) -> None:
+        """Forget what tensors held that a call may write to: all, where that is not plain."""
+        is_plain = "anywhere" not in effects(node) and isinstance((*node.args, 0)[0], fx.Node)
+        with no_torch_function():
+            gone = storages(written_by(node))
+            kept = [k for k, (x, _) in self.read.items() if is_plain and not memory_of(x) & gone]
+        self.read = {k: self.read[k] for k in kept}
+
+    def _is_odd(self, node: fx.Node, out: Any, inference: bool) -> bool:
+        """Whether a call in inference mode does what one without gradients does not: it computes
+        with gradients on, or writes to an ordinary tensor; or a call elsewhere takes a view with
+        gradients that such a one has made."""
+        with no_torch_function():
+            if not inference:
+                given = tensors_in([x.meta.get("example_value") for x in node.all_input_nodes])
+                return any(id(x) in self.odd and x.requires_grad for x in given)
+            views = [x for x in tensors_in(out) if not x.is_inference()]
+            self.odd |= {id(x) for x in views if self.nodes[id(x)] in (node, *node.users)}
+            written = [x.meta.get("example_value") for x in written_by(node)]
+            is_ordinary = not all(x.is_inference() for x in tensors_in(written))
+            return torch.is_grad_enabled() or is_ordinary or bool(self.writers([node]))
+
+    def needs_mode(self, outputs: Sequence[torch.Tensor]) -> bool:
+        """Whether results show that calls were in inference mode, so that no other graph may give
+        them. What a backward pass reads is counted; so none is of inference mode."""
+        with no_torch_function():
+            own = [x for x in outputs if x.is_inference() or id(x) in self.odd]
+            kinds = {*self.leaves, *self.seen, *self.odd}
+            plain = all(not (id(x) in kinds or x.is_conj() or x.is_neg()) for x in own)
+            return bool(own) and not (plain and not any(x.requires_grad for x in outputs))
 
     def _may_be_refused(self, node: fx.Node) -> bool:
         """Whether autograd may refuse what it writes to and comes from outside: one of several
@@ -695,6 +740,8 @@ class Recorder(TorchFunctionMode):
         binds   whether all symbols that an input's sizes have are inputs, before it; those of its
                 strides are, and those that no input has for a size
         """
+        if self.is_mixed and self.needs_mode(outputs):
+            raise Anew("mixed")
         self.graph.output(tuple(self.node(x) for x in outputs))
         self.graph.eliminate_dead_code(has_effect)
         bound: set[fx.Node] = set()

@@ -389,6 +389,7 @@ class Symbols:
         self.origins: dict[Symbol, Origin] = {}
         self.shown: dict[Symbol, tuple[torch.Tensor, int | None]] = {}
         self.places: dict[Symbol, int] = {}
+        self.elements: dict[tuple[int, int], Any] = {}  # by id of what holds them, and place
         self.ends: dict[Symbol, int | None] = {}  # the greatest value, where there is one
         self.strict: set[Symbol] = set()  # marked: the program may not make constants of them
         self._programs: set[int] = set()  # relations that it relied on, by id
@@ -452,11 +453,14 @@ class Symbols:
 
     def element(self, values: torch.Tensor, place: int) -> Any:
         """The integer at a place of a list, which the graph gives."""
+        if (known := self.elements.get((id(values), place))) is not None:
+            return wrapped(self.env, known)
         info = torch.iinfo(values.dtype)
         self.mode.cache_enabled = False
         size = self.env.data.new(info.min, info.max)
         (symbol,) = symbols(size)
         self.shown[symbol], self.places[symbol] = (values, None), place
+        self.elements[id(values), place] = size
         return wrapped(self.env, size)
 
     @staticmethod

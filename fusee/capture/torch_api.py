@@ -113,6 +113,12 @@ def leaf_of_inference(data: torch.Tensor, requires_grad: bool, is_param: bool) -
         return torch.nn.Parameter(data, requires_grad) if is_param else leaf
 
 
+def of_inference(data: torch.Tensor) -> torch.Tensor:
+    """The tensor that a program made in inference mode, of memory that a graph gave."""
+    with torch.inference_mode():
+        return data.new_empty(0).set_(data)  # type: ignore[call-overload, no-any-return]
+
+
 set_deterministic: Any = torch._C._set_deterministic_algorithms
 set_default_dtype: Any = torch._C._set_default_dtype
 

@@ -558,16 +558,16 @@ class _Module:
 
     def made(self) -> fx.GraphModule:
         captured, copied = self.captured, self.copier.made
-        old = captured.graph.graph if captured.graph is not None else fx.Graph()
+        whole = captured.graph or fx.GraphModule(nn.Module(), fx.Graph())
+        self.root._modules.update(whole._modules)  # functions of torch.cond, and of others like it
         if captured.symbols is not None:
             self._check()
         outputs: tuple[Any, ...] = ()
         inputs = iter(zip(captured.examples, captured.inputs))
-        for node in old.nodes:
+        for node in whole.graph.nodes:
             if node.op == "placeholder":
-                x, origin = next(inputs)
-                is_tensor = isinstance(x, Tensor)
-                copied[node] = self._of(x, node.name) if is_tensor else self._number(origin)
+                x, at = next(inputs)
+                copied[node] = self._of(x, node.name) if isinstance(x, Tensor) else self._number(at)
             elif node.op == "output":
                 outputs = node.args[0]
             else:

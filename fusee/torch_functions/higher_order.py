@@ -51,7 +51,7 @@ from fusee.capture.torch_api import (
     pytree,
     set_grad_enabled,
 )
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, tensors_in
 
 # ---------------------------------------------------------------------------- transforms
 
@@ -272,8 +272,8 @@ def _of_closure(
     args, kwargs = _arguments(m, name, (args, kwargs))
     axes = None
     if name == "vmap":
-        if values["chunk_size"] is not None:
-            raise GraphBreak("vmap in chunks calls its function several times")
+        if values["chunk_size"] is not None and values["randomness"] == "same":
+            raise GraphBreak("vmap puts the generator back before each chunk")
         try:
             axes = batch_axes(values["in_dims"], args, func)
         except Exception as error:  # noqa: BLE001  # what torch says of wrong arguments
@@ -611,9 +611,9 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     for body in bodies.values():
         _check(name, body, (*inner, *outside.values()))
     first, last = bodies[min(bodies)], bodies[max(bodies)]
-    if name == "cond" and _described(first) != _described(last):
+    if name == "cond" and (first.spec, _laid_out(first)) != (last.spec, _laid_out(last)):
         raise GraphBreak(
-            f"the functions of cond give {_described(first)[1]} and {_described(last)[1]}",
+            f"the functions of cond give {_laid_out(first)} and {_laid_out(last)}",
             "both must give results of the same structure, sizes, strides and dtypes",
         )
     if name == "while_loop":
@@ -629,16 +629,16 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         given[k].meta[BODY] = body.calls
         given[k].meta["name"] = form.functions[k]
     given[form.lifted] = (*given[form.lifted], *outside.values())
-    leaves = pytree.tree_leaves([x for k, x in enumerate(given) if k not in form.functions])
-    results = _results(m, last, leaves, *form.stacked(given))
+    operands = tensors_in([x for k, x in enumerate(given) if k not in form.functions])
+    results = _results(m, last, operands, *form.stacked(given))
     m.recorder.write(getattr(higher_order, name), "", tuple(given), {}, results)
     return pytree.tree_unflatten(results, last.spec)
 
 
-def _check(name: str, body: FunctionBody, operands: Sequence[Tensor]) -> None:
+def _check(name: str, body: FunctionBody, operands: Args) -> None:
     """raises GraphBreak for a function that does more than compute new tensors."""
     with no_torch_function():
-        shared = {x.untyped_storage()._cdata for x in operands}
+        shared = {x.untyped_storage()._cdata for x in tensors_in(operands)}
         shared |= storages(n for n in body.module.graph.nodes if n.op == "placeholder")
         results = storages(body.results)
         if any(shared & storages(written_by(n)) for n in body.calls):
@@ -670,11 +670,11 @@ def _check_turns(name: str, carried: Args, rows: Args, body: FunctionBody) -> No
             raise GraphBreak(f"{name} of different numbers of rows")
 
 
-def _described(body: FunctionBody) -> tuple[Any, list[str]]:
+def _laid_out(body: FunctionBody) -> list[tuple[Any, ...]]:
+    """The dtypes, sizes and strides of results."""
     found = [n.meta["example_value"] for n in body.results]
     with no_torch_function():
-        rows = [f"{x.dtype} {tuple(x.shape)} of strides {x.stride()}" for x in found]
-    return body.spec, rows
+        return [(x.dtype, tuple(x.shape), x.stride()) for x in found]
 
 
 def _aligned(
@@ -696,7 +696,7 @@ def _aligned(
 
 
 def _results(
-    m: Capturing, body: FunctionBody, operands: list[Any], plain: int | None, rows: int
+    m: Capturing, body: FunctionBody, operands: list[Tensor], plain: int | None, rows: int
 ) -> tuple[Tensor, ...]:
     """Stand-ins of what the call gives."""
     found = []

@@ -349,6 +349,32 @@ def test_sizes_that_vary(fn: Callable[..., Any], learns: bool, way: str) -> None
         _close(told[1], told[0])
 
 
+def halves(x: T) -> Any:
+    """Both give what has a size that is computed."""
+    k = x.shape[0] // 2
+    return torch.cond(x.sum() > 0, lambda y: y[:k] * k, lambda y: y[k : 2 * k].cos(), (x,))
+
+
+VARYING = [by_length, halves, chosen_twice, structured, mapped, looped, scanned, scanned_back]
+
+
+@pytest.mark.parametrize("fn", VARYING)
+def test_one_version_serves_all_sizes(fn: Callable[..., Any]) -> None:
+    explained = fusee.explain(fn, backend="eager")
+    for n in (3, 4, 5, 7, 3):
+        found = explained(torch.ones(n, 4))
+    assert found.graph_count == 2 and not any(piece.stop for piece in found.pieces)
+
+
+@pytest.mark.parametrize("fn", VARYING)
+def test_exported_with_open_sizes(fn: Callable[..., Any]) -> None:
+    exported = fusee.export(fn, (torch.ones(4, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    for n in (4, 5, 7):
+        for sign in (1, -1):
+            x = sign * torch.linspace(-1, 2, 4 * n).reshape(n, 4)
+            _close(exported(x), fn(x))
+
+
 # ------------------------------------------------------------------------------ flex_attention
 
 BIAS = torch.linspace(-1, 1, 32).reshape(2, 16)

@@ -109,8 +109,10 @@ def no_grad_within(a: Tensor) -> Any:
     return grad(inner)(a)
 
 
-def noise(kind: str) -> Callable[[Tensor], Any]:
-    return lambda a: torch.vmap(lambda row: row + torch.rand(4), randomness=kind)(a)
+def noise(kind: str, chunk: int | None = None) -> Callable[[Tensor], Any]:
+    return lambda a: torch.vmap(lambda row: row + torch.rand(4), randomness=kind, chunk_size=chunk)(
+        a
+    )
 
 
 def of_sums(a: Tensor) -> Any:
@@ -154,6 +156,8 @@ ROWS = [
     (no_grad_within, x(3)),
     (noise("same"), x(3, 4)),
     (noise("different"), x(3, 4)),
+    (noise("different", 2), x(5, 4)),
+    (lambda a: torch.vmap(grad(lambda r: r.sin().sum()), 1, 1, chunk_size=2)(a), x(3, 4)),
     (scan, x(2, 7, 3), x(2, 7, 3)),
     (functools.partial(scan, reverse=True), x(2, 8), x(2, 8)),
 ]  # fmt: skip
@@ -178,6 +182,11 @@ def test_our_backend(row: Any) -> None:
     torch.manual_seed(0)
     got = fusee.compile(call, fullgraph=True)(*(a.clone() for a in args))
     torch.testing.assert_close(got, want)
+
+
+def test_chunks_that_draw_the_same_are_left_to_python() -> None:
+    """Torch puts the generator back before each of them."""
+    same(noise("same", 2), x(5, 4), breaks=True)
 
 
 def test_modules_stacked() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusee import api
+from fusee import api, explain
 from fusee.capture import trace
 from tests.capturing.same import Traced, same
 
@@ -218,3 +218,129 @@ def test_views_of_what_has_gradients_have_some(view: Any, is_leaf: bool) -> None
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():
             assert compiled(x) == told(x)
+
+
+LAYER = nn.Linear(3, 3)
+NORM = nn.BatchNorm1d(3)
+
+
+def of_target(x: T) -> T:
+    with torch.inference_mode():
+        target = LAYER(x.view(-1, 3)) * LAYER.weight[0]
+    return (LAYER(x) - target).pow(2).sum()
+
+
+def whole_step(x: T) -> T:
+    with torch.inference_mode():
+        target = LAYER(x).relu()
+        low, _ = target.chunk(2, 1)
+    loss = (LAYER(x) - target).abs().sum()
+    loss.backward()
+    for p in LAYER.parameters():
+        p.grad = None
+    x.grad = None
+    return loss.detach(), target, [low, target.sum(1)]
+
+
+def writes_within(x: T) -> T:
+    with torch.inference_mode():
+        y = x * 2
+        y[0] += 1
+        y.mul_(3)
+    return x + y
+
+
+def statistics_within(x: T) -> T:
+    with torch.inference_mode():
+        y = NORM(x)
+    return x + y
+
+
+def gradients_on_within(x: T) -> T:
+    with torch.inference_mode(), torch.enable_grad():
+        y = x * 2
+    return x + y
+
+
+def views_of_what_has_gradients(x: T) -> T:
+    with torch.inference_mode():
+        y = x.view(-1)
+    return y * 2, x * 3
+
+
+def views_given(x: T) -> T:
+    z = x.sum()
+    with torch.inference_mode():
+        y = x.detach().view(-1)
+    return z, y
+
+
+def given_with_gradients(x: T) -> T:
+    with torch.inference_mode():
+        y = x * 2
+    return (x + y).sin(), y
+
+
+def kept_in_the_module(x: T) -> T:
+    with torch.inference_mode():
+        LAYER.kept = x * 2
+    return (x.detach() + LAYER.kept).sin()
+
+
+def saved(x: T) -> T:
+    with torch.inference_mode():
+        y = x * 2
+    return x * y
+
+
+def written_outside(x: T) -> T:
+    with torch.inference_mode():
+        y = x * 2
+    z = x.sin()
+    y.add_(1)
+    return z
+
+
+def branches_within(x: T) -> T:
+    def written(x: T) -> T:
+        y = x.clone()
+        y[0] += 1
+        return y
+
+    with torch.inference_mode():
+        y = torch.cond(x.sum() > 0, written, lambda x: x.sin(), (x,))
+    return x + y
+
+
+def made_leaf(x: T) -> T:
+    y = x.detach().sin()
+    with torch.inference_mode():
+        p = nn.Parameter(y * 2)
+    return y, p
+
+
+MIXED = [of_target, whole_step, writes_within, kept_in_the_module]
+MIXED_IN_PIECES = [
+    statistics_within, gradients_on_within, views_of_what_has_gradients, views_given,
+    given_with_gradients, saved, written_outside, branches_within, made_leaf,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", [*MIXED, *MIXED_IN_PIECES])
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_a_part_of_a_graph_in_inference_mode(fn: Any, with_gradients: bool) -> None:
+    """As in eager; in one graph where nothing shows that this part is of another kind."""
+    x, versions = X.clone().requires_grad_(with_gradients), []
+    compiled, outcomes = api.compile(fn, backend="eager"), []
+    for call in (fn, compiled, compiled):
+        NORM.reset_running_stats()
+        before = NORM.running_mean._version
+        try:
+            found = call(x)
+            outcomes.append((repr(found), _kinds(found), getattr(LAYER, "kept", x).is_inference()))
+        except RuntimeError as error:
+            outcomes.append(str(error))
+        versions.append(NORM.running_mean._version - before)
+    assert outcomes[1] == outcomes[2] == outcomes[0] and len({*versions}) == 1
+    if fn in MIXED:
+        assert explain(fn, backend="eager")(x).graph_count == 1

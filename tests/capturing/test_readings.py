@@ -173,6 +173,52 @@ def test_a_place_in_a_tensor_may_be_a_tensor(key: T, dynamic: T) -> None:
             run(torch.zeros(4, 4, requires_grad=True), torch.tensor(4))
 
 
+def places_move(x: T, i: T) -> T:
+    x[i] += 1
+    i.view(1).add_(1)
+    x[i] *= 2
+    i.data.sub_(2)
+    return x[i] + x[i.item()], i
+
+
+def places_of_a_list_move(x: T, i: T) -> T:
+    places = [i, i.clone()]
+    first = x[i].clone()
+    torch._foreach_add_(places, 1)
+    return first + x[i] - x[places[1]], i.tolist()
+
+
+def place_is_another_tensors(x: T, i: T) -> T:
+    first = x[i].clone()
+    i.data = i + 1
+    return first + x[i]
+
+
+def place_moves_in_inference_mode(x: T, i: T) -> T:
+    with torch.inference_mode():
+        first = x[i].clone()
+        i.add_(1)
+        return first + x[i]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        places_move, places_of_a_list_move, place_is_another_tensors,
+        place_moves_in_inference_mode,
+    ],
+)  # fmt: skip
+def test_a_place_is_read_once_until_it_is_written_to(program: T) -> None:
+    """Then `x[i] += y` writes where it has read."""
+    fast = fusee.compile(program, fullgraph=True)
+    for place in (1, 0, 1):
+        found = []
+        for run in (program, fast):
+            given = torch.arange(12.0).reshape(3, 4), torch.tensor(place)
+            found.append(shape_of((run(*given), given)))
+        assert found[0] == found[1]
+
+
 def test_a_number_beside_tensors_is_looked_up_in_python() -> None:
     def program(x: T, i: T) -> T:
         x[i, torch.arange(4)] = 3.0
