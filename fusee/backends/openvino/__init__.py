@@ -300,6 +300,7 @@ class _Bytes:
     """What numpy takes for an array: memory at an address."""
 
     __slots__ = ("__array_interface__",)
+    __array_interface__: dict[str, object]
 
 
 # ---------------------------------------------------------------------------- options
