@@ -66,7 +66,7 @@ class Knob(NamedTuple):
         else:
             fits = self.convert is not None or self._fits(value)
         if fits:
-            return Path(value) if self.type is Path else value
+            return Path(value).expanduser() if self.type is Path else value
         raise OptionError(
             f"{what} {self.name!r} takes {self.values}, not {value!r} ({type(value).__name__})",
             remedy=f"{self.name}={self.default!r}, the default: {self.help}",

@@ -31,6 +31,7 @@ class CudaGraphs(Engine):
     name = "cudagraphs"
     device = "CUDA"
     device_type = "cuda"
+    runs_aten = True
 
     def keeps(self, op: OpOverload) -> bool:
         return op in WHOLE or not is_composite(op)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten import AtenGraph, arguments, is_pure, is_view
-from fusee.aten.rewriter import val
+from fusee.aten.rewriter import Editor, val
 from fusee.aten.torch_api import OpOverload
 from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
@@ -31,7 +32,7 @@ from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
 from fusee.fake.layouts import is_written
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
-from fusee.source import OpRules, overloads
+from fusee.source import OpRules, overloads, tensors_in
 from fusee.sym import Expr, Size, hint, known_ge, maximum, minimum
 from fusee.sym.ranges import COMPARISONS
 
@@ -190,12 +191,14 @@ class Engine:
     name         of the backend, for reports: "openvino"
     device       where regions run, for reports: "CPU"
     device_type  of the tensors that it takes
+    runs_aten    whether its kernels are ATen's
     options      a Table of its own rows
     """
 
     name: str
     device = "CPU"
     device_type = "cpu"
+    runs_aten = False
     options: EngineOptions
 
     def __init__(self, options: Any = _NO_OPTIONS) -> None:
@@ -307,6 +310,24 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4, is_whole: bool = True
     return Levels(tuple(levels), tuple(rows))
 
 
+def show_hidden_rows(edit: Editor, engine: Engine) -> None:
+    """Attention to nothing is 0 for ATen, and for engines NaN or a mean: a mask says where."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in edit.calls(aten.scaled_dot_product_attention.default):
+        mask = arguments(node)["attn_mask"]
+        if mask is None or (_never(node, engine) or engine.claim(node)) is not None:
+            continue
+        if mask not in found:
+            with edit.before(node):
+                is_bool = val(mask).dtype is torch.bool
+                seen = mask if is_bool else edit.call(aten.ne.Scalar, mask, -math.inf)
+                seen = edit.call(aten.any.dim, seen, -1, True)
+                found[mask] = edit.call(aten.logical_not.default, seen)
+        with edit.graph.inserting_after(node):
+            shown = edit.call(aten.masked_fill.Scalar, node, found[mask], 0.0, like=node)
+        node.replace_all_uses_with(shown, lambda user, shown=shown: user is not shown)
+
+
 def op_text(node: fx.Node) -> str:
     """How reports call a node's operator: "aten.add.Tensor"."""
     return str(node.target)
@@ -353,6 +374,8 @@ def _never(node: fx.Node, engine: Engine) -> str | None:
         device = torch.device(other.meta.get("device") or "cpu")
         if device.type != engine.device_type:
             return f"{other} is on {device}"
+        if any(x.is_neg() or x.is_conj() for x in tensors_in(other.meta["val"])):
+            return "its tensors are negated or conjugated when they are read"
     return None
 
 

@@ -7,6 +7,7 @@ warning, for that region alone. Regions have no effects, so one that failed can 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 import threading
@@ -19,7 +20,8 @@ from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten import AtenGraph, PartSource, is_pure, part_source, returning
-from fusee.aten.rewriter import GraphPart, body_lines, cut, permuted
+from fusee.aten.attention import known_masks
+from fusee.aten.rewriter import GraphPart, body_lines, cut, edited, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
 from fusee.backends.aot_autograd import bind, is_differentiated, staged
@@ -31,6 +33,7 @@ from fusee.backends.regions import (
     forget_read,
     note_values,
     op_text,
+    show_hidden_rows,
     split,
 )
 from fusee.backends.registry import later
@@ -140,6 +143,9 @@ def compile_split(
         restride(aten)
         note_values(aten, example_inputs)
         engine.prepare(aten, example_inputs)
+        if not engine.runs_aten:
+            show = functools.partial(show_hidden_rows, engine=engine)
+            edited(aten, options, (known_masks, show), report.notes)
         decided = split(aten, engine, is_whole=is_whole)
         while forget_read(aten, decided.rest, example_inputs):
             decided = split(aten, engine, is_whole=is_whole)

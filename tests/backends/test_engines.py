@@ -334,3 +334,25 @@ def test_a_pool_whose_last_thing_another_thread_takes_makes_one_more() -> None:
     pool = Pool(object)
     pool.give(first)
     assert pool.take() is first and pool.take() is not first
+
+
+def _attended(q: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q * 2, q, q, mask) + 1
+
+
+@engines
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_attention_to_nothing_is_zero(backend: str, dtype: torch.dtype) -> None:
+    """Where a mask hides all keys of a row ATen gives 0, engines NaN or the mean."""
+    seen = torch.ones(4, 4, dtype=torch.bool).tril(-1)
+    mask = seen if dtype is torch.bool else torch.zeros(4, 4).masked_fill(~seen, -torch.inf)
+    check(_attended, torch.randn(1, 2, 4, 8), mask, backend=backend, capture="fx")
+
+
+@engines
+def test_what_is_negated_when_it_is_read(backend: str) -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return two_layers(x, w), two_layers(torch._neg_view(w), w)
+
+    x = torch._neg_view(torch.randn(4, 4))
+    check(fn, x, torch.randn(4, 4), backend=backend, capture="fx")

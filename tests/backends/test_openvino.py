@@ -117,10 +117,42 @@ def test_tensors_without_elements_are_ours() -> None:
     assert call(torch.randn(0, 4)).shape == (0, 4)
 
 
+@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
+def test_what_it_cannot_convert_is_ours() -> None:
+    def fn(x: Tensor, n: int) -> tuple[Tensor, ...]:
+        y = torch.tanh(x @ x.mT) * 2
+        pooled = F.avg_pool2d(y[None], n), F.max_pool2d(y[None], n)
+        convolved = F.conv2d(y[None, None], y[None, None, :3, :3], stride=n)
+        attended = F.scaled_dot_product_attention(y, y, y)
+        counted = (y > 0).to(torch.uint16).to(torch.float32)
+        mixed = torch.addcmul(y, y, counted.half())
+        return *pooled, convolved, attended, y.sum().flip(0), y.add(x, alpha=n), counted, mixed
+
+    fast, x = fusee.compile(fn, backend="openvino"), torch.randn(8, 8)
+    for n in (2, 3, 4):  # from the second one on a number that varies
+        for got, want in zip(fast(x, n), fn(x, n), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x: x @ x.mT,
+        lambda x: F.linear(x, x, x[0, :1]),
+        lambda x: torch.einsum("ij,jk,ki->", x, x.mT, x @ x.mT),
+    ],
+)
+def test_a_product_that_becomes_a_number(product: Callable[[Tensor], Tensor]) -> None:
+    """Reshaped to no axes it ended the process."""
+    check(lambda x: product(x).view(()) * x, torch.randn(1, 5), backend="openvino", capture="fx")
+
+
 def test_what_it_gives_other_infinities_for_is_ours() -> None:
     x = torch.tensor([[float("-inf"), 1.0, float("inf")], [float("-inf"), -1.0, float("nan")]])
     check(torch.logaddexp, x, x[:1], backend="openvino", capture="fx")
     check(torch.logsumexp, x, 1, backend="openvino", capture="fx")
+    hidden = torch.full((2, 3), -torch.inf)
+    check(lambda x: aten._safe_softmax(x * 1, 1), hidden, backend="openvino", capture="fx")
 
 
 def test_what_it_rounds_elsewhere_is_not_claimed() -> None:
@@ -276,6 +308,7 @@ def test_a_failing_region_is_compiled_by_us(
         ({"device": "MULTI:"}, r"'MULTI:' names no devices(.|\n)*'MULTI:CPU"),
         ({"device": "HETERO"}, "names no devices"),
         ({"device": 3}, "takes a device name"),
+        ({"device": "AUTO:-CPU"}, r"refuses the device 'AUTO:-CPU'(.|\n)*devices here: CPU"),
         ({"name": 3}, "takes str"),
         ({"aot_autograd": 1}, "takes bool"),
         ({"cache_dir": 3}, "takes a path"),
@@ -293,6 +326,18 @@ def test_a_failing_region_is_compiled_by_us(
 def test_wrong_options(options: dict[str, object], text: str, backend: str) -> None:
     with pytest.raises(OptionError, match=text):
         lookup(backend, options)
+
+
+def test_a_hint_on_precision_is_not_overruled() -> None:
+    hint = "INFERENCE_PRECISION_HINT"
+    given: list[dict[str, str]] = [{}, {hint: "bf16"}, {"EXECUTION_MODE_HINT": "PERFORMANCE"}]
+    found = [api.OpenVINOOptions.parse({"config": config}).properties for config in given]
+    assert [one.get(hint) for one in found] == ["f32", "bf16", None]
+
+
+def test_a_folder_may_be_in_the_users_home() -> None:
+    found = api.OpenVINOOptions.parse({"cache_dir": "~/models"}).cache_dir
+    assert found == Path.home() / "models"
 
 
 @pytest.mark.parametrize("options", [{"devise": "CPU"}, {"device": "GPU.7"}])

@@ -147,3 +147,10 @@ def test_weights_are_not_copied(dtype: torch.dtype, border: Border) -> None:
         made = torch.compile if backend.startswith("fusee") else fusee.compile
         made(module, backend=backend)(x)
         assert border.constants >= {w.data_ptr() for w in module.parameters()}
+
+
+def test_what_it_ran_with_can_be_resized() -> None:
+    x = torch.randn(4, 4)
+    with torch.no_grad():
+        y = fusee.compile(two_layers, backend="openvino")(x, x)
+    assert x.resize_(9, 9).shape == y.resize_(9, 9).shape

@@ -21,6 +21,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -149,10 +150,10 @@ def last_line(error: BaseException) -> str:
 
 
 def element_of(dtype: torch.dtype) -> Any:
-    return getattr(bindings().Type, _TYPES[dtype])
+    return getattr(bindings().Type, TYPES[dtype])
 
 
-_TYPES = {
+TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "f16",
     torch.float32: "f32",
@@ -288,9 +289,18 @@ def import_blob(blob: Tensor, device: str, config: Mapping[str, object]) -> tupl
 
 def wrap(x: Tensor) -> Any:
     """An OpenVINO tensor in the same memory, which infer requests do not keep alive."""
-    if x.dtype == torch.bfloat16:  # numpy has none
-        return bindings().Tensor(x.view(torch.int16).numpy(), list(x.shape), element_of(x.dtype))
-    return bindings().Tensor(x.numpy(), shared_memory=True)
+    memory = _Bytes()  # not x.numpy(): no program could resize `x` after that
+    memory.__array_interface__ = {
+        "data": (x.data_ptr(), False), "shape": (x.nbytes,), "typestr": "|u1", "version": 3
+    }  # fmt: skip
+    return bindings().Tensor(numpy.asarray(memory), list(x.shape), element_of(x.dtype))
+
+
+class _Bytes:
+    """What numpy takes for an array: memory at an address."""
+
+    __slots__ = ("__array_interface__",)
+    __array_interface__: dict[str, object]
 
 
 # ---------------------------------------------------------------------------- options
@@ -338,7 +348,13 @@ class OpenVINOOptions(EngineOptions):
     def __post_init__(self) -> None:
         """raises   OptionError for what OpenVINO does not have here"""
         _check_device(self.device)
-        problem = check_config(self.device, self.properties) if self.config else None
+        is_plain = self.device == "CPU" and not self.config
+        problem = None if is_plain else check_config(self.device, self.properties)
+        if problem is not None and not self.config:
+            raise OptionError(
+                f"OpenVINO refuses the device {self.device!r}: {problem}",
+                remedy=choices(self.device, [*devices(), "AUTO"], "devices here"),
+            )
         if problem is not None:
             raise OptionError(
                 f"config: OpenVINO refuses {dict(self.config)!r} on {self.device}: {problem}",
@@ -348,7 +364,9 @@ class OpenVINOOptions(EngineOptions):
     @property
     def properties(self) -> dict[str, Any]:
         """`config` on top of our defaults, which follow torch's number of threads."""
-        ours: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
+        ours: dict[str, Any] = {}
+        if "EXECUTION_MODE_HINT" not in self.config:  # which chooses a precision
+            ours["INFERENCE_PRECISION_HINT"] = "f32"
         if self.device == "CPU":  # which takes these: to ask costs as much as a small model
             ours["INFERENCE_NUM_THREADS"] = torch.get_num_threads()
             ours["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0  # else inputs are rounded to 8 bits

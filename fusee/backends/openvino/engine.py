@@ -45,6 +45,7 @@ from fusee.fake.layouts import has_zero, is_written, known
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
 from fusee.source import HALVES, Args, HostSource, Kwargs, OpRules, leaves, listed, overloads
+from fusee.sym import Expr
 
 # ---------------------------------------------------------------------------- claims
 # Which calls OpenVINO runs exactly as eager does, and why not the others.
@@ -113,6 +114,8 @@ def _cannot_hold(node: fx.Node) -> str | None:
         dtype = str(val.dtype).removeprefix("torch.")
         if val.dtype.is_floating_point or val.dtype.is_complex:
             return f"{dtype} is not computed as such"
+        if val.dtype not in api.TYPES:
+            return f"OpenVINO has no {dtype} here"
         if isinstance(vals, Tensor) and not fits(node):
             return f"{dtype} values may not fit the 32 bits that OpenVINO computes in"
     return None
@@ -129,7 +132,7 @@ OPERATORS: OpRules[Rule] = OpRules()
 
 @OPERATORS.rule(
     "view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy"
-    " flip roll slice_scatter select_scatter where.self masked_fill.Scalar"
+    " roll slice_scatter select_scatter where.self masked_fill.Scalar"
     " masked_fill.Tensor tril triu full arange.start_step full_like"
     " eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar"
     " le.Tensor isfinite isinf isnan"
@@ -140,7 +143,7 @@ def _always(node: fx.Node) -> str | None:
 
 @OPERATORS.rule(
     "pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d"
-    " unfold col2im glu _softmax _log_softmax _safe_softmax mean sum prod addmm baddbmm"
+    " unfold col2im glu _softmax _log_softmax mean sum prod addmm baddbmm"
     " bmm mm dot linear rms_norm _adaptive_avg_pool2d _adaptive_avg_pool3d"
     " upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec"
     " upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec"
@@ -165,7 +168,14 @@ def _reduced(node: fx.Node) -> str | None:
 def _convolution(node: fx.Node) -> str | None:
     if not known(_val(node.args[1]).shape):
         return "OpenVINO convolves with weights of known sizes"
-    return _floats(node)
+    return _constants(node) or _floats(node)
+
+
+def _constants(node: fx.Node) -> str | None:
+    """Numbers that are attributes in OpenVINO's model, not tensors."""
+    if any(isinstance(x, (torch.SymInt, Expr)) for x in leaves((node.args, node.kwargs))):
+        return "OpenVINO takes these numbers as constants, and they vary here"
+    return None
 
 
 @OPERATORS.rule("grid_sampler_2d")
@@ -176,6 +186,18 @@ def _singles(node: fx.Node) -> str | None:
 @OPERATORS.rule("add.Scalar mul.Tensor mul.Scalar rsub.Scalar neg abs constant_pad_nd")
 def _numbers(node: fx.Node) -> str | None:
     return "OpenVINO computes it for numbers only" if _val(node).dtype == torch.bool else None
+
+
+@OPERATORS.rule("flip")
+def _flips(node: fx.Node) -> str | None:
+    return None if node.args[1] and _val(node).dim() else _NO_COPY
+
+
+@OPERATORS.rule("addcmul")
+def _of_one_dtype(node: fx.Node) -> str | None:
+    if any(_val(x).dtype != _val(node).dtype for x in node.all_input_nodes):
+        return "OpenVINO does not promote its operands"
+    return _floats(node)
 
 
 @OPERATORS.rule("repeat")
@@ -196,6 +218,8 @@ def _sums(node: fx.Node) -> str | None:
     """The plugin takes a half vector that is made float32 for the bias, and loses the other one."""
     if _val(node).dtype == torch.float32 and any(map(_is_widened, node.all_input_nodes)):
         return "OpenVINO loses the bias before a half vector that is added in single precision"
+    if node.kwargs and (why := _constants(node)) is not None:
+        return why
     return _numbers(node)
 
 
@@ -236,10 +260,7 @@ def _indexes(node: fx.Node) -> str | None:
     return None
 
 
-@OPERATORS.rule(
-    "max_pool2d_with_indices max_pool3d_with_indices native_layer_norm native_group_norm"
-    " _native_batch_norm_legit_no_training"
-)
+@OPERATORS.rule("native_layer_norm native_group_norm _native_batch_norm_legit_no_training")
 def _first_only(node: fx.Node) -> str | None:
     """Of several results only the first may be used, and only floating point is computed."""
     if any(user.args[1] != 0 for user in node.users):
@@ -250,10 +271,17 @@ def _first_only(node: fx.Node) -> str | None:
     return None if first.dtype.is_floating_point else "OpenVINO computes it for floating point only"
 
 
+@OPERATORS.rule("max_pool2d_with_indices max_pool3d_with_indices")
+def _max_pool(node: fx.Node) -> str | None:
+    return _constants(node) or _first_only(node)
+
+
 @OPERATORS.rule("scaled_dot_product_attention")
 def _attention(node: fx.Node) -> str | None:
     if node.kwargs.get("enable_gqa") or len(node.args) > 7:
         return "OpenVINO does not share keys and values between heads"
+    if _val(node).dim() < 3:
+        return "OpenVINO attends with three axes or more"
     return _singles(node)
 
 
@@ -269,7 +297,7 @@ def _average(node: fx.Node) -> str | None:
         return "with ceil_mode it divides by other counts"
     if len(node.args) > 6 and node.args[6] is not None:
         return "OpenVINO divides by no other number than the elements of a window"
-    return _floats(node)
+    return _constants(node) or _floats(node)
 
 
 @OPERATORS.rule("_to_copy")
@@ -345,7 +373,6 @@ class _Spelling(fx.Interpreter):
 # Of several results only the first is used: the claims see to that.
 _SPELT: dict[Any, Callable[..., Any]] = {
     aten._softmax.default: lambda x, axis, half: torch.softmax(x, axis),
-    aten._safe_softmax.default: lambda x, axis, dtype=None: torch.softmax(x, axis, dtype),
     aten._log_softmax.default: lambda x, axis, half: torch.log_softmax(x, axis),
     aten._to_copy.default: lambda x, *, dtype=None, **_: x.to(dtype or x.dtype, copy=True),
     aten.squeeze.dims: lambda x, axes: functools.reduce(

@@ -63,7 +63,11 @@ class _Decodable(Sized):
 
     def copy(self, node: fx.Node) -> fx.Node:
         made = super().copy(node)
-        if node.target in (aten.view.default, aten.expand.default):
+        if node.target is aten.view.default and not node.args[1]:
+            # a product that it reshapes to a number ends the process
+            axes = [*range(val(node.all_input_nodes[0]).dim())]
+            made.target, made.args = aten.squeeze.dims, (made.args[0], axes)
+        elif node.target in (aten.view.default, aten.expand.default):
             shape: Any = made.args[1]
             inferred = self._inferred(node)
             short = [-1 if k in inferred else size for k, size in enumerate(shape)]
