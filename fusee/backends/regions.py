@@ -16,7 +16,7 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -325,7 +325,7 @@ def show_hidden_rows(edit: Editor, engine: Engine) -> None:
                 found[mask] = edit.call(aten.logical_not.default, seen)
         with edit.graph.inserting_after(node):
             shown = edit.call(aten.masked_fill.Scalar, node, found[mask], 0.0, like=node)
-        node.replace_all_uses_with(shown, lambda user, shown=shown: user is not shown)
+        node.replace_all_uses_with(shown, partial(operator.is_not, shown))
 
 
 def op_text(node: fx.Node) -> str:

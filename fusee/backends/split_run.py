@@ -113,6 +113,19 @@ def _whole(
     return found
 
 
+def _prepare(
+    aten: AtenGraph, examples: Sequence[Any], engine: Engine, options: Options, report: Report
+) -> None:
+    """Write a graph in what the engine has, in place."""
+    fold(aten, options)
+    restride(aten)
+    note_values(aten, examples)
+    engine.prepare(aten, examples)
+    if not engine.runs_aten:
+        show = functools.partial(show_hidden_rows, engine=engine)
+        report.notes += edited(aten, options, (known_masks, show)).notes
+
+
 def compile_split(
     aten: AtenGraph,
     example_inputs: Sequence[Any],
@@ -139,13 +152,7 @@ def compile_split(
 
         return SplitCall(staged(aten, compile_part, example_inputs), None)
     with report.timed("split"):
-        fold(aten, options)
-        restride(aten)
-        note_values(aten, example_inputs)
-        engine.prepare(aten, example_inputs)
-        if not engine.runs_aten:
-            show = functools.partial(show_hidden_rows, engine=engine)
-            edited(aten, options, (known_masks, show), report.notes)
+        _prepare(aten, example_inputs, engine, options, report)
         decided = split(aten, engine, is_whole=is_whole)
         while forget_read(aten, decided.rest, example_inputs):
             decided = split(aten, engine, is_whole=is_whole)

@@ -207,6 +207,11 @@ class Recorder(TorchFunctionMode):
         self.unsaved = ""  # why autograd must not save some input
         self.replaced = {x for x in vars(torch.Tensor).values() if is_the_programs(x)}
 
+    def begins(self, anew: set[str], results: Repeated) -> None:
+        """See to it that what earlier attempts failed of is not done, nor computed once more."""
+        self.is_parted, self.results = "parted" in anew, results
+        self.mixes &= "mixed" not in anew
+
     # ---------------------------------------------------------------------- inputs
 
     def add_input(self, fake: torch.Tensor, words: str) -> None:

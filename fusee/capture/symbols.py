@@ -382,8 +382,7 @@ class Symbols:
         self.env = ShapeEnv(where)
         self.env.data.is_asked, self.env.data.refuse = True, self._refuse
         self.env.computed, self._computed = self._compute, dict[Any, Any]()
-        self._found: dict[Any, ComputedAt] = {}
-        self.mode = mode
+        self.mode, self._found = mode, dict[Any, ComputedAt]()
         self.dims: dict[str, Any] = {}
         self.groups: dict[str, tuple[Any, Origin]] = {}  # of sizes that are equal, the first
         self.origins: dict[Symbol, Origin] = {}
@@ -453,15 +452,13 @@ class Symbols:
 
     def element(self, values: torch.Tensor, place: int) -> Any:
         """The integer at a place of a list, which the graph gives."""
-        if (known := self.elements.get((id(values), place))) is not None:
-            return wrapped(self.env, known)
-        info = torch.iinfo(values.dtype)
-        self.mode.cache_enabled = False
-        size = self.env.data.new(info.min, info.max)
-        (symbol,) = symbols(size)
-        self.shown[symbol], self.places[symbol] = (values, None), place
-        self.elements[id(values), place] = size
-        return wrapped(self.env, size)
+        if (key := (id(values), place)) not in self.elements:
+            info = torch.iinfo(values.dtype)
+            self.mode.cache_enabled = False
+            self.elements[key] = size = self.env.data.new(info.min, info.max)
+            (symbol,) = symbols(size)
+            self.shown[symbol], self.places[symbol] = (values, None), place
+        return wrapped(self.env, self.elements[key])
 
     @staticmethod
     def of(x: Any) -> list[Symbol]:
@@ -674,8 +671,8 @@ class Symbols:
             else:
                 return None
             self._computed[key] = number
-        made: SizeNode | bool = self._computed[key]
-        return made if type(made) is bool or self.env.data.is_asked else None
+        is_given = type(self._computed[key]) is bool or self.env.data.is_asked
+        return self._computed[key] if is_given else None
 
     def _at(self, how: Any, given: tuple[Symbol, ...], text: str) -> ComputedAt:
         """Where it is found what a function gives for symbols; `text` says it by their names."""

@@ -99,8 +99,7 @@ def capture(
         attempt = _Attempt(place, values, policy, conditions, varies)
         attempt.machine.is_compiling = is_compiling
         attempt.machine.checks = None if "unchecked" in anew else []
-        attempt.recorder.is_parted, attempt.recorder.results = "parted" in anew, results
-        attempt.recorder.mixes &= "mixed" not in anew
+        attempt.recorder.begins(anew, results)
         attempt.world.begins(anew)
         try:
             with (
