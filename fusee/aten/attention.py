@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from fusee.aten import arguments, memory_root
 from fusee.aten.rewriter import Editor, only_user, val
 from fusee.aten.torch_api import OpOverload
+from fusee.fake import on_metas
 from fusee.fake.layouts import is_written, like, same_ints
 from fusee.source import HALVES, OpRules, overloads
 from fusee.sym import Expr, Size, Symbol, known_ge, known_lt, substitute
@@ -473,8 +474,13 @@ def with_every_head(edit: Editor) -> None:
                 continue
             named = arguments(node)
             op, given = aten.scaled_dot_product_attention.default, (0.0, named["is_causal"])
-            made = edit.call(op, *found, *given, scale=named["scale"])
-            if val(node).dim() == 3:
+            is_flat = val(node).dim() == 3
+            # of a GPU torch is asked how results lie, which makes constants of open sizes
+            result = val(node) if edit.aten.symbols else None
+            if result is not None and is_flat:
+                result = on_metas(aten.unsqueeze.default, result, 1)
+            made = edit.call(op, *found, *given, scale=named["scale"], val=result)
+            if is_flat:
                 made = edit.call(aten.squeeze.dims, made, [1])
         edit.notes.append(f"{node} has keys for every head")
         edit.become(node, aten.clone.default, made, memory_format=torch.contiguous_format)

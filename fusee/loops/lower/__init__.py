@@ -611,6 +611,8 @@ class GraphLowering:
         tensor, window = self._argument(arg), self.lowering.window
         if not isinstance(tensor, Tensor):
             return tensor
+        if arg in self.odd:  # no loop may copy it
+            return window(tensor)
         meta = self._meta(arg.meta["val"])
         assert meta is not None
         strides = meta.strides if len(meta.strides) == len(tensor.shape) else None  # it is opaque

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import fusee
+from fusee.backends.report import live_reports
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -126,3 +127,16 @@ def test_linear_algebra_again_and_again(name: str) -> None:
     """What a recording cannot have runs directly, and so does its next call."""
     run = getattr(torch.linalg, name)
     agree(lambda x: run(x @ x.mT + 1) * 2, torch.randn(7, 7), calls=4)
+
+
+@pytest.mark.parametrize("view", [torch.neg, torch._neg_view, Tensor.t], ids=["", "negated", "t"])
+def test_attention_of_sizes_that_vary_is_one_graph(view: Callable[[Tensor], Tensor]) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+    compiled = fusee.compile(fn, dynamic=True, options={"prices": False, "cache": False})
+    before = len(live_reports())
+    for n in (5, 16, 7):
+        x = view(torch.randn(8, 8 * n, device="cuda")).reshape(n, 8, 8)
+        torch.testing.assert_close(compiled(x), fn(x), check_stride=True)
+    assert len(live_reports()) == before + 1
