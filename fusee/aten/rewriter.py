@@ -269,11 +269,12 @@ class Editor:
 Pass = Callable[[Editor], None]
 
 
-def edited(aten: AtenGraph, options: Options, passes: Sequence[Pass]) -> Editor:
-    """Change `aten` in place."""
+def edited(aten: AtenGraph, options: Options, passes: Sequence[Pass], notes: list[str]) -> Editor:
+    """Change `aten` in place; what was done joins `notes`."""
     edit = Editor(aten, options)
     for step in passes:
         step(edit)
+    notes += edit.notes
     return edit
 
 

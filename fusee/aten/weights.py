@@ -435,9 +435,10 @@ def run_passes(
 
     Derived inputs are appended to `aten.inputs`, if options.derive_weights is on.
     """
-    edit = edited(aten, options, (known_masks, with_every_head, *passes))
+    notes = list[str]()
+    edit = edited(aten, options, (known_masks, with_every_head, *passes), notes)
     derived = constants(edit) if options.derive_weights else ()
-    return derived, edit.notes
+    return derived, notes
 
 
 # ---------------------------------------------------------------------------- derive

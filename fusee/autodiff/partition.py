@@ -386,7 +386,7 @@ def differentiate(
     example_inputs: Sequence[Any],
     *,
     halved: Callable[[Joint], Split] = partition,
-    edit: Callable[[AtenGraph], None] | None = None,
+    edit: Callable[[AtenGraph], object] | None = None,
     timed: Callable[[str], AbstractContextManager[object]] = nullcontext,
     **tracing: Any,
 ) -> Split:

@@ -668,10 +668,11 @@ def _is_strided_part(x: Tensor, root: Tensor) -> bool:
 
     Its gradient is lost where it reaches beyond that view, as a view of all of `root` it is not.
     """
-    node, end = x.grad_fn, torch.autograd.graph.get_gradient_edge(root).node
-    while node is not None and node is not end:
+    node = x.grad_fn
+    while node is not None and node is not root.grad_fn and node.next_functions:
         below = node.next_functions[0][0]
-        if node.name() == "AsStridedBackward0" and below is not end:
+        is_first = below is None or below is root.grad_fn or not below.next_functions  # or a leaf's
+        if node.name() == "AsStridedBackward0" and not is_first:
             return True
         node = below
     return False

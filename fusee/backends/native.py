@@ -395,10 +395,7 @@ def split_native(
     """
     known = supported().union(WHOLE).difference(decompositions or ())
     passes = target.joint_passes(options)
-
-    def edit(aten: AtenGraph) -> None:
-        report.notes.extend(edited(aten, options, passes).notes if passes else ())
-
+    edit = partial(edited, options=options, passes=passes, notes=report.notes) if passes else None
     budget, prices = options.memory_budget, target.prices
     with gc_paused():
         split = differentiate(

@@ -123,7 +123,7 @@ def _prepare(
     engine.prepare(aten, examples)
     if not engine.runs_aten:
         show = functools.partial(show_hidden_rows, engine=engine)
-        report.notes += edited(aten, options, (known_masks, show)).notes
+        edited(aten, options, (known_masks, show), report.notes)
 
 
 def compile_split(

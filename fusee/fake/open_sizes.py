@@ -655,6 +655,12 @@ def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> 
         let_be_equal((source.shape[_axis(axis, source.dim())],), index.shape)
 
 
+@RULES.rule("linalg_vector_norm")
+def _of_known_order(x: Tensor, order: Any = 2, *_: Any, **__: Any) -> None:
+    """Each has a formula of its own. The rest is torch's to say."""
+    float(order)
+
+
 @RULES.rule("scatter.src scatter.reduce scatter_add scatter_reduce.two")
 def _elements_placed(x: Tensor, axis: int, index: Tensor, source: Any, *_: Any, **__: Any) -> None:
     """As many places as elements where these have gradients, or eager's backward raises."""

@@ -131,8 +131,10 @@ class Target(Protocol):
         """What makes machine code of kernels."""
         ...
 
-    def code_of(self, plan: Plan, options: Options) -> Callable[[Kernel], KernelCode]:
-        """What writes a kernel of a schedule."""
+    def code_of(
+        self, messages: Sequence[Message], options: Options
+    ) -> Callable[[Kernel], KernelCode]:
+        """What writes a kernel of a graph with these messages."""
         ...
 
     def given(self, kernel: Kernel) -> Mapping[Value, Given]:
@@ -161,16 +163,17 @@ class Target(Protocol):
             for k, (code, kernels) in enumerate(launches):
                 if room is not None and code.shared != 0:
                     launches[k] = Launch(code._replace(buffers=(*code.buffers, room)), kernels)
+        own, messages = self.own(plan, launches, arguments), plan.schedule.graph.messages
         with timed("host"):
             host = emit_host(placed, launches, arguments)
             log.publish("host", "", host.source)
-        own = self.own(plan, launches, arguments)
-        emitted = Emitted(host, arguments, plan.schedule.graph.messages, own)
+        emitted = Emitted(host, arguments, messages, own)
         return emitted, {kernel: code.name for code, kernels in launches for kernel in kernels}
 
     def _launches(self, plan: Plan, build: Build, options: Options) -> list[Launch]:
         """In order; `build` is given the code of each once."""
-        emit, batches = self.code_of(plan, options), self.batches(plan)
+        emit = self.code_of(plan.schedule.graph.messages, options)
+        batches = self.batches(plan)
         named: dict[str, KernelCode] = {}
         forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
         found: list[Launch] = []

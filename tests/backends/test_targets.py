@@ -19,7 +19,7 @@ from fusee.backends.report import live_reports
 from fusee.codegen import HostArguments, HostCode
 from fusee.config import Options
 from fusee.errors import FuseeWarning
-from fusee.loops import Buffer, Kernel, Profile
+from fusee.loops import Buffer, Kernel, Message, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime.jit import Build
@@ -50,7 +50,7 @@ class Reference(Target):
     def build(self, options: Options) -> Build:
         return Build(use_disk=False)
 
-    def code_of(self, plan: Plan, options: Options) -> NoReturn:
+    def code_of(self, messages: Sequence[Message], options: Options) -> NoReturn:
         raise AssertionError("kernels are interpreted")
 
     def emit(

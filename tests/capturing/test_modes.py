@@ -192,6 +192,7 @@ def test_guards_are_not_seen_by_a_mode(compiled: Callable[..., Any]) -> None:
         assert one.seen == other.seen
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # TorchDynamo asks for it
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize(
     "program",

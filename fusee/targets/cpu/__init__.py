@@ -31,9 +31,8 @@ from fusee.codegen.llvm import KernelCode, emit_kernel
 from fusee.codegen.llvm.ops import given_numbers
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
-from fusee.loops import Kernel, Profile, Value
+from fusee.loops import Kernel, Message, Profile, Value
 from fusee.loops.lower import ExternSpec
-from fusee.loops.memory import Plan
 from fusee.loops.schedule import Given
 from fusee.runtime import jit
 from fusee.runtime.jit import Build, compile_one
@@ -107,7 +106,9 @@ class CPU(Target):
     def build(self, options: Options) -> Build:
         return Build(use_disk=options.cache, check=options.check)
 
-    def code_of(self, plan: Plan, options: Options) -> Callable[[Kernel], KernelCode]:
+    def code_of(
+        self, messages: Sequence[Message], options: Options
+    ) -> Callable[[Kernel], KernelCode]:
         machine = Machine(jit.host_target().features, options.vector_bits)
         return functools.partial(emit_kernel, machine=machine)
 

@@ -22,7 +22,7 @@ from fusee.codegen.llvm import KernelCode
 from fusee.codegen.simt import emit_kernel, with_any_pointers
 from fusee.config import Options
 from fusee.errors import TraceError
-from fusee.loops import Kernel, Profile
+from fusee.loops import Kernel, Message, Profile
 from fusee.loops.lower import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime.jit import Build
@@ -197,8 +197,10 @@ class CUDA(Target):
         assert self.gpu is not None
         return KernelBuild(self.gpu, use_disk=options.cache, check=options.check)
 
-    def code_of(self, plan: Plan, options: Options) -> Callable[[Kernel], KernelCode]:
-        return partial(emit_kernel, first=first_code(plan.schedule.graph.messages))
+    def code_of(
+        self, messages: Sequence[Message], options: Options
+    ) -> Callable[[Kernel], KernelCode]:
+        return partial(emit_kernel, first=first_code(messages))
 
     def batches(self, plan: Plan) -> Joined:
         return Joined(plan)
