@@ -272,9 +272,9 @@ Pass = Callable[[Editor], None]
 def edited(aten: AtenGraph, options: Options, passes: Sequence[Pass], notes: list[str]) -> Editor:
     """Change `aten` in place; what was done joins `notes`."""
     edit = Editor(aten, options)
+    edit.notes = notes
     for step in passes:
         step(edit)
-    notes += edit.notes
     return edit
 
 
