@@ -32,7 +32,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake import Twins
-from fusee.fake.layouts import is_written, same_ints, together
+from fusee.fake.layouts import is_written, may_repeat, same_ints, together
 from fusee.fake.open_composites import COMPOSITES
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import is_pointwise, refuse_dtypes
@@ -260,6 +260,8 @@ class Builder:
         at, node, is_counted = value, contents, True
         while at.parent is not None:
             is_counted &= at.apart != "data"
+            if at is not value and may_repeat(at.tensor):  # its other elements would not change
+                raise self.unsupported("a write to a part of a view whose elements share memory")
             if at.view is not None:
                 undo = _INVERSES.get(at.view[0])
                 if undo is None:

@@ -511,6 +511,7 @@ def test_inputs_that_share_memory_and_are_written_run_as_captured() -> None:
         (lambda x: x[x > 0], "mask"),
         (lambda x: x.nonzero(), "depends on the values"),
         (lambda x: x.unfold(1, 2, 1).zero_(), "no functional form"),
+        (lambda x: x.as_strided((2, 4), (1, 1))[:1].zero_(), "a view whose elements share memory"),
         (lambda x: x.unfold(0, 2, 1).slice_scatter(x[1:2, :, None], 0, 1), "share memory"),
         (lambda x: x.unfold(0, 2, 1).diagonal_scatter(x[:2].t()), "share memory"),
         (lambda x: F.batch_norm(x, x[0], x[1], training=True), "reads as another tensor"),

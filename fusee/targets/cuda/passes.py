@@ -503,7 +503,9 @@ class _Padded:
         sizes = self.sizes
         if not self.is_plain or not all(type(n) is int and n > 0 for n in sizes.values()):
             return False
-        if val(self.a).dim() < 2 or (self.bias is not None and val(self.bias).dim() != 1):
+        if min(val(self.a).dim(), val(self.b).dim()) < 2:
+            return False
+        if self.bias is not None and val(self.bias).dim() != 1:
             return False
         rows = "n", _along(self.a, ("m", "k")), _along(self.b, self.names)
         self.more = {x: -sizes[x] % _EVEN for x in rows if x and sizes[x] % _EVEN}
