@@ -74,12 +74,13 @@ def edited(source: str, draw: random.Random) -> str:
 
 
 def _is_program(text: str) -> bool:
-    """Whether a module can still be made of it."""
+    """Whether a module can still be made of it, with what the harness asks for."""
+    made = types.ModuleType("fuzzed").__dict__
     try:
-        exec(compile(text, "<fuzzed>", "exec"), types.ModuleType("fuzzed").__dict__)
+        exec(compile(text, "<fuzzed>", "exec"), made)
     except Exception:  # noqa: BLE001  # whatever an edit has broken
         return False
-    return True
+    return {"fn", "log"} <= made.keys()
 
 
 def difference_after_edits(source: str, seed: int) -> str | None:
