@@ -340,11 +340,15 @@ class Replayer:
         )
 
     def _key(self, one: _OneStream, inputs: Sequence[Any]) -> Key:
-        odd = self.drops and any(not _is_aligned(inputs[k]) for k in self._copied(one))
-        return (self._sizes_of(inputs), odd, *map(Tensor.data_ptr, one.pick(inputs)))
+        places = map(Tensor.data_ptr, one.pick(inputs))
+        return (self._sizes_of(inputs), self._copies_as_eager(one, inputs), *places)
 
     def _copied(self, one: _OneStream) -> list[int]:
         return [k for k in one.moved if k not in self.brought]
+
+    def _copies_as_eager(self, one: _OneStream, inputs: Sequence[Any]) -> bool:
+        """Whether the copies of inputs, which are aligned, give dropout the same numbers."""
+        return not self.drops or all(_is_aligned(inputs[k]) for k in self._copied(one))
 
     def _made_new(
         self, one: _OneStream, inputs: Sequence[Any], lent: _Lent | None
@@ -367,8 +371,8 @@ class Replayer:
             one.move(movable)
         if count < self.seen_first or elsewhere - movable:
             return None
-        if self.drops and not all(_is_aligned(inputs[k]) for k in self._copied(one)):
-            return None  # a copy is aligned
+        if not self._copies_as_eager(one, inputs):
+            return None
         if lent is not None and not lent.owners:
             if values and not lent.is_spent:
                 lent.is_spent = True
