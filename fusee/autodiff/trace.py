@@ -418,6 +418,10 @@ def trace_joint(
     return finish.joint(ambient)
 
 
+# Where the program calls, what, and on which device: a formula makes zeros there.
+Line = tuple[str | None, fx.Node | None, torch.device]
+
+
 class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
     """The tracer below autograd. It knows which line's backward runs.
 
@@ -431,12 +435,12 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         self.higher_order = HIGHER_ORDER
         self.is_backward = False
         self._first: list[int] = []
-        self._lines: list[tuple[str | None, fx.Node | None]] = []
+        self._lines: list[Line] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if self.is_backward:
             number, is_function = current_node_number()
-            self.b.stack_trace, self.b.call = self._line(number)
+            self.b.stack_trace, self.b.call, self.here = self._line(number)
             self.b.marks["function"] = number if is_function else None
         # what we ask twins for is no call of the program's: `functions` need not see it
         with without_torch_functions():
@@ -455,15 +459,15 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
             self.is_backward, self.b.stack_trace, self.b.marks = False, line, marks
             self.b.call = call
 
-    def _line(self, number: int | None) -> tuple[str | None, fx.Node | None]:
+    def _line(self, number: int | None) -> Line:
         if number is None:
-            return None, None
+            return None, None, self.here
         return self._lines[bisect_right(self._first, number) - 1]
 
     def begin(self) -> None:
         if not self.is_backward:
             self._first.append(next_node_number())
-            self._lines.append((self.b.stack_trace, self.b.call))
+            self._lines.append((self.b.stack_trace, self.b.call, self.here))
 
     def brought(self, call: Any, args: Args) -> Args:
         """Numbers of the CPU that meet tensors of a GPU come there, and their gradients go back.
@@ -472,6 +476,8 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         source   torch/csrc/autograd/engine.cpp, validate_outputs
         """
         super().brought(call, args)
+        if not self.is_backward and self._lines:
+            self._lines[-1] = (*self._lines[-1][:2], self.here)
         if self.here.type == "cpu" or self.b.devices == {self.device}:
             return args
 

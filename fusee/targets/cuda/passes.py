@@ -242,6 +242,8 @@ def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
 # matrices of scores. Keys up to which the kernel that suits short rows is the faster one: 49 keys
 # take 37 us there, 69 in cuDNN's, and 97 by products; 128 keys 15 and 12.
 ROW, _FEW_KEYS = 16, 64
+# Elements of 16 bits that it wants heads to be multiples of.
+ALIGNED = 8
 
 
 def few_keys(
@@ -259,6 +261,7 @@ def few_keys(
         and key.shape[:2] == value.shape[:2] == query.shape[:2]
         and key.shape[-2] == mask.shape[-1]
         and all(n % ROW == 0 for n in mask.stride()[:-1])
+        and all(n % ALIGNED == 0 for x in three for n in (*x.stride()[:-1], x.shape[-1]))
         and all(x.stride(-1) == 1 for x in (*three, mask))
         and torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
     )

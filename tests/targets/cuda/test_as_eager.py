@@ -4,6 +4,7 @@ and what is refused."""
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -129,12 +130,26 @@ def test_linear_algebra_again_and_again(name: str) -> None:
     agree(lambda x: run(x @ x.mT + 1) * 2, torch.randn(7, 7), calls=4)
 
 
+@pytest.mark.parametrize("heads", [(1, 17, 16, 3), (16, 1, 5, 1), (2, 2, 5, 24)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_attention_of_heads_that_are_not_aligned(
+    heads: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=x @ x.mT)
+
+    x = torch.randn(heads, device="cuda").to(dtype)
+    compiled = fusee.compile(fn, options={"cache": False, "prices": False})
+    torch.testing.assert_close(compiled(x), fn(x), rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("view", [torch.neg, torch._neg_view, Tensor.t], ids=["", "negated", "t"])
 def test_attention_of_sizes_that_vary_is_one_graph(view: Callable[[Tensor], Tensor]) -> None:
     def fn(x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(x, x, x)
 
     compiled = fusee.compile(fn, dynamic=True, options={"prices": False, "cache": False})
+    gc.collect()
     before = len(live_reports())
     for n in (5, 16, 7):
         x = view(torch.randn(8, 8 * n, device="cuda")).reshape(n, 8, 8)

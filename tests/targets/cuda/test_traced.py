@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -365,6 +366,17 @@ def test_a_gradient_of_a_number_comes_back_to_the_cpu() -> None:
             assert len({torch.device(y.meta["device"]).type for y in whole}) == 1
         check_graph(lowered(half))
     assert "device=torch.device('cpu')" in str(split.backward)
+
+
+def test_zeros_of_a_formula_are_where_its_call_was() -> None:
+    def build(call: Node, x: fx.Node) -> Any:
+        largest = call(operator.getitem, call(torch.cummax, x, 1), 0)
+        return largest, call(torch.mul, call(torch.randperm, 4), 1000)
+
+    gm, (x,) = captured(build, "cuda")
+    split = native.split_native(gm, [x.requires_grad_()], Options(), Report("zeros"), CUDA())
+    assert "device=torch.device('cuda:0')" in str(split.backward)
+    assert "device=torch.device('cpu')" not in str(split.backward)
 
 
 def test_a_kernel_that_would_read_elsewhere_is_told() -> None:
