@@ -349,7 +349,8 @@ class Frames(dict[tuple[int, ...], LaunchFrame]):
             self.clear()  # what they point to goes
             # the next one may be larger
             more = 0 if arena is None else max(needed // 16, min(needed, _MORE_BYTES))
-            self.arena = arena = program.arena(needed + more)
+            size = -(-(needed + more) // _ALIGN_BYTES) * _ALIGN_BYTES  # elements of any dtype
+            self.arena = arena = program.arena(size)
             program.fit(frame.state, arena.data_ptr(), *sizes)
             self.views = _views(arena, program.spec.views)
         frame.arena, frame.views, frame.sizes = arena, self.views, sizes
@@ -385,7 +386,6 @@ class Program:
 
 
 def _arena(size: int) -> Tensor:
-    size = -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
     # the caller may be in inference mode, where tensors are made that others may not write to
     with torch.inference_mode(False), torch.no_grad():
         whole = torch.empty(size + _ALIGN_BYTES, dtype=torch.uint8)

@@ -217,6 +217,19 @@ def test_an_arena_grows_with_the_sizes_and_is_given_back() -> None:
     assert len(frames[3000,].arena) == 4032
 
 
+def test_an_arena_of_a_targets_own_holds_elements_of_any_dtype() -> None:
+    asked: list[int] = []
+
+    def arena(size: int) -> torch.Tensor:
+        asked.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
+    frames = Frames(sized(DO_NOTHING, [], FrameSpec((), 0, StepResult(0)), arena=arena))
+    for n in (8, 3001, 40_001):
+        assert frames[n,].arena.view(torch.complex128).numel() * 16 == asked[-1] >= n
+    assert len(asked) == 3
+
+
 STEPS: list[tuple[Step, Callable[[int, int], int]]] = [
     (("number", 0, 0, -7), lambda a, b: -7),
     (("+", 0, 1, 3), lambda a, b: a + 3 * b),

@@ -42,6 +42,7 @@ from fusee.targets.cuda.launch import (
 )
 from fusee.targets.cuda.passes import (
     ROW,
+    aligned,
     biases_apart,
     channels_last,
     even_rows,
@@ -95,20 +96,25 @@ _EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
 
 
-def _attention(query: Tensor, *operands: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+def _aligned(*operands: Any) -> list[Any]:
+    return [None if x is None else aligned(x) for x in operands]
+
+
+def _attention(*operands: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Its seed and offset are on the GPU always: a kernel leaves them there if it is recorded,
     and else on the CPU. source: aten/src/ATen/native/transformers/cuda/attention.cu"""
-    result, logsumexp, *drawn = _EFFICIENT(query, *operands, **kwargs)
-    seed, offset = (x.to(query.device) for x in drawn)
+    result, logsumexp, *drawn = _EFFICIENT(*_aligned(*operands[:4]), *operands[4:], **kwargs)
+    seed, offset = (x.to(result.device) for x in drawn)
     return result, logsumexp, seed, offset
 
 
 def _attention_backward(*operands: Any, **kwargs: Any) -> Any:
     """Reads the seed and the offset where a kernel does: on the CPU, unless it is recorded."""
-    *before, seed, offset, dropout = operands[:10]
+    logsumexp, seed, offset, dropout = operands[6:10]
     if dropout and not torch.cuda.is_current_stream_capturing():
         seed, offset = seed.cpu(), offset.cpu()
-    return _EFFICIENT_BACKWARD(*before, seed, offset, dropout, *operands[10:], **kwargs)
+    drawn = logsumexp, seed, offset, dropout
+    return _EFFICIENT_BACKWARD(*_aligned(*operands[:6]), *drawn, *operands[10:], **kwargs)
 
 
 _CALLS = {

@@ -242,8 +242,19 @@ def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
 # matrices of scores. Keys up to which the kernel that suits short rows is the faster one: 49 keys
 # take 37 us there, 69 in cuDNN's, and 97 by products; 128 keys 15 and 12.
 ROW, _FEW_KEYS = 16, 64
-# Elements of 16 bits that it wants heads to be multiples of.
-ALIGNED = 8
+
+
+def aligned(x: Tensor) -> Tensor:
+    """As ATen's memory-efficient kernels read heads and masks: rows of multiples of 16 bytes.
+
+    source: aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h,
+    check_supported
+    """
+    step, count = 16 // x.itemsize, x.shape[-1]
+    if x.stride(-1) == 1 and not any(n % step for n in x.stride()[:-1]):
+        return x
+    rows = x.new_empty((*x.shape[:-1], -(-count // step) * step))
+    return rows[..., :count].copy_(x)
 
 
 def few_keys(
@@ -251,7 +262,9 @@ def few_keys(
 ) -> Tensor:
     """scaled_dot_product_attention, by the kernel for few keys where they have a mask."""
     dropout, is_causal = (*rest, 0.0, False)[:2]
-    three = query, key, value
+    three = [query, key, value]
+    is_whole = not any(x.shape[-1] * x.itemsize % 16 for x in three)  # else no kernel takes them
+    three = [*map(aligned, three)] if is_whole else three
     is_short = (
         mask is not None
         and query.dtype == mask.dtype
@@ -261,8 +274,8 @@ def few_keys(
         and key.shape[:2] == value.shape[:2] == query.shape[:2]
         and key.shape[-2] == mask.shape[-1]
         and all(n % ROW == 0 for n in mask.stride()[:-1])
-        and all(n % ALIGNED == 0 for x in three for n in (*x.stride()[:-1], x.shape[-1]))
-        and all(x.stride(-1) == 1 for x in (*three, mask))
+        and mask.stride(-1) == 1
+        and is_whole
         and torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
     )
     if mask is None or not is_short:
@@ -414,7 +427,8 @@ def rows_as_sums(edit: Editor) -> None:
         if not known((*rows, *matrix.shape)) or matrix.dim() != 2 or count == 0:
             continue
         # so many rows are faster than cuBLAS's: on an H200 four up to 13 MB
-        most = 4 if matrix.nbytes <= _ROWS_BYTES else 2
+        bytes_read = math.prod(matrix.shape) * matrix.itemsize
+        most = 4 if bytes_read <= _ROWS_BYTES else 2
         if dtype not in FLOATS or not 0 < math.prod(rows) <= most:
             continue
         with edit.before(node):

@@ -143,6 +143,34 @@ def test_attention_of_heads_that_are_not_aligned(
     torch.testing.assert_close(compiled(x), fn(x), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("keys", [2, 5, 6, 16])
+def test_gradients_of_attention_of_sizes_that_vary(keys: int) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=x @ x.mT)
+
+    compiled = fusee.compile(fn, dynamic=True, options={"prices": False, "cache": False})
+    for n in (3, 7):
+        x = torch.randn(n, 4, keys, 8, device="cuda", requires_grad=True)
+        found = (torch.autograd.grad(call(x).square().sum(), x) for call in (compiled, fn))
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_linear_layer_of_sizes_that_vary(rows: int) -> None:
+    compiled = fusee.compile(lambda x, n: F.linear(x.new_ones(rows, n), x), dynamic=True)
+    for n in (3, 7):
+        x = torch.randn(5, n, device="cuda")
+        torch.testing.assert_close(compiled(x, n), F.linear(x.new_ones(rows, n), x))
+
+
+def test_rows_of_attention_that_are_one_element_apart() -> None:
+    compiled = fusee.compile(lambda x: F.scaled_dot_product_attention(x, x, x), dynamic=True)
+    for n in (129, 512):
+        x = torch.randn(n, n, 1, device="cuda").mT
+        want = F.scaled_dot_product_attention(x, x, x)
+        torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("view", [torch.neg, torch._neg_view, Tensor.t], ids=["", "negated", "t"])
 def test_attention_of_sizes_that_vary_is_one_graph(view: Callable[[Tensor], Tensor]) -> None:
     def fn(x: Tensor) -> Tensor:
