@@ -430,21 +430,17 @@ def _choose_lanes(kernel: Kernel, phases: Sequence[Accesses], wide: int) -> Symb
     if not looped or best is None:
         return best
     inner = min(max(_suits(found, axis, wide) for axis in p.inner) for p, found in looped)
-    is_brief = all(_is_brief(*pair, best) for pair in looped)
+    # vectors along an outer axis, picked out of near elements, beat loops of few points
+    points = [count_points(phase.inner) for phase, _ in looped]
+    steps = [stride(index, best) for _, found in looped for index, _ in found]
+    is_brief = all(isinstance(n, int) and n <= _BRIEF for n in points) and all(
+        isinstance(step, int) and 0 <= step <= _BRIEF for step in steps
+    )
     return best if is_brief or inner < scores[best] else None
 
 
 # Points that are few beside the lanes of a vector.
 _BRIEF = 8
-
-
-def _is_brief(phase: Phase, found: Accesses, axis: Symbol) -> bool:
-    """Whether vectors along an outer axis, picked out of near elements, beat the phase's loops."""
-    points = count_points(phase.inner)
-    if not isinstance(points, int) or points > _BRIEF:
-        return False
-    steps = (stride(index, axis) for index, _ in found)
-    return all(isinstance(step, int) and 0 <= step <= _BRIEF for step in steps)
 
 
 # ------------------------------------------------------------------------------ sort
@@ -683,6 +679,11 @@ def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
     found: list[Phase] = []
     waiting: list[Phase] = []
     rest = list(phases)
+    changes: dict[Acc, Value] = {}
+
+    def instead(value: Value) -> Value | None:
+        return changes.get(value.attr) if value.op == "acc" else None
+
     while rest:
         phase = rest.pop(0)
         if not phase.inner:
@@ -698,7 +699,10 @@ def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
             waiting = []
             continue
         found[-1], changes = merged
-        waiting, rest = ([_changed(p, changes) for p in some] for some in (waiting, rest))
+        waiting, rest = (
+            [Phase(p.inner, rewrite_body(p.body, None, instead)) for p in some]
+            for some in (waiting, rest)
+        )
     return found + waiting
 
 
@@ -775,10 +779,3 @@ def _subtracted(value: Value, base: Accumulate, phase: Phase) -> Value | None:
         if part.op == "acc" and part.attr is not base.acc:
             return None
     return g
-
-
-def _changed(phase: Phase, changes: dict[Acc, Value]) -> Phase:
-    def instead(value: Value) -> Value | None:
-        return changes.get(value.attr) if value.op == "acc" else None
-
-    return Phase(phase.inner, rewrite_body(phase.body, None, instead))

@@ -205,18 +205,12 @@ def choose_vectors(
         indices = _moved(kernel, orders, lane)
         if indices and any(_turns(indices, kernel, axis, lane) for axis in others):
             stages = [Stage(1, 1)]  # a vector of few lanes would gather them one by one
-    return lane, stages, _short_rows(kernel, lane, machine)
-
-
-def _short_rows(kernel: Kernel, lane: Symbol, machine: Machine) -> Tile | None:
-    """Rows of an axis in a loop of their own, where counting all coordinates on takes longer than
-    a row."""
+    # rows in a loop of their own, where counting all coordinates on takes longer than a row
     axes = [axis for axis in kernel.outer if axis != lane]
-    if kernel.ordered or not axes or any(p.inner for p in kernel.phases):
-        return None
-    if not isinstance(lane.hi, int) or lane.hi * 32 > LONG * machine.bits:
-        return None
-    return Tile(axes[-1], 1, ROWS, turns=False)
+    is_short = isinstance(lane.hi, int) and lane.hi * 32 <= LONG * machine.bits
+    if axes and is_short and not kernel.ordered and not any(p.inner for p in kernel.phases):
+        return lane, stages, Tile(axes[-1], 1, ROWS, turns=False)
+    return lane, stages, None
 
 
 def _tile(

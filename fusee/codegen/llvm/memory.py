@@ -489,7 +489,13 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None, has_guards: bool
         return x if place.step == 1 else place.reverse(place.kind, x)
     # a thread of a GPU has aligned pieces only
     if 0 < place.apart <= ctx.lanes and mask is None and not ctx.machine.is_simt:
-        return _near(place, copy)
+        # every n-th element of n vectors beside one another; the last of them ends with it
+        lanes, apart, first = ctx.lanes, place.apart, place.block(copy)
+        starts = [*(k * lanes for k in range(apart - 1)), (apart - 1) * (lanes - 1)]
+        found = [load_element(t, place.kind, place.ahead(first, start)) for start in starts]
+        sources = [min(lane * apart // lanes, apart - 1) for lane in range(lanes)]
+        places = [(k, lane * apart - starts[k]) for lane, k in enumerate(sources)]
+        return picked(t, place.kind, found, places)
     if place.can_gather:
         return place.masked("gather", copy, mask)
     one = place.t(1)
@@ -502,37 +508,32 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None, has_guards: bool
     return x
 
 
-def _near(place: AccessPlace, copy: int) -> str:
-    """Every n-th element of n vectors beside one another; the last of them ends with it."""
-    lanes, apart, t = place.ctx.lanes, place.apart, place.t()
-    starts = [*(k * lanes for k in range(apart - 1)), (apart - 1) * (lanes - 1)]
-    first = place.block(copy)
-    found = [load_element(t, place.kind, place.ahead(first, start)) for start in starts]
-    sources = [min(lane * apart // lanes, apart - 1) for lane in range(lanes)]
-    places = [(k, lane * apart - starts[k]) for lane, k in enumerate(sources)]
-    return picked(t, place.kind, found, places)
-
-
 # ------------------------------------------------------------------------------ stores
 
 
 def store_value(ctx: Context, store: Store, rank: int) -> None:
     """`rank` is that of the loop whose body the store stands in."""
-    varies = ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
-    write = _store_vector if varies or ctx.copy_axis is not None else _store_scalar
-    write(ctx, store, rank)
-
-
-def _store_scalar(ctx: Context, store: Store, rank: int) -> None:
-    dtype = store.buffer.dtype
-    t = ctx.target(rank, 1)
-    kind = memory_type(dtype, ctx.machine)
-    address = pointer(ctx, store.buffer, kind, groups(ctx, store.index))
-    x = ctx.scalar(store.value)
-    if store.mode != "set":
-        old = from_memory(t, dtype, load_element(t, kind, address))
-        x = combined(t, store, old, x)
-    store_element(t, kind, to_memory(t, dtype, x), address)
+    dtype, varies = store.buffer.dtype, ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
+    if not varies and ctx.copy_axis is None:
+        t, kind = ctx.target(rank, 1), memory_type(dtype, ctx.machine)
+        address = pointer(ctx, store.buffer, kind, groups(ctx, store.index))
+        x = ctx.scalar(store.value)
+        if store.mode != "set":
+            old = from_memory(t, dtype, load_element(t, kind, address))
+            x = combined(t, store, old, x)
+        store_element(t, kind, to_memory(t, dtype, x), address)
+        return
+    place = _place(ctx, store.buffer, store.index, rank)
+    t = place.t()
+    if isinstance(place, TilePlace) and place.is_turned and store.mode == "set":
+        rows = [to_memory(t, dtype, x) for x in ctx.vectors(store.value)]
+        place.store_rows(turned(t, place.kind, rows, ctx.lanes))
+        return
+    for copy, x in enumerate(ctx.vectors(store.value)):
+        if store.mode != "set":
+            old = from_memory(t, dtype, _load_copy(place, copy, ctx.mask))
+            x = combined(t, store, old, x)
+        _store_copy(place, copy, to_memory(t, dtype, x))
 
 
 def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
@@ -543,21 +544,6 @@ def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
 def store_element(t: InsertPoint, kind: str, x: str, address: str) -> None:
     align = t.machine.alignment(BITS[kind], t.lanes)
     t.level.do(f"store {vector(kind, t.lanes)} {x}, ptr {address}, align {align}")
-
-
-def _store_vector(ctx: Context, store: Store, rank: int) -> None:
-    place = _place(ctx, store.buffer, store.index, rank)
-    t, dtype = place.t(), store.buffer.dtype
-    if isinstance(place, TilePlace) and place.is_turned and store.mode == "set":
-        rows = [to_memory(t, dtype, x) for x in ctx.vectors(store.value)]
-        place.store_rows(turned(t, place.kind, rows, ctx.lanes))
-        return
-    for copy, new in enumerate(ctx.vectors(store.value)):
-        x = new
-        if store.mode != "set":
-            old = from_memory(t, dtype, _load_copy(place, copy, ctx.mask))
-            x = combined(t, store, old, new)
-        _store_copy(place, copy, to_memory(t, dtype, x))
 
 
 def _store_copy(place: AccessPlace, copy: int, x: str) -> None:

@@ -236,7 +236,14 @@ def rough_values(phases: Sequence[Phase]) -> set[Value]:
 def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[Value]:
     """Values of which not only smooth functions are made before they are rounded to 16 bits
     and stored: they are compared, or stored as they are, or are sums that are."""
-    found = _scaled(order)
+    # powers of what float32 memory has part in, as a maximum or a logarithm of a sum has that
+    # another kernel made of the same values, rounded: with others the powers' sum would not be 1
+    reads = set[Value]()
+    for value in order:
+        is_read = value.op == "load" and value.dtype is torch.float32
+        if is_read or not reads.isdisjoint(value.args):
+            reads.add(value)
+    found = {value for value in reads if value.op in ("exp", "exp2", "expm1")}
     accs: dict[Acc, Value] = {}
     for statement in (s for phase in phases for s in phase.body):
         if isinstance(statement, Accumulate):
@@ -265,17 +272,6 @@ def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[Value]:
                 found.update(of)
         grows = len(found) > before
     return found
-
-
-def _scaled(order: Sequence[Value]) -> set[Value]:
-    """Powers of what float32 memory has part in, as a maximum or a logarithm of a sum has that
-    another kernel made of the same values, rounded: with others the powers' sum would not be 1."""
-    reads = set[Value]()
-    for value in order:
-        is_read = value.op == "load" and value.dtype is torch.float32
-        if is_read or not reads.isdisjoint(value.args):
-            reads.add(value)
-    return {value for value in reads if value.op in ("exp", "exp2", "expm1")}
 
 
 class ThreadContext(Context):
@@ -556,28 +552,23 @@ def _atomics(ctx: Context, store: Store, rank: int) -> Callable[[], None]:
         wide = vector(held, ctx.lanes)
         elements = [level.op(f"extractelement {wide} {full}, i64 {k}") for k in range(ctx.lanes)]
     places = [place.lane(0, k, None) for k in range(ctx.lanes)]
+    # what memory does by itself; the rest is tried until nobody was faster
+    native = None
+    if dtype is not torch.bool and BITS[kind] >= 32 and store.mode != "mul":
+        if kind not in ("float", "double"):
+            unsigned = "" if dtype in SIGNED or store.mode == "add" else "u"
+            native = f"{unsigned}{store.mode}"
+        elif store.mode == "add":  # minima and maxima of NaN are NaN
+            native = "fadd"
 
     def write() -> None:
         for x, address in zip(elements, places, strict=True):
-            native = _native(store, kind)
             if native is not None:
                 level.op(f"atomicrmw {native} ptr {address}, {kind} {x} monotonic")
             else:
                 _exchange(one, store, kind, x, address)
 
     return write
-
-
-def _native(store: Store, kind: str) -> str | None:
-    """The operation that memory does by itself; None: it is tried until nobody was faster."""
-    dtype = store.buffer.dtype
-    if dtype is torch.bool or BITS[kind] < 32:
-        return None
-    if kind in ("float", "double"):
-        return "fadd" if store.mode == "add" else None  # minima and maxima of NaN are NaN
-    if store.mode == "add":
-        return "add"
-    return None if store.mode == "mul" else f"{'' if dtype in SIGNED else 'u'}{store.mode}"
 
 
 def _exchange(t: InsertPoint, store: Store, kind: str, x: str, address: str) -> None:

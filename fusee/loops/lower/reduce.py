@@ -12,7 +12,6 @@ from fusee.loops import (
     Acc,
     Buffer,
     Loop,
-    Profile,
     Value,
     cast,
     const,
@@ -627,7 +626,12 @@ def _scanned(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Tensor]:
     if shape[0] == 1:
         return [lowering.computed(shape, x.dtype, x.at, (x,)) for x in xs]
     results = [lowering.buffer(shape, x.dtype) for x in xs]
-    length = _piece(lowering.values.profile, shape)
+    # of threads, each goes through a piece of it, if it is long and there are few beside it
+    length, profile = 0, lowering.values.profile
+    if profile.shares and hint(product(shape[1:])) < profile.many:
+        if isinstance(shape[0], int) and shape[0] >= 2 * _PIECE:
+            pieces_of = (n for n in range(_PIECE, _SHORT - 1, -1) if shape[0] % n == 0)
+            length = next(pieces_of, 0)
     if not length:
         _emit_folds(call, xs, results, lambda ix: ix, _folds(call, xs, text))
         return [*map(lowering.whole, results)]
@@ -648,15 +652,6 @@ def _scanned(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Tensor]:
 
 # Elements of a piece, at most and at least.
 _PIECE, _SHORT = 64, 16
-
-
-def _piece(profile: Profile, shape: Shape) -> int:
-    """How many elements of a scan a thread goes through; 0: all of them."""
-    if not profile.shares or hint(product(shape[1:])) >= profile.many:
-        return 0
-    if not isinstance(shape[0], int) or shape[0] < 2 * _PIECE:
-        return 0
-    return next((n for n in range(_PIECE, _SHORT - 1, -1) if shape[0] % n == 0), 0)
 
 
 def _emit_folds(
