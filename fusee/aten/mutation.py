@@ -588,16 +588,6 @@ def _added(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
     return a
 
 
-def _has_open_views(node: fx.Node) -> bool:
-    """Whether a view of it, or one of a view, is taken by a size: a node's sizes are no SymInts
-    that could be given to the operator again."""
-    views, found = [node], [node]
-    while views:
-        views = [x for view in views for x in view.users if is_view(x.target)]
-        found += views
-    return any(isinstance(x, Expr) for x in pytree.tree_leaves([x.args for x in found]))
-
-
 def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
     """Whether a tensor was written anew as all its parts together."""
     axis, made = parts.axis, list[fx.Node]()
@@ -605,7 +595,12 @@ def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
     is_whole = sum(end - begin for begin, (end, _) in parts.at.items()) == rows
     if parts.base.op == "placeholder" or not (is_whole or parts.base.target in _FILLS):
         return False
-    if any(_has_open_views(read) for read in parts.reads):
+    # a view that is taken by a size stays: nodes have no SymInts to give to the operator again
+    views = found = [*parts.reads]
+    while views:
+        views = [x for view in views for x in view.users if is_view(x.target)]
+        found = found + views
+    if any(isinstance(x, Expr) for x in pytree.tree_leaves([x.args for x in found])):
         return False
     if is_whole and all(val(part).dim() < rank for _, part in parts.at.values()):
         node.target, node.args = aten.stack.default, ([parts.at[k][1] for k in parts.begins], axis)

@@ -504,7 +504,10 @@ def in_parts(
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     places = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    parts, values = list[BucketGraph](), [*examples] if any(map(_is_open, places)) else None
+    given = [node.meta.get("example_value") for node in places]
+    sizes = (n for x in given for n in (x.shape if isinstance(x, Tensor) else (x,)))
+    is_open = any(type(n) is torch.SymInt for n in sizes)
+    parts, values = list[BucketGraph](), [*examples] if is_open else None
     ends = itertools.pairwise((0, *starts, len(calls)))
     for (begin, end), is_captured in zip(ends, captured):
         part, given, results = _part(gm, calls[begin:end])
@@ -576,12 +579,6 @@ def _with_data(x: Any) -> Any:
     made = torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).zero_()
     with torch.enable_grad():  # no leaf, either
         return with_bits(made.requires_grad_(x.requires_grad).view_as(made), x)
-
-
-def _is_open(node: fx.Node) -> bool:
-    """Whether it is an open number, or a tensor with one among its sizes."""
-    x = node.meta.get("example_value")
-    return any(type(n) is torch.SymInt for n in (x.shape if isinstance(x, Tensor) else (x,)))
 
 
 def _is_tensor(node: fx.Node) -> bool:

@@ -244,7 +244,13 @@ def compile_model(
             same = value.element_type == element
             results.append(value if same else ops.convert(value, element).output(0))
         model = ov.Model(results, model.get_parameters(), "region")
-        wrong = {_FUSED: "DISABLE"} if device == "CPU" and _is_mistaken(model) else {}
+        # OpenVINO 2026.4 fuses attention wrongly where heads are tokens: its kernel takes a
+        # Transpose of two axes of one size for none
+        by_kind: dict[str, list[Any]] = {}
+        for op in model.get_ops() if device == "CPU" else ():
+            by_kind.setdefault(op.get_type_name(), []).append(op)
+        is_mistaken = _ATTENTION & {*by_kind} and any(map(_is_square, by_kind.get("Transpose", ())))
+        wrong = {_FUSED: "DISABLE"} if is_mistaken else {}
         compiled = _core().compile_model(model, device, {**wrong, **config})
     except RuntimeError as error:
         raise BackendError(f"it cannot be compiled: {last_line(error)}\n{error}") from error
@@ -255,17 +261,7 @@ def compile_model(
 _FUSED = "SNIPPETS_MODE"
 
 
-def _is_mistaken(model: Any) -> bool:
-    """Whether fused attention gives wrong numbers: OpenVINO 2026.4 does where heads are tokens.
-
-    Its kernel takes a Transpose of two axes of one size for none.
-    """
-    ops = model.get_ops()
-    attends = any(op.get_type_name() in _ATTENTION for op in ops)
-    return attends and any(op.get_type_name() == "Transpose" and _is_square(op) for op in ops)
-
-
-_ATTENTION = "Softmax", "ScaledDotProductAttention"
+_ATTENTION = {"Softmax", "ScaledDotProductAttention"}
 
 
 def _is_square(transpose: Any) -> bool:
@@ -449,7 +445,7 @@ class Models:
         config = sorted((name, str(value)) for name, value in options.properties.items())
         device = identity(options.device)
         given = options.backend, device, torch.__version__, options.device, str(config)
-        return [*given, _FUSED]  # models from before `_is_mistaken` are not
+        return [*given, _FUSED]  # models from before it was ever switched off are not
 
     @property
     def kept_for(self) -> list[str]:

@@ -455,7 +455,11 @@ def layers_of_rows(edit: Editor) -> None:
     copies: dict[fx.Node, fx.Node] = {}
     for node in edit.calls(aten.linear.default):
         x: Any = node.args[0]
-        if val(x).dim() < 3 or _is_matrix(val(x)):
+        *lead, length = val(x).shape
+        # whether all axes but the last may be one, and rows are in one piece
+        found = view_strides(val(x).shape, val(x).stride(), [math.prod(lead), length])
+        in_rows = found is not None and (is_written(length, 1) or same_ints(found[-1:], (1,)))
+        if val(x).dim() < 3 or in_rows:
             continue
         if x not in copies:
             with edit.before(node):
@@ -463,13 +467,6 @@ def layers_of_rows(edit: Editor) -> None:
         node.args = (copies[x], *node.args[1:])
     if copies:
         edit.notes.append(f"{len(copies)} operands of layers lie row by row")
-
-
-def _is_matrix(x: Tensor) -> bool:
-    """Whether all axes but the last may be one, and rows are in one piece."""
-    length = x.shape[-1]
-    found = view_strides(x.shape, x.stride(), [math.prod(x.shape[:-1]), length])
-    return found is not None and (is_written(length, 1) or same_ints(found[-1:], (1,)))
 
 
 # Names of a bias and of the two operands among the arguments.
