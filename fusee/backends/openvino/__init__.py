@@ -343,7 +343,17 @@ class OpenVINOOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         """raises   OptionError for what OpenVINO does not have here"""
-        _check_device(self.device)
+        there = [] if self.device == "CPU" and full_name("CPU") is not None else devices()
+        if there and (kind := self.device.rstrip(":")) in ("MULTI", "HETERO"):
+            example = f"'{kind}:{','.join(there)}', for instance"
+            raise OptionError(f"{self.device!r} names no devices", remedy=example)
+        kinds = {name.partition(".")[0] for name in there}
+        for name in base_devices(self.device) if there else ():
+            if name not in there and name not in kinds:
+                raise OptionError(
+                    f"the device {name!r} is not there",
+                    remedy=choices(name, [*there, "AUTO"], "devices here"),
+                )
         is_plain = self.device == "CPU" and not self.config
         problem = None if is_plain else check_config(self.device, self.properties)
         if problem is not None and not self.config:
@@ -384,23 +394,6 @@ class TorchScriptOptions(OpenVINOOptions):
             did="compiles with it nevertheless",
             remedy="backend='openvino' takes the same options",
         )
-
-
-def _check_device(device: str) -> None:
-    if device == "CPU" and full_name(device) is not None:
-        return
-    there = devices()
-    if (kind := device.rstrip(":")) in ("MULTI", "HETERO"):
-        raise OptionError(
-            f"{device!r} names no devices", remedy=f"'{kind}:{','.join(there)}', for instance"
-        )
-    kinds = {name.partition(".")[0] for name in there}
-    for name in base_devices(device):
-        if name not in there and name not in kinds:
-            raise OptionError(
-                f"the device {name!r} is not there",
-                remedy=choices(name, [*there, "AUTO"], "devices here"),
-            )
 
 
 # ---------------------------------------------------------------------------- region

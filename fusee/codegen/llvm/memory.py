@@ -336,34 +336,29 @@ def _fetch_ahead(place: AccessPlace) -> None:
         own = {x: stride(value.attr[1], x) for x in ctx.axis_rank}
         steps = {x: step for x, step in own.items() if step is not None and step != 0}
         axis = min(steps, key=lambda x: hint(steps[x]), default=None)
-        if axis is not None and isinstance(length, int) and HELD[value.dtype] in ("i32", "i64"):
-            lines = min(LINES, -(-length * BITS[place.kind] // (8 * LINE)))
-            make = functools.partial(_fetched, place, (mono, coef), value, axis, steps[axis], lines)
-            ctx.ranked[ctx.facts[value][0]].once(("ahead", place.buffer, mono, coef), make)
-
-
-def _fetched(
-    place: AccessPlace, term: Group, value: Value, axis: Symbol, step: Size, lines: int
-) -> str:
-    """Where the row lies that `value` picks some steps further along its axis."""
-    ctx, rank, (mono, coef) = place.ctx, place.ctx.facts[value][0], term
-    level, kind, here = ctx.ranked[rank], HELD[value.dtype], ctx.axis_name[axis]
-    op = level.op
-    there, last = op(f"add i64 {here}, {AHEAD}"), op(f"sub i64 {ctx.size_of(axis)}, 1")
-    there = level.extreme("smin", there, last)
-    by = op(f"sub i64 {there}, {here}")
-    by = by if step == 1 else op(f"mul i64 {by}, {ctx.param('ahead', step)}")
-    buffer, index = value.attr
-    number = level.load(kind, pointer(ctx, buffer, kind, groups(ctx, index)), by, kind)
-    number = op(f"sext i32 {number} to i64") if kind == "i32" else number
-    row = op(f"mul i64 {number}, {coefficient_name(ctx, mono, coef)}")
-    others = [x for x in place.uniform if x != term and mono_rank(ctx, x[0]) <= rank]
-    row = level.at(pointer(ctx, place.buffer, place.kind, others), row, place.kind)
-    for line in range(lines):
-        # to be read, kept in all caches, data; whatever the index is, a fetch does not fail
-        how = ("i32", "0"), ("i32", "3"), ("i32", "1")
-        level.call("void", "llvm.prefetch.p0", ("ptr", level.at(row, line * LINE)), *how)
-    return row
+        rank, key = ctx.facts[value][0], ("ahead", place.buffer, mono, coef)
+        level, kind = ctx.ranked[rank], HELD[value.dtype]
+        if axis is None or not isinstance(length, int) or kind not in ("i32", "i64"):
+            continue
+        if key in level.known:
+            continue
+        # the row that `value` picks some steps further along its axis
+        op, here, step = level.op, ctx.axis_name[axis], steps[axis]
+        there, last = op(f"add i64 {here}, {AHEAD}"), op(f"sub i64 {ctx.size_of(axis)}, 1")
+        there = level.extreme("smin", there, last)
+        by = op(f"sub i64 {there}, {here}")
+        by = by if step == 1 else op(f"mul i64 {by}, {ctx.param('ahead', step)}")
+        buffer, index = value.attr
+        number = level.load(kind, pointer(ctx, buffer, kind, groups(ctx, index)), by, kind)
+        number = op(f"sext i32 {number} to i64") if kind == "i32" else number
+        row = op(f"mul i64 {number}, {coefficient_name(ctx, mono, coef)}")
+        others = [x for x in place.uniform if x != (mono, coef) and mono_rank(ctx, x[0]) <= rank]
+        row = level.at(pointer(ctx, place.buffer, place.kind, others), row, place.kind)
+        level.known[key] = row
+        for line in range(min(LINES, -(-length * BITS[place.kind] // (8 * LINE)))):
+            # to be read, kept in all caches, data; whatever the index is, a fetch does not fail
+            how = ("i32", "0"), ("i32", "3"), ("i32", "1")
+            level.call("void", "llvm.prefetch.p0", ("ptr", level.at(row, line * LINE)), *how)
 
 
 def _filled(place: AccessPlace, value: Value) -> str | None:

@@ -472,16 +472,24 @@ class ThreadBody(Body):
                 continue
             else:
                 if store in woven:
-                    _store_woven(ctx, woven[store], rank)
+                    # vectors of what lies side by side, each element from the store it belongs to
+                    place = AccessPlace(ctx, store.buffer, store.index, rank)
+                    t, stores = place.t(), woven[store]
+                    count = len(stores)
+                    rows = [to_memory(t, place.dtype, ctx.vectors(s.value)[0]) for s in stores]
+                    for begin in range(0, count * t.lanes, t.lanes):
+                        places = [(k % count, k // count) for k in range(begin, begin + t.lanes)]
+                        x = picked(t, place.kind, rows, places)
+                        store_element(t, place.kind, x, place.ahead(place.address, begin))
                 else:
                     store_value(ctx, store, rank)
                 # addresses and conversions are for all threads: later code may know them
                 new = level.lines[first:]
-                stores = [line for line in new if line.startswith("  store ")]
-                level.lines[first:] = [line for line in new if line not in stores]
+                writes = [line for line in new if line.startswith("  store ")]
+                level.lines[first:] = [line for line in new if line not in writes]
 
-                def write(stores: Sequence[str] = stores) -> None:
-                    level.lines.extend(stores)
+                def write(writes: Sequence[str] = writes) -> None:
+                    level.lines.extend(writes)
 
             with level.unless(skips):
                 write()
@@ -528,17 +536,6 @@ def woven_stores(stores: Iterable[Store], lane: Symbol) -> dict[Store, list[Stor
         for (_, step, _), row in found.items()
         if len(row) == step
     }
-
-
-def _store_woven(ctx: Context, stores: Sequence[Store], rank: int) -> None:
-    """Vectors of what lies side by side, each element from the store that it belongs to."""
-    place = AccessPlace(ctx, stores[0].buffer, stores[0].index, rank)
-    t, count = place.t(), len(stores)
-    rows = [to_memory(t, place.dtype, ctx.vectors(store.value)[0]) for store in stores]
-    for first in range(0, count * t.lanes, t.lanes):
-        places = [(k % count, k // count) for k in range(first, first + t.lanes)]
-        x = picked(t, place.kind, rows, places)
-        store_element(t, place.kind, x, place.ahead(place.address, first))
 
 
 def _atomics(ctx: Context, store: Store, rank: int) -> Callable[[], None]:
