@@ -228,7 +228,8 @@ def _known_layout(costs: Costs, nodes: Sequence[fx.Node], layouts: dict[Any, str
             parts.append(node)
             continue
         literals = fx.node.map_arg((node.args, node.kwargs), lambda x: None)
-        parts += [node.target, key_of(literals), *((x.dtype, x.shape, x.stride()) for x in tensors)]
+        places = [(x.dtype, x.shape, x.stride()) for x in tensors]
+        parts.append((node.target, key_of(literals), *places))
     form = tuple(parts)
     if form not in layouts:
         layouts[form] = _layout(costs, nodes)

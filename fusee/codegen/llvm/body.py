@@ -51,25 +51,22 @@ def emit_value(ctx: Context, value: Value) -> None:
     elif value.op == "index":
         known[value] = scalar_size(ctx, value.attr)
     elif varies:
-        known[value] = _vectors(ctx, value, rank)
+        t, found = ctx.target(rank, ctx.lanes), None
+        if value.op in FLIPPED and value.args[0].dtype is torch.int64:
+            found = _position_test(ctx, t, value)
+        if found is None:
+            columns = [ctx.vectors(arg) for arg in value.args]
+            for k, arg in enumerate(value.args if value.op == "where" else ()):
+                # vectors as memory has them, or that in another type, as one instruction gives it
+                given, held = arg.args[0] if arg.op == "cast" else arg, HELD[arg.dtype]
+                if given.op == "load" and ctx.facts[given][1] and BITS[held] > 1:
+                    columns[k] = [t.apart(held, x) for x in columns[k]]
+            rows = zip(*columns, strict=True)
+            found = [_apply(ctx, t, value, list(args)) for args in rows]
+        known[value] = found
     else:
         args = [ctx.scalar(arg) for arg in value.args]
         known[value] = _apply(ctx, ctx.target(rank, 1), value, args)
-
-
-def _vectors(ctx: Context, value: Value, rank: int) -> list[str]:
-    t = ctx.target(rank, ctx.lanes)
-    if value.op in FLIPPED and value.args[0].dtype is torch.int64:
-        test = _position_test(ctx, t, value)
-        if test is not None:
-            return test
-    columns = [ctx.vectors(arg) for arg in value.args]
-    for k, arg in enumerate(value.args if value.op == "where" else ()):
-        # vectors as memory has them, or that in another type, as one instruction gives it
-        given, held = arg.args[0] if arg.op == "cast" else arg, HELD[arg.dtype]
-        if given.op == "load" and ctx.facts[given][1] and BITS[held] > 1:
-            columns[k] = [t.apart(held, x) for x in columns[k]]
-    return [_apply(ctx, t, value, list(args)) for args in zip(*columns, strict=True)]
 
 
 # Comparisons, and what they are with the operands exchanged.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -667,23 +667,17 @@ def _emit_folds(
     running = lowering.axis("r0", shape[0])
     axes = tuple(lowering.axis(f"i{k}", n) for k, n in enumerate(shape) if k > 0 and n != 1)
     at = place((running.expr, *lowering.axes(shape)[1:]))
+    known = dict(folds)
     for (acc, value), buffer, is_used in zip(folds, buffers, call.used, strict=True):
-        if is_used:
-            others = _carried_by(value, dict(folds), acc)
-            index = buffer.index(at)
-            loop = Loop(buffer, axes, index, value, (running,), acc, scan=scan, folds=others)
-            lowering.emit(loop)
-
-
-def _carried_by(
-    value: Value, known: Mapping[Acc, Value], own: Acc
-) -> tuple[tuple[Acc, Value], ...]:
-    """The other accumulators that a value is made of, and what they become."""
-    found: dict[Acc, Value] = {}
-    waiting = [value]
-    while waiting:
-        for part in walk([waiting.pop()]):
-            if part.op == "carry" and part.attr not in found and part.attr is not own:
-                found[part.attr] = known[part.attr]
-                waiting.append(known[part.attr])
-    return tuple(found.items())
+        if not is_used:
+            continue
+        others: dict[Acc, Value] = {}  # accumulators that it is made of, and what they become
+        waiting = [value]
+        while waiting:
+            for part in walk([waiting.pop()]):
+                if part.op == "carry" and part.attr not in others and part.attr is not acc:
+                    others[part.attr] = known[part.attr]
+                    waiting.append(known[part.attr])
+        index, more = buffer.index(at), tuple(others.items())
+        loop = Loop(buffer, axes, index, value, (running,), acc, scan=scan, folds=more)
+        lowering.emit(loop)
