@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten import bound, draws, inverse, is_view, remove_dead
+from fusee.aten import bound, closure, draws, inverse, is_view, remove_dead
 from fusee.aten.canonicalize import ALWAYS, convert
 from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
@@ -596,10 +596,7 @@ def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
     if parts.base.op == "placeholder" or not (is_whole or parts.base.target in _FILLS):
         return False
     # a view that is taken by a size stays: nodes have no SymInts to give to the operator again
-    views = found = [*parts.reads]
-    while views:
-        views = [x for view in views for x in view.users if is_view(x.target)]
-        found = found + views
+    found = closure(parts.reads, lambda x: [user for user in x.users if is_view(user.target)])
     if any(isinstance(x, Expr) for x in pytree.tree_leaves([x.args for x in found])):
         return False
     if is_whole and all(val(part).dim() < rank for _, part in parts.at.values()):

@@ -417,13 +417,31 @@ class BucketGraph:
     compiled: CompiledFn | None = None
 
 
-class Bucketed(functools.partial[Any]):
-    """Graphs that run one after the other: takes and gives what the whole one does."""
+class Bucketed:
+    """Graphs that run one after the other: takes and gives what the whole one does.
+
+    results   the places of what it gives
+    """
+
+    def __init__(
+        self, compile_graph: CompiledFn, parts: Sequence[BucketGraph], results: Sequence[Any]
+    ) -> None:
+        self.compile_graph, self.parts, self.results = compile_graph, parts, results
 
     @property
     def compiled(self) -> list[CompiledFn]:
-        parts: list[BucketGraph] = self.args[1]
-        return [part.compiled for part in parts if part.compiled is not None]
+        return [part.compiled for part in self.parts if part.compiled is not None]
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        values = [*inputs]
+        for part in self.parts:
+            given = [values[k] for k in part.given]
+            if part.compiled is None:
+                part.compiled = self.compile_graph(part.graph, given)
+            for k in part.dead:
+                values[k] = None
+            values += part.compiled(*given)
+        return tuple(values[k] for k in self.results)
 
 
 def in_buckets(
@@ -522,21 +540,7 @@ def in_parts(
     for bucket in reversed(parts):
         bucket.dead = [k for k in bucket.given if k not in later]
         later.update(bucket.given)
-    return Bucketed(_in_turn, compile_graph, parts, shown)
-
-
-def _in_turn(
-    compile_graph: CompiledFn, parts: Sequence[BucketGraph], results: Sequence[Any], *inputs: Any
-) -> tuple[Any, ...]:
-    values = [*inputs]
-    for part in parts:
-        given = [values[k] for k in part.given]
-        if part.compiled is None:
-            part.compiled = compile_graph(part.graph, given)
-        for k in part.dead:
-            values[k] = None
-        values += part.compiled(*given)
-    return tuple(values[k] for k in results)
+    return Bucketed(compile_graph, parts, shown)
 
 
 def _part(

@@ -607,8 +607,7 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     widest = max((steps[axis] for axis in inner), default=0)
     if loop.acc is None and not (
         all(steps[axis] >= widest for axis in outer)
-        or _follows(group, member.loop, inner, points)
-        or _goes_along(group, member.loop.index, inner)
+        or _stores_along(group, member.loop, inner, points)
     ):
         return "its further axes are not the innermost of what it stores"
     if inner and outer and not group.profile.shares and turns(loop):
@@ -676,12 +675,20 @@ _BUSY = 8
 _PIECE = 8
 
 
-def _follows(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -> bool:
+def _stores_along(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -> bool:
     """True if the kernel walks the same axes anyway and the store moves in long runs, in short ones
-    if the elements are kept.
+    if the elements are kept, or in one piece along the axis along which a fold there stores so.
 
     So does a batch norm: per channel it sums up pieces of all images, then stores them.
     """
+
+    def narrowest(index: Size) -> list[Symbol]:
+        return [axis for axis in (*group.outer, *inner) if stride(index, axis) == 1]
+
+    along = [m.loop for m in group.members if {*group.phases[m.phase]} == {*inner}]
+    folds = [other for other in along if other.is_fold and other.scan]
+    if any(narrowest(fold.index) == narrowest(loop.index) for fold in folds):
+        return True
     profile, kept = group.profile, _keeps(group, inner, points)
     if not kept and (points < profile.parallel or not _walks(group, inner)):
         return False
@@ -692,17 +699,6 @@ def _follows(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -
             break
         run *= hint(axis.size)
     return run >= profile.run or (kept and run * loop.buffer.dtype.itemsize >= _PIECE)
-
-
-def _goes_along(group: Group, index: Size, inner: tuple[Symbol, ...]) -> bool:
-    """True if a fold of the kernel walks the same axes, and both store in one piece along one."""
-
-    def narrowest(index: Size) -> list[Symbol]:
-        return [axis for axis in (*group.outer, *inner) if stride(index, axis) == 1]
-
-    along = [m for m in group.members if {*group.phases[m.phase]} == {*inner}]
-    folds = [m.loop.index for m in along if m.loop.is_fold and m.loop.scan]
-    return any(narrowest(place) == narrowest(index) for place in folds)
 
 
 def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]:

@@ -231,9 +231,16 @@ def _tile(
             continue
         if _fills(axis, lanes):
             return Tile(axis, lanes, lanes)
-        is_near = all(_is_near(index, axis, lane) for index in indices)
-        if is_near and isinstance(axis.hi, int):
-            return Tile(axis, lanes, axis.hi)
+        if isinstance(axis.hi, int):
+            # of all of the axis, if accesses are made of vectors, or of parts of them
+            is_piece, own = axis.hi in PIECES, axis.hi
+            steps = [(stride(index, lane), stride(index, axis)) for index in indices]
+            if all(
+                (isinstance(along, int) and 0 <= along <= NEAR)
+                or (across == 1 and (is_piece or along == own))
+                for along, across in steps
+            ):
+                return Tile(axis, lanes, axis.hi)
     return None
 
 
@@ -267,15 +274,6 @@ def _moved(kernel: Kernel, orders: Sequence[Sequence[Value]], lane: Symbol) -> l
 def _fills(axis: Symbol, lanes: int) -> bool:
     """Whether an axis is as long as a vector, or may be."""
     return not isinstance(axis.hi, int) or axis.hi >= lanes
-
-
-def _is_near(index: Size, axis: Symbol, lane: Symbol) -> bool:
-    """Whether an access of a tile of all of `axis` is made of vectors, or of parts of them."""
-    along, across = stride(index, lane), stride(index, axis)
-    if along is None or across is None:
-        return False
-    is_near = isinstance(along, int) and 0 <= along <= NEAR
-    return is_near or (across == 1 and (along == axis.hi or axis.hi in PIECES))
 
 
 def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) -> bool:

@@ -436,11 +436,16 @@ def _rewrite(edit: Editor, node: fx.Node, known: dict[fx.Node, fx.Node]) -> None
         if val(arg).dtype is not dtype:
             return arg
         found = known.get(arg)
+        if found is None and arg.target is aten._to_copy.default and edit.is_static(arg):
+            # a folded weight in the precision that it was computed in
+            (source,) = arg.all_input_nodes
+            is_fold = source.op == "call_function" and val(source).dtype is torch.float32
+            if is_fold and not isinstance(source.target, OpOverload):
+                found = source
         if found is None:
             large = val(arg).dim() > 1 and not derive
-            found = known[arg] = _before_rounding(edit, arg) or edit.cast(
-                arg, torch.float32, derive=not large
-            )
+            found = edit.cast(arg, torch.float32, derive=not large)
+        known[arg] = found
         return found
 
     with edit.before(node):
@@ -449,15 +454,6 @@ def _rewrite(edit: Editor, node: fx.Node, known: dict[fx.Node, fx.Node]) -> None
         product = edit.call(node.target, *args, val=meta, **kwargs)  # type: ignore[arg-type]
     edit.become(node, aten._to_copy.default, product, dtype=dtype)
     edit.notes.append(f"{node} multiplies in float32: {product}")
-
-
-def _before_rounding(edit: Editor, node: fx.Node) -> fx.Node | None:
-    """A folded weight in the precision it was computed in."""
-    if node.target is not aten._to_copy.default or not edit.is_static(node):
-        return None
-    (source,) = node.all_input_nodes
-    is_fold = source.op == "call_function" and val(source).dtype is torch.float32
-    return source if is_fold and not isinstance(source.target, torch._ops.OpOverload) else None
 
 
 # ---------------------------------------------------------------------------- channels last
