@@ -256,10 +256,6 @@ class ViewSpec(NamedTuple):
     stride: tuple[int, ...]
 
 
-def _no_views(*sizes: int) -> tuple[ViewSpec, ...]:
-    return ()
-
-
 class FrameSpec(NamedTuple):
     """What a frame is made of.
 
@@ -277,7 +273,7 @@ class FrameSpec(NamedTuple):
     views: tuple[ViewSpec, ...] = ()
     inputs: int = 0
     steps: tuple[Step, ...] = ()
-    sized: Callable[..., tuple[ViewSpec, ...]] = _no_views
+    sized: Callable[..., tuple[ViewSpec, ...]] | None = None
 
 
 class LaunchFrame:
@@ -353,7 +349,8 @@ class Frames(dict[tuple[int, ...], LaunchFrame]):
             program.fit(frame.state, arena.data_ptr(), *sizes)
             self.views = _views(arena, program.spec.views)
         frame.arena, frame.views, frame.sizes = arena, self.views, sizes
-        frame.sized = _views(arena, program.spec.sized(*sizes)) if sizes else ()
+        sized = program.spec.sized
+        frame.sized = () if sized is None else _views(arena, sized(*sizes))
         self[sizes] = frame
         return frame
 
