@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -27,7 +28,7 @@ from fusee.aten import arguments, is_view, memory_root
 from fusee.aten.rewriter import Editor, only_user, same_shape, val
 from fusee.fake import on_metas
 from fusee.fake.layouts import known
-from fusee.source import HALVES
+from fusee.source import HALVES, OpRules
 
 # ---------------------------------------------------------------------------- onednn
 # What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.
@@ -93,24 +94,17 @@ aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.float64, *HALVES)
 
 
+# By operator, what makes of a call one of these, and says which; or leaves it, and says nothing.
+_LAYERS: OpRules[Callable[[Editor, Packed | None, fx.Node], str]] = OpRules()
+_KINDS = "packed linear", "matrix product", "dot products", "packed convolution"
+
+
 def prepack(edit: Editor) -> None:
     """Run the pass."""
-    ops = packed()
-    done = dict.fromkeys(
-        ("packed linear", "matrix product", "dot products", "packed convolution"), 0
-    )
-    for node in edit.calls(aten.linear.default):
-        kind = _linear(edit, ops, node)
-        if kind:
-            done[kind] += 1
-    for node in edit.calls(aten.addmm.default, aten.mm.default):
-        if ops is not None and _product(edit, ops, node):
-            done["packed linear"] += 1
-    for node in edit.calls(aten.convolution.default):
-        kind = _convolution(edit, ops, node)
-        if kind:
-            done[kind] += 1
-    edit.notes += [f"{count} layers as {kind}" for kind, count in done.items() if count]
+    ops, done = packed(), Counter[str]()
+    for node in edit.calls(*_LAYERS):
+        done[_LAYERS[node.target](edit, ops, node)] += 1
+    edit.notes += [f"{done[kind]} layers as {kind}" for kind in _KINDS if done[kind]]
 
 
 # ------------------------------------------------------------------------------ linear
@@ -132,6 +126,7 @@ def _packed_linear(
     edit.become(node, ops.linear, x, opaque, bias, "none", [], "")
 
 
+@_LAYERS.rule("linear")
 def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     x, weight, bias = arguments(node).values()
     rank = val(x).dim()
@@ -183,28 +178,31 @@ def _become_product(
     edit.become(node, aten.view.default, made, list(out.shape))
 
 
-def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
-    """mm and addmm with a static second factor, as a linear layer with the transposed weight."""
+@_LAYERS.rule("addmm mm")
+def _product(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
+    """One with a static second factor, as a linear layer with the transposed weight."""
     if node.target is aten.mm.default:
         (x, factor), bias = node.args, None
     else:
         bias, x, factor = node.args
         if node.kwargs or not edit.is_static(bias) or val(bias).dim() != 1:  # type: ignore[arg-type]
-            return False
+            return ""
         if val(bias).shape[0] != val(node).shape[1]:  # type: ignore[arg-type]
-            return False
+            return ""
     assert isinstance(x, fx.Node) and isinstance(factor, fx.Node)
-    if edit.is_static(x) or not edit.is_static(factor) or not packs_linear(val(node).dtype):
-        return False
+    is_packed = edit.is_static(factor) and packs_linear(val(node).dtype)
+    if ops is None or edit.is_static(x) or not is_packed:
+        return ""
     with edit.before(node):
         weight = edit.contiguous(edit.call(aten.permute.default, factor, [1, 0]))
     _packed_linear(edit, ops, node, x, weight, bias)  # type: ignore[arg-type]
-    return True
+    return "packed linear"
 
 
 # ------------------------------------------------------------------------------ convolution
 
 
+@_LAYERS.rule("convolution")
 def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
