@@ -490,7 +490,7 @@ def join_parts(graph: fx.Graph) -> None:
         found = _added(node, known) if node.target is aten.add.Tensor else _put(node, known)
         if found is not None:
             known[node] = found
-    joined = {node: x for node, x in known.items() if len(x.at) > 1 and _is_joined(graph, node, x)}
+    joined = {node: x for node, x in known.items() if len(x.at) > 1 and _join(graph, node, x)}
     moved = set[fx.Node]()
     for parts in joined.values():
         for node, (node.target, node.args) in parts.reads.items():
@@ -588,8 +588,8 @@ def _added(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
     return a
 
 
-def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
-    """Whether a tensor was written anew as all its parts together."""
+def _join(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
+    """Write a tensor anew as all its parts together, where that can be; whether it was."""
     axis, made = parts.axis, list[fx.Node]()
     rank, rows = val(node).dim(), val(node).shape[axis]
     is_whole = sum(end - begin for begin, (end, _) in parts.at.items()) == rows

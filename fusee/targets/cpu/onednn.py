@@ -258,13 +258,13 @@ def for_any_size(op: OpOverload) -> Callable[..., Tensor]:
         try:
             fitting = weight.by_size[key]
         except (AttributeError, KeyError):
-            fitting = _fit(weight, shape, key)
+            fitting = _reordered(weight, shape, key)
         return op(*args[:place], fitting, *args[place + 1 :])  # type: ignore[no-any-return]
 
     return call
 
 
-def _fit(weight: Any, shape: torch.Size, key: Any) -> Tensor:
+def _reordered(weight: Any, shape: torch.Size, key: Any) -> Tensor:
     """The packed weight in the order for images of this shape, kept; equal orders share memory."""
     by_size = weight.__dict__.setdefault("by_size", {})
     plain = weight.to_dense().view(weight.shape)
@@ -305,13 +305,13 @@ def postops(edit: Editor) -> None:
         return
     done: dict[str, int] = {}
     for node in edit.calls(ops.conv, ops.linear):
-        while (step := _step(edit, ops, node)) is not None:
+        while (step := _take_user(edit, ops, node)) is not None:
             node, name = step
             done[name] = done.get(name, 0) + 1
     edit.notes += [f"{count} {name} inside packed operators" for name, count in done.items()]
 
 
-def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | None:
+def _take_user(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | None:
     """Take the only user of `node` into it: the new node, and the name of what it took in."""
     user = only_user(node)
     if user is None or user.op != "call_function" or not isinstance(user.meta["val"], Tensor):
