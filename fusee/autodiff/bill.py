@@ -221,7 +221,8 @@ def _known_layout(costs: Costs, nodes: Sequence[fx.Node], layouts: dict[Any, str
     if (known := layouts.get(of := tuple(nodes))) is not None:
         return known
     _, full_name = nodes[0].meta.get("call", (0, "")) if len(nodes) > 1 else (0, "")
-    parts: list[Any] = [full_name]  # equal for calls of known sizes that differ in values alone
+    # equal for calls of known sizes that differ in what lies in memory alone
+    parts: list[Any] = [full_name]
     for node in nodes:
         tensors = [t for x in (node, *node.all_input_nodes) for t in tensors_in(x.meta["val"])]
         if any(t._has_symbolic_sizes_strides for t in tensors):

@@ -663,10 +663,8 @@ class _Finish:
         node = x.grad_fn if x.requires_grad else None
         while node is not None and node is not root.grad_fn and node.next_functions:
             below = node.next_functions[0][0]
-            is_first = (
-                below is None or below is root.grad_fn or not below.next_functions
-            )  # a leaf's
-            if node.name() == "AsStridedBackward0" and not is_first:
+            is_of_view = below is not None and below is not root.grad_fn and below.next_functions
+            if node.name() == "AsStridedBackward0" and is_of_view:  # not of a leaf
                 raise self.b.unsupported("a result that as_strided takes of a view")
             node = below
         return root is not base

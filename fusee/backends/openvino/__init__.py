@@ -343,17 +343,18 @@ class OpenVINOOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         """raises   OptionError for what OpenVINO does not have here"""
-        there = [] if self.device == "CPU" and full_name("CPU") is not None else devices()
-        if there and (kind := self.device.rstrip(":")) in ("MULTI", "HETERO"):
-            example = f"'{kind}:{','.join(there)}', for instance"
-            raise OptionError(f"{self.device!r} names no devices", remedy=example)
-        kinds = {name.partition(".")[0] for name in there}
-        for name in base_devices(self.device) if there else ():
-            if name not in there and name not in kinds:
-                raise OptionError(
-                    f"the device {name!r} is not there",
-                    remedy=choices(name, [*there, "AUTO"], "devices here"),
-                )
+        if self.device != "CPU" or full_name("CPU") is None:
+            there = devices()
+            if (kind := self.device.rstrip(":")) in ("MULTI", "HETERO"):
+                example = f"'{kind}:{','.join(there)}', for instance"
+                raise OptionError(f"{self.device!r} names no devices", remedy=example)
+            kinds = {name.partition(".")[0] for name in there}
+            for name in base_devices(self.device):
+                if name not in there and name not in kinds:
+                    raise OptionError(
+                        f"the device {name!r} is not there",
+                        remedy=choices(name, [*there, "AUTO"], "devices here"),
+                    )
         is_plain = self.device == "CPU" and not self.config
         problem = None if is_plain else check_config(self.device, self.properties)
         if problem is not None and not self.config:
