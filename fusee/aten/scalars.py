@@ -194,6 +194,14 @@ def _number(x: Any, like: Tensor) -> Any:
     return x.like(like) if isinstance(x, Scalar) else x
 
 
+def _factor(x: Any, like: Tensor, *others: Tensor) -> Any:
+    """ATen makes a factor of integers an integer."""
+    dtypes = [torch.result_type(like, other) for other in others]
+    is_cut = not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    found = _number(x, like)
+    return found.trunc() if is_cut and isinstance(x, Scalar) else found
+
+
 def _scaled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Addition or subtraction of what may be scaled."""
 
@@ -215,7 +223,7 @@ _FORMS: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("div", "truediv", "divide", "true_divide"), _binary(torch.true_divide)),
     "pow": _binary(torch.pow),
     "rsub": lambda x, y, alpha=1: _number(y, x) - x * alpha,
-    "addcmul": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a * b),
+    "addcmul": lambda x, a, b, value=1: torch.add(x, _factor(value, x, a, b) * a * b),
     "addcdiv": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a / b),
     "lerp": lambda x, end, weight: torch.lerp(x, end, _number(weight, x).to(x).expand_as(x)),
 }
@@ -254,7 +262,8 @@ def _rounded(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Of a number that ATen gives the dtype of the other operand, a half too."""
 
     def have(x: Any, like: Any) -> Any:
-        return x.value.to(torch.result_type(like, 1.0)) if isinstance(x, Scalar) else x
+        other = 1.0 if isinstance(like, Scalar) else like
+        return x.value.to(torch.result_type(other, 1.0)) if isinstance(x, Scalar) else x
 
     return lambda x, y: call(have(x, y), have(y, x))
 
@@ -279,7 +288,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("scalar_tensor", "tensor"), functools.partial(_full, ())),
     "linspace": _spaced,
     "new_full": lambda x, size, value: _full(size, value, dtype=x.dtype),
-    "where": lambda c, x, y: torch.where(c, _number(x, y), _number(y, x)),
+    "where": lambda c, x, y: _rounded(lambda x, y: torch.where(c, x, y))(x, y),
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, value.value.to(x.dtype)),
 }
 
@@ -297,7 +306,7 @@ def _widening(form: Callable[..., Tensor], writes: bool) -> Callable[..., Tensor
         found = form(*map(_widened, (x, *args)), **kwargs)
         if writes:
             return _put(x, found)
-        dtype = torch.result_type(x, 1.0)
+        dtype = torch.result_type(x, 1.0) if holds_scalar(args) else x.dtype
         for other in args:
             if isinstance(other, Tensor):
                 dtype = torch.promote_types(dtype, torch.result_type(x, other))

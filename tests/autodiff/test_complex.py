@@ -242,6 +242,11 @@ def written_then_negated(z: Tensor, y: Tensor) -> Any:
     return torch._neg_view(y) + 1, torch._neg_view(z.conj().imag)
 
 
+def part_of_conjugate_written(z: Tensor, y: Tensor) -> Any:
+    z.conj().imag[:, 1:].mul_(10)
+    return z.real * 1, y
+
+
 def copied_of_lazy(z: Tensor, y: Tensor) -> Any:
     x, part = z * 1, y * 1
     x.copy_(z.conj())
@@ -250,12 +255,14 @@ def copied_of_lazy(z: Tensor, y: Tensor) -> Any:
     return torch.view_as_real(x), torch.view_as_real(x[1:]), part[1:] + 1, torch._neg_view(part)
 
 
-@pytest.mark.parametrize("f", [filled_then_halves, written_then_negated, copied_of_lazy])
+@pytest.mark.parametrize(
+    "f", [filled_then_halves, written_then_negated, part_of_conjugate_written, copied_of_lazy]
+)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_what_is_written_is_read_as_its_target(f: Program, dynamic: bool | None) -> None:
     compiled = fusee.compile(f, dynamic=dynamic)
     for turned in (lambda x: x, torch.t):
-        for bits in (lambda x: x, torch.conj):
+        for bits in (lambda x: x, torch.conj, torch._neg_view):
             told = []
             for call in (compiled, f):
                 given = [turned(bits(cplx(3, 3))), turned(bits(cplx(3, 3)).imag)]

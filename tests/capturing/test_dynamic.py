@@ -468,6 +468,11 @@ TAKE_FLOATS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "an index": lambda x, p: put(x, torch.tensor([0, 2]), p),
     "a mask": lambda x, p: put(x, x > 2, p),
     "parts": lambda x, p: put(x, (None, slice(0, 3, 2)), p),
+    "where": lambda x, p: torch.where(x > 2, x, p),
+    "where of a number": lambda x, p: torch.where(x[2] > 2, x[2], p),
+    "where of numbers": lambda x, p: torch.where(x > 2, p, p * 2),
+    "addcmul": lambda x, p: x.addcmul(x, x, value=p),
+    "addcmul of floats": lambda x, p: x.addcmul(x.double(), x, value=p),
 }
 
 

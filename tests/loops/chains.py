@@ -13,6 +13,7 @@ Exit status 1 if any differs.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import re
 import time
@@ -32,7 +33,7 @@ from tests.compare import Mismatch, assert_same, is_within, may_be_chance, neigh
 
 __all__ = ["Call", "chain", "difference"]
 
-LARGEST = 4000  # elements
+LARGEST, MOST = 4000, 300_000  # elements, also where sizes are large
 
 # Each row has all that it may be: x, y are float tensors, z is complex, i, j are integers (i of 64
 # bits), m a mask; d an axis of x with n elements, o their order; a, b, c small numbers; k an
@@ -241,6 +242,7 @@ OTHERS = (
 OTHERS += " | u.flip(0) | u.movedim(1,-1).contiguous().movedim(-1,1) | u.real | u.imag"
 FIRST, SECOND = FIRST + OTHERS, SECOND + re.sub(r"\bu\b", "w", OTHERS)
 SIZES = [0, 1, 2, 3, 4, 5, 7, 8, 16, 17]
+LARGE = [1, 2, 3, 16, 31, 64, 100, 129, 257, 512, 1000, 4097]
 
 DTYPES = {
     "x": [torch.float32, torch.float64, torch.float16, torch.bfloat16],
@@ -250,10 +252,10 @@ DTYPES = {
     "z": [torch.complex64, torch.complex128],
 }
 # On GPUs: in which order threads write to one place is nobody's promise, nor what an integer is of
-# a float beyond it.
+# a float beyond it, or what memory holds that grows; a GPU of ATen's refuses most of uint16.
 BY_ANY_THREAD = re.compile(
     r"\.clamp\(0,\w+\.shape\[0\]-1\)\] = |include_self=False|\.put_?\(|\*1e10\)\.int\("
-    r"|_foreach_\w+_\(\("
+    r"|_foreach_\w+_\(\(|\[1:\] \+= |, ?out=\w+\.mT\)|\.resize_\(|uint16"
 )
 # What autograd refuses after a write, which graphs do not refuse alike (docs/open.md).
 MODIFIED = re.compile("modified inplace|modified by an inplace")
@@ -288,7 +290,7 @@ def _filled(draw: random.Random, row: str, values: dict[str, Tensor]) -> str | N
     return "".join(given.get(word, word) for word in words)
 
 
-def _memory(draw: random.Random, dynamic: bool) -> list[Call]:
+def _memory(draw: random.Random, dynamic: bool, large: bool) -> list[Call]:
     """What three calls are given: of the same ranks and dtypes."""
     generator = torch.Generator().manual_seed(draw.getrandbits(32))
     names = [
@@ -298,23 +300,29 @@ def _memory(draw: random.Random, dynamic: bool) -> list[Call]:
     names[1] = names[0] if draw.random() < 0.6 else names[1]
     usual = draw.choice([torch.float32] * 6 + [*DTYPES["x"], torch.complex64])
     other = usual if draw.random() < 0.8 else draw.choice([*KNOWN])
-    sizes = {name: draw.choice(SIZES[draw.random() < 0.97 :]) for name in "rst"}
+    few = {name: draw.choice(SIZES[draw.random() < 0.97 :]) for name in "rst"}
+    sizes = {name: draw.choice(LARGE) for name in "rst"} if large else few
     calls = []
     for _ in range(3):
+        while max(math.prod(sizes[x] for x in axes) for axes in names) > MOST:
+            sizes[max(sizes, key=sizes.__getitem__)] //= 2
         memory = tuple(
             (torch.randn([sizes[x] for x in axes], generator=generator) * 2).to(dtype)
             for axes, dtype in zip(names, (usual, other), strict=True)
         )
         calls.append(Call(memory, draw.choice([0, 1, 2, 3, 5]), draw.choice([0.0, 0.5, 1.5])))
         if dynamic:
-            sizes |= {x: draw.choice(SIZES) for x in "rst" if draw.random() < 0.6}
+            others = LARGE if large else SIZES
+            sizes |= {x: draw.choice(others) for x in "rst" if draw.random() < 0.6}
     return calls
 
 
-def chain(seed: int, dynamic: bool = False, device: str = "cpu") -> tuple[str, list[Call]]:
+def chain(
+    seed: int, dynamic: bool = False, device: str = "cpu", large: bool = False
+) -> tuple[str, list[Call]]:
     """The source of a function `f` and of one that gives its arguments; what both are called on."""
     draw = random.Random(seed)
-    calls, lines, wanted = _memory(draw, dynamic), list[str](), draw.choice([2, 3, 5, 8, 12])
+    calls, lines, wanted = _memory(draw, dynamic, large), list[str](), draw.choice([2, 3, 5, 8, 12])
     wild = draw.random() < 0.2  # infinities, NaN, no elements
     space: dict[str, Any] = {"torch": torch, "F": F, "np": np}
     views = ", ".join(draw.choice(kinds.split(" | ")) for kinds in (FIRST, SECOND))
@@ -329,7 +337,7 @@ def chain(seed: int, dynamic: bool = False, device: str = "cpu") -> tuple[str, l
     values = {"p": p, "q": q}
     for _ in range(200):
         kind = draw.choice(ROWS)
-        if kind is ROWS[-1] and any(map(_repeats, values.values())):
+        if kind == ROWS[-1] and any(map(_repeats, values.values())):
             continue  # in which order is nobody's promise
         text = _filled(draw, draw.choice(kind), values)
         name = f"v{len(lines)}"
@@ -345,7 +353,8 @@ def chain(seed: int, dynamic: bool = False, device: str = "cpu") -> tuple[str, l
         if not isinstance(space.get(name), Tensor):
             space.pop(name, None)
         value = space.get(name, p)
-        is_kind = value.dtype in KNOWN and value.numel() <= LARGEST and value.dim() <= 5
+        most = MOST if large else LARGEST
+        is_kind = value.dtype in KNOWN and value.numel() <= most and value.dim() <= 5
         if not is_kind or not (wild or (value.numel() and _is_tame(value))):
             space.pop(name, None)
             continue
@@ -495,6 +504,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first one's seed")
     parser.add_argument("--gradients", action="store_true")
     parser.add_argument("--dynamic", action="store_true", help="with open sizes")
+    parser.add_argument("--large", action="store_true", help="kernels of many blocks and threads")
     parser.add_argument("--gpu", action="store_true", help="kernels for GPUs, simulated")
     parser.add_argument("--device", default="cpu", help="where the arguments are")
     args = parser.parse_args()
@@ -505,12 +515,13 @@ def main() -> int:
         from tests.targets.cuda.simulated import Simulated
 
         TARGETS["cpu"] = Simulated(PROFILE)
+    torch.backends.cudnn.allow_tf32 = False  # whose sums hang on the layout
     on_gpu = args.gpu or args.device != "cpu"
     how: Any = {"options": {"prices": False, "cache": not args.gpu}}
     how["dynamic"] = args.dynamic or None
     ends, seed, failed = time.monotonic() + args.seconds, args.first, 0
     while time.monotonic() < ends:
-        source, calls = chain(seed, args.dynamic, args.device)
+        source, calls = chain(seed, args.dynamic, args.device, args.large)
         if on_gpu and BY_ANY_THREAD.search(source):
             seed += 1
             continue

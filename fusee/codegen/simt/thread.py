@@ -236,14 +236,14 @@ def rough_values(phases: Sequence[Phase]) -> set[Value]:
 def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[Value]:
     """Values of which not only smooth functions are made before they are rounded to 16 bits
     and stored: they are compared, or stored as they are, or are sums that are."""
-    # powers of what float32 memory has part in, as a maximum or a logarithm of a sum has that
-    # another kernel made of the same values, rounded: with others the powers' sum would not be 1
+    # powers and differences of what float32 memory has part in, as a maximum or a mean has that
+    # another kernel made of the same values, rounded: others would not be as far from it
     reads = set[Value]()
     for value in order:
         is_read = value.op == "load" and value.dtype is torch.float32
         if is_read or not reads.isdisjoint(value.args):
             reads.add(value)
-    found = {value for value in reads if value.op in ("exp", "exp2", "expm1")}
+    found = {value for value in reads if value.op in ("exp", "exp2", "expm1", "sub")}
     accs: dict[Acc, Value] = {}
     for statement in (s for phase in phases for s in phase.body):
         if isinstance(statement, Accumulate):

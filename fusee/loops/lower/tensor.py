@@ -63,6 +63,14 @@ def same_strides(shape: Shape, a: Sequence[Size], b: Sequence[Size]) -> bool:
     return all(size == 1 or x == y for size, x, y in zip(shape, a, b, strict=True))
 
 
+def copied(x: torch.Tensor, size: Sequence[int] = (), stride: Sequence[int] = ()) -> torch.Tensor:
+    """A copy, conjugated and negated when it is read as `x` is: calls behind it count on that."""
+    bits = [torch.conj] * x.is_conj() + [torch._neg_view] * x.is_neg()
+    made = x.new_empty_strided(size or x.shape, stride or x.stride())
+    made.copy_(functools.reduce(lambda y, bit: bit(y), bits, x))
+    return functools.reduce(lambda y, bit: bit(y), bits, made)
+
+
 def stride_order(shape: Shape, strides: Sequence[Size]) -> list[int]:
     """Dimensions from the widest stride to the narrowest."""
     return sorted(range(len(shape)), key=lambda k: (-hint(strides[k]), k))

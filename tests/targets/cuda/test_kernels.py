@@ -370,6 +370,7 @@ ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rounded": lambda x: (x * 0.1 * 99).floor(),
     "turned": lambda x: (x * 1e6).cos(),
     "stored as float32": lambda x: (x * 0.1).float() * 3,
+    "less another kernel's maximum": lambda x: (x * x * 9).view(17, 59).log_softmax(0),
 }  # fmt: skip
 
 
