@@ -347,27 +347,25 @@ def substitute_in_graph(
     def register(traceable: F) -> F:
         if not isinstance(traceable, types.FunctionType):
             _refuse_kind("what is compiled instead must be a Python function", traceable)
-        if not skip_signature_check:
-            _check_signatures(original_fn, traceable)
+        try:
+            wanted = None if skip_signature_check else inspect.signature(original_fn)
+        except ValueError:  # a C function that does not tell
+            wanted = None
+        given = inspect.signature(traceable)
+        asked, there = (
+            [(p.name, p.kind, p.default) for p in (s or given).parameters.values()]
+            for s in (wanted, given)
+        )
+        if asked != there:
+            _refuse(
+                f"the signature of {traceable.__qualname__}{given} is not that of"
+                f" {original_fn.__qualname__}{wanted}",
+                "give it the same parameters, or skip_signature_check=True",
+            )
         POLICY.substitutes[original_fn] = traceable
         return traceable
 
     return register
-
-
-def _check_signatures(original_fn: Any, traceable: Callable[..., Any]) -> None:
-    try:
-        wanted = inspect.signature(original_fn)
-    except ValueError:  # a C function that does not tell
-        return
-    given = inspect.signature(traceable)
-    shape = [[(p.name, p.kind, p.default) for p in s.parameters.values()] for s in (wanted, given)]
-    if shape[0] != shape[1]:
-        _refuse(
-            f"the signature of {traceable.__qualname__}{given} is not that of"
-            f" {original_fn.__qualname__}{wanted}",
-            "give it the same parameters, or skip_signature_check=True",
-        )
 
 
 @overload

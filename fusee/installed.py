@@ -270,7 +270,7 @@ def _subscribed() -> list[Undo]:
             ends.append(log.subscribe(_to(logger), *artefacts))
     for name in ("guards", "recompiles"):
         if (logger := _wanted(name)) is not None:
-            ends.append(log.subscribe(_told(logger), name))
+            ends.append(log.subscribe(_to(logger, logging.DEBUG, "{0.name}: {0.text}"), name))
     dynamic = logging.getLogger(_DYNAMIC)
     if dynamic.isEnabledFor(logging.INFO):
         ends.append(log.subscribe(_to(dynamic), "dynamic"))
@@ -291,9 +291,9 @@ def _wanted(name: str) -> logging.Logger | None:
     return logger if logger.isEnabledFor(logging.DEBUG) else None
 
 
-def _told(logger: logging.Logger) -> log.Listener:
-    return lambda record: logger.debug("%s: %s", record.name, record.text)
-
-
-def _to(logger: logging.Logger) -> log.Listener:
-    return lambda record: logger.info("%s %s\n%s", record.graph, record.name, record.text)
+def _to(
+    logger: logging.Logger,
+    level: int = logging.INFO,
+    form: str = "{0.graph} {0.name}\n{0.text}",
+) -> log.Listener:
+    return lambda record: logger.log(level, "%s", form.format(record))

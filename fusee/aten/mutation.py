@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten import bound, draws, inverse, is_view, remove_dead
+from fusee.aten import bound, closure, draws, inverse, is_view, remove_dead
 from fusee.aten.canonicalize import ALWAYS, convert
 from fusee.aten.rewriter import new_call, val
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
@@ -490,7 +490,7 @@ def join_parts(graph: fx.Graph) -> None:
         found = _added(node, known) if node.target is aten.add.Tensor else _put(node, known)
         if found is not None:
             known[node] = found
-    joined = {node: x for node, x in known.items() if len(x.at) > 1 and _is_joined(graph, node, x)}
+    joined = {node: x for node, x in known.items() if len(x.at) > 1 and _join(graph, node, x)}
     moved = set[fx.Node]()
     for parts in joined.values():
         for node, (node.target, node.args) in parts.reads.items():
@@ -588,24 +588,16 @@ def _added(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
     return a
 
 
-def _has_open_views(node: fx.Node) -> bool:
-    """Whether a view of it, or one of a view, is taken by a size: a node's sizes are no SymInts
-    that could be given to the operator again."""
-    views, found = [node], [node]
-    while views:
-        views = [x for view in views for x in view.users if is_view(x.target)]
-        found += views
-    return any(isinstance(x, Expr) for x in pytree.tree_leaves([x.args for x in found]))
-
-
-def _is_joined(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
-    """Whether a tensor was written anew as all its parts together."""
+def _join(graph: fx.Graph, node: fx.Node, parts: _Parts) -> bool:
+    """Write a tensor anew as all its parts together, where that can be; whether it was."""
     axis, made = parts.axis, list[fx.Node]()
     rank, rows = val(node).dim(), val(node).shape[axis]
     is_whole = sum(end - begin for begin, (end, _) in parts.at.items()) == rows
     if parts.base.op == "placeholder" or not (is_whole or parts.base.target in _FILLS):
         return False
-    if any(_has_open_views(read) for read in parts.reads):
+    # a view that is taken by a size stays: nodes have no SymInts to give to the operator again
+    found = closure(parts.reads, lambda x: [user for user in x.users if is_view(user.target)])
+    if any(isinstance(x, Expr) for x in pytree.tree_leaves([x.args for x in found])):
         return False
     if is_whole and all(val(part).dim() < rank for _, part in parts.at.values()):
         node.target, node.args = aten.stack.default, ([parts.at[k][1] for k in parts.begins], axis)

@@ -53,6 +53,7 @@ from fusee.aten import (
     tensor_input,
     used_symbols,
 )
+from fusee.aten.tracer import with_sizes
 from fusee.config import Options
 from fusee.fake import on_metas
 from fusee.fake.layouts import is_contiguous, same_ints
@@ -156,11 +157,8 @@ class Editor:
         """SymInts among arguments as the sizes that nodes hold."""
         if not self.aten.symbols:
             return args, kwargs
-        to_size: Any = self.aten.to_size
-        found: Any = fx.node.map_aggregate(
-            (args, kwargs), lambda x: to_size(x) if isinstance(x, torch.SymInt) else x
-        )
-        return tuple(found[0]), dict(found[1])
+        found: tuple[Args, Kwargs] = with_sizes((args, kwargs), self.aten.to_size)
+        return found
 
     @contextlib.contextmanager
     def before(self, node: fx.Node) -> Iterator[None]:

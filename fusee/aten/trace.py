@@ -172,7 +172,11 @@ def _run(
     elif node.op == "call_method":
         call = getattr(Tensor if isinstance(args[0], Tensor) else type(returned(args[0])), target)
     else:
-        call = _module(t, gm, target, attribute)
+        call = module = gm.get_submodule(target)
+        if t.above is not None:  # with autograd on it must work on twins, as all does
+            own = [*module.named_parameters(), *module.named_buffers()]
+            twins = {inner: attribute(gm, f"{target}.{inner}") for inner, _ in own}
+            call = lambda *given, **named: torch.func.functional_call(module, twins, given, named)  # noqa: E731
     if is_read(call, args):
         call = read
     elif call is Tensor.item and t.b.twins.env is not None and not is_inexact(args[0]):
@@ -225,18 +229,6 @@ def composite_of(t: Tracer, call: Any) -> Callable[..., Any] | None:
     if t.b.to_size is None:
         return WITHOUT_VALUES.get(call)
     return (IN_OTHERS if t.above is None else COMPOSITES).get(call)
-
-
-def _module(
-    t: Tracer, gm: torch.nn.Module, name: str, attribute: Callable[[torch.nn.Module, str], Any]
-) -> Callable[..., Any]:
-    """A module that the graph calls. With autograd on it must work on twins, as all does."""
-    module = gm.get_submodule(name)
-    if t.above is None:
-        return module
-    own = [*module.named_parameters(), *module.named_buffers()]
-    twins = {inner: attribute(gm, f"{name}.{inner}") for inner, _ in own}
-    return lambda *args, **kwargs: torch.func.functional_call(module, twins, args, kwargs)
 
 
 def failed(t: Tracer, name: str, error: Exception) -> TraceError:

@@ -142,8 +142,7 @@ class Builder:
     ) -> fx.Node:
         """Append a node that calls `op` on nodes and literals; `val` is its meta result."""
         if self.to_size is not None:
-            to_size = functools.partial(_with_size, to_size=self.to_size)
-            args, kwargs = mapped((args, kwargs), to_size)
+            args, kwargs = with_sizes((args, kwargs), self.to_size)
         name = op._schema.name.partition("::")[2]  # shorter than fx's, and ten times as quick
         node = self.graph.create_node("call_function", op, args, kwargs, name)
         node.meta.update(self.marks, val=val, device=device, stack_trace=self.stack_trace)
@@ -322,13 +321,17 @@ class Builder:
         return error
 
 
-def _with_size(x: Any, to_size: Callable[[Any], Size]) -> Any:
-    """A SymInt as a Size. Other symbolic numbers become constants and guards."""
-    if isinstance(x, torch.SymInt):
-        return to_size(x)
-    if isinstance(x, torch.SymFloat):
-        return float(x)
-    return bool(x) if isinstance(x, torch.SymBool) else x
+def with_sizes(given: Any, to_size: Callable[[Any], Size]) -> Any:
+    """Arguments with SymInts as Sizes. Other symbolic numbers become constants and guards."""
+
+    def part(x: Any) -> Any:
+        if isinstance(x, torch.SymInt):
+            return to_size(x)
+        if isinstance(x, torch.SymFloat):
+            return float(x)
+        return bool(x) if isinstance(x, torch.SymBool) else x
+
+    return mapped(given, part)
 
 
 def _bits_of(x: Tensor) -> list[OpOverload]:

@@ -30,7 +30,7 @@ from fusee.aten.torch_api import (
     modified,
     without_autocast,
 )
-from fusee.autodiff import Gradient, Joint, Split
+from fusee.autodiff import Joint, Split
 from fusee.errors import DoubleBackwardError, InputError
 from fusee.fake import without_dynamo
 from fusee.source import HostFunction, HostSource, listed, picker
@@ -125,7 +125,12 @@ def _gradients(
             kept = [x.detach() for x in kept]  # who has them besides can be counted
         kept += variant.rest(grads, ctx.numbers)
         grads.clear()
-        found = variant.gradients(_run_backward(run, kept, is_twice))
+        if _is_alone(run) and not is_twice:  # gradients are off
+            results = run(kept)
+        else:
+            with torch.no_grad(), below_autograd(), without_autocast():
+                results = run(kept)
+        found = variant.gradients(results)
         if operands is None:
             return tuple(found)
         return tuple(again.differentiable(held, *operands, found))
@@ -145,10 +150,13 @@ def _in_parts(
 
     The engine goes on to all that a node leads to, and what another part has used up raises there.
     """
-    leading = _leading(joint)
-    places = {
-        part: [k for k, one in zip(joint.tangents, joint.parts) if one == part] for part in leading
-    }
+    reached = joint.tangents_of[0]
+    leading: dict[int, frozenset[int]] = {}  # inputs; none if gradients are zero whatever comes in
+    places: dict[int, list[int]] = {}
+    for part in dict.fromkeys(joint.parts):
+        bits = sum(1 << k for k, one in enumerate(joint.parts) if one == part)
+        leading[part] = frozenset(k for k, x in enumerate(reached) if x & bits)
+        places[part] = [k for k, one in zip(joint.tangents, joint.parts) if one == part]
 
     class CompiledPart(torch.autograd.Function):
         @staticmethod
@@ -191,15 +199,6 @@ def _in_parts(
     return run
 
 
-def _leading(joint: Joint) -> dict[int, frozenset[int]]:
-    """By part: the inputs that its gradients lead to; none if these are zero whatever comes in."""
-    reached, found = joint.tangents_of[0], dict[int, frozenset[int]]()
-    for part in dict.fromkeys(joint.parts):
-        bits = sum(1 << k for k, one in enumerate(joint.parts) if one == part)
-        found[part] = frozenset(k for k, x in enumerate(reached) if x & bits)
-    return found
-
-
 def _is_alone(run: Run | HostFunction) -> bool:
     """As HostFunction has it; of what is around one nobody knows."""
     return getattr(run, "is_alone", False)
@@ -213,16 +212,6 @@ def _below(run: Run) -> Run:
             return run(inputs)
 
     return run if _is_alone(run) else below
-
-
-def _run_backward(run: Run, kept: list[Any], is_twice: bool) -> Sequence[Any]:
-    if not is_twice:  # gradients are off
-        if _is_alone(run):
-            return run(kept)
-        with below_autograd(), without_autocast():
-            return run(kept)
-    with torch.no_grad(), below_autograd(), without_autocast():
-        return run(kept)
 
 
 def _keeper(split: Split, count: int) -> Callable[[Any, Sequence[Any], Sequence[Any]], None]:
@@ -266,22 +255,6 @@ def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[...,
             return apply(*given)
 
     return run
-
-
-def _gradient(of: Gradient, found: Sequence[Any]) -> Any:
-    if not isinstance(of, tuple):
-        return None if of is None else found[of]
-    total: Tensor | None = None
-    for part in of:
-        if isinstance(part, int):
-            x = found[part]
-        else:
-            rows, indices = found[part.rows], found[part.indices]
-            x = torch.ops.aten.embedding_sparse_backward.default(rows, indices, *part.options)
-        if total is not None:
-            x = x + total if total.is_sparse and not x.is_sparse else total + x
-        total = x
-    return total
 
 
 class _Variant:
@@ -334,7 +307,21 @@ class _Variant:
         """What the backward's results say of each input of the forward."""
         if self._place is not None:
             return self._place((*found, None))
-        return [_gradient(of, found) for of in self.split.gradients]
+        results: list[Any] = []
+        for of in self.split.gradients:
+            total: Tensor | None = None
+            for part in of if isinstance(of, tuple) else () if of is None else (of,):
+                if isinstance(part, int):
+                    x = found[part]
+                else:
+                    rows, indices = found[part.rows], found[part.indices]
+                    scatter = torch.ops.aten.embedding_sparse_backward.default
+                    x = scatter(rows, indices, *part.options)
+                if total is not None:
+                    x = x + total if total.is_sparse and not x.is_sparse else total + x
+                total = x
+            results.append(total)
+        return results
 
     def rest(self, grads: list[Tensor | None], numbers: Sequence[int]) -> list[Any]:
         """What the backward takes after the saved values."""

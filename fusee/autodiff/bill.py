@@ -175,15 +175,6 @@ def _cheaper_calls(
     return found
 
 
-def _form(node: fx.Node) -> Any:
-    """Equal for calls of known sizes that differ in what lies in memory alone."""
-    tensors = [t for x in (node, *node.all_input_nodes) for t in tensors_in(x.meta["val"])]
-    if any(t._has_symbolic_sizes_strides for t in tensors):
-        return node
-    literals = fx.node.map_arg((node.args, node.kwargs), lambda x: None)
-    return node.target, key_of(literals), *((x.dtype, x.shape, x.stride()) for x in tensors)
-
-
 @functools.cache
 def _parameters(op: OpOverload) -> dict[str, tuple[int, str, Any]]:
     """Place, type and default of each, by name."""
@@ -230,7 +221,17 @@ def _known_layout(costs: Costs, nodes: Sequence[fx.Node], layouts: dict[Any, str
     if (known := layouts.get(of := tuple(nodes))) is not None:
         return known
     _, full_name = nodes[0].meta.get("call", (0, "")) if len(nodes) > 1 else (0, "")
-    form = full_name, *map(_form, nodes)
+    # equal for calls of known sizes that differ in what lies in memory alone
+    parts: list[Any] = [full_name]
+    for node in nodes:
+        tensors = [t for x in (node, *node.all_input_nodes) for t in tensors_in(x.meta["val"])]
+        if any(t._has_symbolic_sizes_strides for t in tensors):
+            parts.append(node)
+            continue
+        literals = fx.node.map_arg((node.args, node.kwargs), lambda x: None)
+        places = [(x.dtype, x.shape, x.stride()) for x in tensors]
+        parts.append((node.target, key_of(literals), *places))
+    form = tuple(parts)
     if form not in layouts:
         layouts[form] = _layout(costs, nodes)
     layouts[of] = layouts[form]

@@ -664,24 +664,16 @@ class _Finish:
         root, base = (y if y._base is None else y._base for y in (x, of))
         if x.requires_grad and root is not base:
             raise self.b.unsupported("a result whose gradient is not that of whose memory it has")
-        if x.requires_grad and _is_strided_part(x, root):
-            raise self.b.unsupported("a result that as_strided takes of a view")
+        # the gradient of what as_strided takes of another view of `root` is lost where it reaches
+        # beyond that view; as a view of all of `root` it would not be
+        node = x.grad_fn if x.requires_grad else None
+        while node is not None and node is not root.grad_fn and node.next_functions:
+            below = node.next_functions[0][0]
+            is_of_view = below is not None and below is not root.grad_fn and below.next_functions
+            if node.name() == "AsStridedBackward0" and is_of_view:  # not of a leaf
+                raise self.b.unsupported("a result that as_strided takes of a view")
+            node = below
         return root is not base
-
-
-def _is_strided_part(x: Tensor, root: Tensor) -> bool:
-    """Whether `x`, a view of `root`, is what as_strided takes of another view of that.
-
-    Its gradient is lost where it reaches beyond that view, as a view of all of `root` it is not.
-    """
-    node = x.grad_fn
-    while node is not None and node is not root.grad_fn and node.next_functions:
-        below = node.next_functions[0][0]
-        is_first = below is None or below is root.grad_fn or not below.next_functions  # or a leaf's
-        if node.name() == "AsStridedBackward0" and not is_first:
-            return True
-        node = below
-    return False
 
 
 def _settled(

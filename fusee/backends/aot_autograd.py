@@ -267,14 +267,15 @@ def _guard(
     gm: Captured, aten: AtenGraph, written: Collection[int], report: Report, call: Call
 ) -> Call:
     """A call with the checks of this file around it."""
-    call = _of_these_sizes(gm, call, aten, report)
-    return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
+    call = _with_known_sizes(gm, call, aten, report)
+    call = _without_overlap(gm, call, aten.inputs, written, report)
+    return _without_offsets(gm, call, aten, report)
 
 
 # ---------------------------------------------------------------------------- sizes
 
 
-def _of_these_sizes(gm: Captured, call: Call, aten: AtenGraph, report: Report) -> Call:
+def _with_known_sizes(gm: Captured, call: Call, aten: AtenGraph, report: Report) -> Call:
     """`call` where sizes that only data knows are as its graph takes them to be, `gm` elsewhere.
 
     They are not where eager raises, or for sizes of 0 that nobody thinks of. If the first calls all
@@ -324,7 +325,7 @@ _OTHERS = 16
 # lies inside a larger storage, if the graph counts offsets from its beginning.
 
 
-def _apart(
+def _without_overlap(
     gm: Captured,
     call: Call,
     inputs: Sequence[InputSpec],
@@ -371,7 +372,7 @@ def _apart(
     return checked
 
 
-def _from_start(gm: Captured, call: Call, aten: AtenGraph, report: Report) -> Call:
+def _without_offsets(gm: Captured, call: Call, aten: AtenGraph, report: Report) -> Call:
     """`call` where inputs begin their memory, as offsets in its graph take them to; `gm` else."""
     asked = [aten.inputs[k] for k in sorted(aten.from_start)]
     if not asked:

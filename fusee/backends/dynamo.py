@@ -18,6 +18,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,20 +45,19 @@ def _skip_ours(trace_rules: Any) -> None:
     trace_rules.add("fusee")
 
 
-def _derive_errors(exc: Any) -> None:
-    """Let `except Unsupported` catch a GraphBreakError as well, and so on."""
-    GraphBreakError.__bases__ = (FuseeError, exc.Unsupported)
-    RecompileError.__bases__ = (FuseeError, exc.RecompileError)
-    BackendError.__bases__ = (FuseeError, exc.BackendCompilerFailed)
-
-
-def _derive_size_error(shapes: Any) -> None:
-    ConstantSizeError.__bases__ = (FuseeError, shapes.ConstraintViolationError)
+def _derive(error: type[FuseeError], name: str, module: Any) -> None:
+    """Let who catches torch's error of that name catch ours as well."""
+    error.__bases__ = (FuseeError, getattr(module, name))
 
 
 when_imported("torch._dynamo.trace_rules", _skip_ours)
-when_imported("torch._dynamo.exc", _derive_errors)
-when_imported("torch.fx.experimental.symbolic_shapes", _derive_size_error)
+for _error, _module, _name in (
+    (GraphBreakError, "torch._dynamo.exc", "Unsupported"),
+    (RecompileError, "torch._dynamo.exc", "RecompileError"),
+    (BackendError, "torch._dynamo.exc", "BackendCompilerFailed"),
+    (ConstantSizeError, "torch.fx.experimental.symbolic_shapes", "ConstraintViolationError"),
+):
+    when_imported(_module, partial(_derive, _error, _name))
 
 
 def registered(excluded: Iterable[str]) -> list[str]:

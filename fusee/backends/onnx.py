@@ -279,7 +279,13 @@ class _RegionCall:
 
     def __init__(self, region: Region, options: OnnxOptions) -> None:
         graph = region.graph
-        self.sizes = _sizes_of(region)
+        write = HostSource("sizes", "inputs")  # of the results, once none is known to be 0
+        write.read_symbols(graph.symbols)
+        write.hold("Declined", Declined)
+        write.add(*(f"if not {one}: raise Declined" for one in region.conditions()))
+        sizes: Any = [list(spec.size) for spec in graph.outputs if isinstance(spec, Fresh)]
+        write.add(f"return {sizes!r}")
+        self.sizes: Callable[[tuple[Any, ...]], Sequence[Sequence[int]]] = write.function("sizes")
         position = {node: k for k, node in enumerate(graph.placeholders)}
         found = [row for node in region.calls() for row in indexed(node)]
         # ONNX counts negative indices from the end, ATen refuses those of most operators
@@ -305,20 +311,6 @@ class _RegionCall:
             if "out of data bounds" in str(error):
                 raise Declined from error  # an index: our compiler raises what eager does
             raise
-
-
-def _sizes_of(region: Region) -> Callable[[tuple[Any, ...]], Sequence[Sequence[int]]]:
-    """A function of the inputs: the sizes of the results, once none is known to be 0."""
-    graph = region.graph
-    sizes: Any = [spec.size for spec in graph.outputs if isinstance(spec, Fresh)]
-    if not graph.symbols:
-        return lambda inputs: sizes
-    write = HostSource("sizes", "inputs")
-    write.read_symbols(graph.symbols)
-    write.hold("Declined", Declined)
-    write.add(*(f"if not {one}: raise Declined" for one in region.conditions()))
-    write.add(f"return {[list(size) for size in sizes]!r}")
-    return write.function("sizes")
 
 
 # ---------------------------------------------------------------------------- onnx api

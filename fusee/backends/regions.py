@@ -606,25 +606,21 @@ def interval(x: Any) -> Interval | None:
     """The least and the greatest value of an integer or bool tensor; None: not known."""
     if not isinstance(x, fx.Node):
         return _number(x)
-    if "interval" not in x.meta:
-        x.meta["interval"] = _find(x)
-    found: Interval | None = x.meta["interval"]
+    if "interval" in x.meta:
+        return x.meta["interval"]  # type: ignore[no-any-return]
+    found: Interval | None = None
+    value = x.meta.get("val")
+    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+        if value.dtype == torch.bool:
+            found = 0, 1
+        elif x.op != "call_function":
+            found = _read_anew(x)
+        elif (at := QUANTIZING.get(str(x.target))) is not None:
+            found = _hull([interval(n) for n in x.args[at : at + 2]])
+        elif (rule := _RULES.get(x.target)) is not None:
+            found = rule(x)
+    x.meta["interval"] = found
     return found
-
-
-def _find(node: fx.Node) -> Interval | None:
-    val = node.meta.get("val")
-    if not isinstance(val, Tensor) or val.is_floating_point() or val.is_complex():
-        return None
-    if val.dtype == torch.bool:
-        return 0, 1
-    if node.op != "call_function":
-        return _read_anew(node)
-    at = QUANTIZING.get(str(node.target))
-    if at is not None:
-        return _hull([interval(n) for n in node.args[at : at + 2]])
-    rule = _RULES.get(node.target)
-    return rule(node) if rule is not None else None
 
 
 def _read_anew(node: fx.Node) -> Interval | None:

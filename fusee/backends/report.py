@@ -417,13 +417,31 @@ class BucketGraph:
     compiled: CompiledFn | None = None
 
 
-class Bucketed(functools.partial[Any]):
-    """Graphs that run one after the other: takes and gives what the whole one does."""
+class Bucketed:
+    """Graphs that run one after the other: takes and gives what the whole one does.
+
+    results   the places of what it gives
+    """
+
+    def __init__(
+        self, compile_graph: CompiledFn, parts: Sequence[BucketGraph], results: Sequence[Any]
+    ) -> None:
+        self.compile_graph, self.parts, self.results = compile_graph, parts, results
 
     @property
     def compiled(self) -> list[CompiledFn]:
-        parts: list[BucketGraph] = self.args[1]
-        return [part.compiled for part in parts if part.compiled is not None]
+        return [part.compiled for part in self.parts if part.compiled is not None]
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        values = [*inputs]
+        for part in self.parts:
+            given = [values[k] for k in part.given]
+            if part.compiled is None:
+                part.compiled = self.compile_graph(part.graph, given)
+            for k in part.dead:
+                values[k] = None
+            values += part.compiled(*given)
+        return tuple(values[k] for k in self.results)
 
 
 def in_buckets(
@@ -504,7 +522,10 @@ def in_parts(
     *nodes, output = gm.graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     places = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    parts, values = list[BucketGraph](), [*examples] if any(map(_is_open, places)) else None
+    given = [node.meta.get("example_value") for node in places]
+    sizes = (n for x in given for n in (x.shape if isinstance(x, Tensor) else (x,)))
+    is_open = any(type(n) is torch.SymInt for n in sizes)
+    parts, values = list[BucketGraph](), [*examples] if is_open else None
     ends = itertools.pairwise((0, *starts, len(calls)))
     for (begin, end), is_captured in zip(ends, captured):
         part, given, results = _part(gm, calls[begin:end])
@@ -519,21 +540,7 @@ def in_parts(
     for bucket in reversed(parts):
         bucket.dead = [k for k in bucket.given if k not in later]
         later.update(bucket.given)
-    return Bucketed(_in_turn, compile_graph, parts, shown)
-
-
-def _in_turn(
-    compile_graph: CompiledFn, parts: Sequence[BucketGraph], results: Sequence[Any], *inputs: Any
-) -> tuple[Any, ...]:
-    values = [*inputs]
-    for part in parts:
-        given = [values[k] for k in part.given]
-        if part.compiled is None:
-            part.compiled = compile_graph(part.graph, given)
-        for k in part.dead:
-            values[k] = None
-        values += part.compiled(*given)
-    return tuple(values[k] for k in results)
+    return Bucketed(compile_graph, parts, shown)
 
 
 def _part(
@@ -576,12 +583,6 @@ def _with_data(x: Any) -> Any:
     made = torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).zero_()
     with torch.enable_grad():  # no leaf, either
         return with_bits(made.requires_grad_(x.requires_grad).view_as(made), x)
-
-
-def _is_open(node: fx.Node) -> bool:
-    """Whether it is an open number, or a tensor with one among its sizes."""
-    x = node.meta.get("example_value")
-    return any(type(n) is torch.SymInt for n in (x.shape if isinstance(x, Tensor) else (x,)))
 
 
 def _is_tensor(node: fx.Node) -> bool:

@@ -284,9 +284,14 @@ def stored_once(kernel: Kernel) -> Iterator[str]:
                 value = store.value
                 is_read = store.mode == "set" and value.op == "load" and not value.args
                 is_copied = is_read and isinstance(store.index - value.attr[1], int)
-                is_apart = is_copied or _is_nested(store.index, axes)
-                if not is_apart and _collides(store.index, axes):
-                    yield f"two points store to one place of {store.buffer}"
+                if is_copied or _is_nested(store.index, axes):
+                    continue
+                at = _Points([store.index], axes)
+                found = at.places(store.index, None)
+                if found is not None:
+                    points = torch.stack([at.known[axis].expand(POINTS) for axis in axes], 1)
+                    if len(set(map(tuple, points.tolist()))) > len(set(found.tolist())):
+                        yield f"two points store to one place of {store.buffer}"
 
 
 def _is_nested(index: Size, axes: Sequence[Symbol]) -> bool:
@@ -303,15 +308,6 @@ def _is_nested(index: Size, axes: Sequence[Symbol]) -> bool:
             return False
         reach += step * (count - 1)
     return True
-
-
-def _collides(index: Size, axes: Sequence[Symbol]) -> bool:
-    at = _Points([index], axes)
-    found = at.places(index, None)
-    if found is None:
-        return False
-    points = torch.stack([at.known[axis].expand(POINTS) for axis in axes], 1)
-    return len(set(map(tuple, points.tolist()))) > len(set(found.tolist()))
 
 
 # ------------------------------------------------------------------------------ all of them
@@ -365,9 +361,13 @@ def _own_reads(kernel: Kernel, written: set[Buffer]) -> Iterator[str]:
                 buffer, index = load.attr
                 mine = [(n, s.index) for n, s in before if s.buffer is buffer]
                 same = any(place == index for n, place in mine if n == number)
-                if same or any(
-                    n < number and _same_point(place, index, kernel.outer) for n, place in mine
-                ):
+                # stored before at this outer point, as far as steps tell
+                steps = [stride(index, axis) for axis in kernel.outer]
+                for n, place in mine:
+                    stored = [stride(place, axis) for axis in kernel.outer]
+                    pairs = zip(stored, steps, strict=True)
+                    same |= n < number and all(None in pair or pair[0] == pair[1] for pair in pairs)
+                if same:
                     continue
                 later = [s.index for p in kernel.phases[number:] for s in p.body
                          if isinstance(s, Store) and s.buffer is buffer]  # fmt: skip
@@ -377,12 +377,6 @@ def _own_reads(kernel: Kernel, written: set[Buffer]) -> Iterator[str]:
                     yield f"reads {buffer}[{index}], where another of its points may have written"
             if isinstance(statement, Store):
                 before.append((number, statement))
-
-
-def _same_point(stored: Size, read: Size, outer: Sequence[Symbol]) -> bool:
-    """Whether what is read at an outer point was stored at that point, as far as steps tell."""
-    steps = ((stride(stored, axis), stride(read, axis)) for axis in outer)
-    return all(one is None or other is None or one == other for one, other in steps)
 
 
 def written_whole(items: Sequence[Item]) -> Iterator[tuple[Item, str]]:

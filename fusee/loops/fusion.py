@@ -329,8 +329,7 @@ class _Fuser:
         if isinstance(answer, Placement) and self._cuts_lanes(loop, answer):
             return "its lanes would be few"
         overwrites = any(map(is_update, (loop, *(m.loop for m in group.members))))
-        fits = not isinstance(answer, Placement) or _is_one_body(answer) or _comes_last(answer)
-        if overwrites and not fits:
+        if overwrites and isinstance(answer, Placement) and not _may_overwrite(answer):
             return "what overwrites its operands shares only a single pass over the same points"
         return answer
 
@@ -349,7 +348,26 @@ class _Fuser:
         theirs = {axis.hi for axes in (group.outer, *group.phases) for axis in axes}
         if own <= theirs or theirs <= own:
             return None
-        pieces, cut = _in_common_axes(loop, group)
+        if any(x.scan or x.ordered for x in (loop, *(m.loop for m in group.members))):
+            return None
+        pieces, cut = split_loop(loop), group
+        while True:
+            indices = {m.loop.buffer: m.loop.index for m in cut.members}
+            inner = dict.fromkeys(axis for phase in cut.phases for axis in phase)
+            mine, others = pieces.all_axes, (*cut.outer, *inner)
+            loads = [
+                v.attr for v in walk([pieces.value]) if v.op == "load" and v.attr[0] in indices
+            ]
+            ends = (x for b, at in loads for x in ends_of(at, mine, indices[b], others))
+            if (found := next(ends, None)) is not None:
+                pieces = cut_loop(pieces, *found)
+                continue
+            ends = (x for b, at in loads for x in ends_of(indices[b], others, at, mine))
+            if (found := next(ends, None)) is None:
+                break
+            members = [replace(m, loop=cut_loop(m.loop, *found)) for m in cut.members]
+            outer, *phases = (cut_axes(axes, *found) for axes in (cut.outer, *cut.phases))
+            cut = replace(cut, outer=outer, members=members, phases=phases)
         if pieces is loop and cut is group:
             return None
         answer = self._try(pieces, cut)
@@ -407,41 +425,28 @@ def _is_one_element(loop: Loop) -> bool:
     return not (loop.axes or loop.reduce_axes)
 
 
-def _is_one_body(placement: Placement) -> bool:
-    """Whether the kernel stays one pass over the same points, each of which sees its own alone.
+def _may_overwrite(placement: Placement) -> bool:
+    """Whether all points of the kernel read what they are to, where it overwrites operands.
 
-    All that is loaded then was there before the kernel; what is there after it is forwarded.
+    They do in one pass over the same points, each of which sees its own alone: all that is loaded
+    was there before the kernel, and what is there after it is forwarded. They do, too, if the new
+    loop comes last and the others read there alone: a running mean, once the batch's is known. Not
+    where a later step may raise.
     """
     group, new = placement.group, placement.member.loop
-    (inner, *more) = group.phases
     others = [m.loop for m in group.members]
-    same = placement.outer == group.outer and set(placement.inner) == set(inner) and not more
-    masked = any(v.op == "load" and v.args for v in walk([new.value]))
-    return (
-        same
-        and not masked
-        and all(loop.acc is None for loop in (*others, new))
-        and all(reads_only_at(loop.value, new.buffer, new.index) for loop in others)
-    )
-
-
-def _comes_last(placement: Placement) -> bool:
-    """Whether it overwrites, at the end of a kernel, what the kernel reads there alone: a running
-    mean, once the batch's is known. Not where a later step may raise."""
-    group, new = placement.group, placement.member.loop
-    readers = [m.loop for m in group.members if new.buffer in reads(m.loop)]
+    readers = [loop for loop in others if new.buffer in reads(loop)]
+    if new.acc is not None or placement.outer != group.outer:
+        return False
+    if not all(x.acc is None and reads_only_at(x.value, new.buffer, new.index) for x in readers):
+        return False
+    if len(group.phases) == 1 and {*placement.inner} == {*group.phases[0]}:
+        masked = any(v.op == "load" and v.args for v in walk([new.value]))
+        if not masked and all(loop.acc is None for loop in others):
+            return True
     fed = {loop.buffer for loop in readers}
-    return (
-        not group.profile.raises
-        and new.acc is None
-        and placement.outer == group.outer
-        and not placement.inner
-        and all(
-            loop.acc is None and reads_only_at(loop.value, new.buffer, new.index)
-            for loop in readers
-        )
-        and all(is_update(m.loop) for m in group.members if fed & {*reads(m.loop)})
-    )
+    users = [loop for loop in others if fed & {*reads(loop)}]
+    return not (group.profile.raises or placement.inner) and all(map(is_update, users))
 
 
 # ------------------------------------------------------------------------------ legality
@@ -602,8 +607,7 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     widest = max((steps[axis] for axis in inner), default=0)
     if loop.acc is None and not (
         all(steps[axis] >= widest for axis in outer)
-        or _follows(group, member.loop, inner, points)
-        or _goes_along(group, member.loop.index, inner)
+        or _stores_along(group, member.loop, inner, points)
     ):
         return "its further axes are not the innermost of what it stores"
     if inner and outer and not group.profile.shares and turns(loop):
@@ -671,12 +675,20 @@ _BUSY = 8
 _PIECE = 8
 
 
-def _follows(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -> bool:
+def _stores_along(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -> bool:
     """True if the kernel walks the same axes anyway and the store moves in long runs, in short ones
-    if the elements are kept.
+    if the elements are kept, or in one piece along the axis along which a fold there stores so.
 
     So does a batch norm: per channel it sums up pieces of all images, then stores them.
     """
+
+    def narrowest(index: Size) -> list[Symbol]:
+        return [axis for axis in (*group.outer, *inner) if stride(index, axis) == 1]
+
+    along = [m.loop for m in group.members if {*group.phases[m.phase]} == {*inner}]
+    folds = [other for other in along if other.is_fold and other.scan]
+    if any(narrowest(fold.index) == narrowest(loop.index) for fold in folds):
+        return True
     profile, kept = group.profile, _keeps(group, inner, points)
     if not kept and (points < profile.parallel or not _walks(group, inner)):
         return False
@@ -687,39 +699,6 @@ def _follows(group: Group, loop: Loop, inner: tuple[Symbol, ...], points: int) -
             break
         run *= hint(axis.size)
     return run >= profile.run or (kept and run * loop.buffer.dtype.itemsize >= _PIECE)
-
-
-def _in_common_axes(loop: Loop, group: Group) -> tuple[Loop, Group]:
-    """Both, with axes cut in two where those of the other end in what it computes for it."""
-    if any(x.scan or x.ordered for x in (loop, *(m.loop for m in group.members))):
-        return loop, group
-    loop = split_loop(loop)
-    while True:
-        indices = {m.loop.buffer: m.loop.index for m in group.members}
-        inner = dict.fromkeys(axis for phase in group.phases for axis in phase)
-        own, theirs = loop.all_axes, (*group.outer, *inner)
-        loads = [v.attr for v in walk([loop.value]) if v.op == "load" and v.attr[0] in indices]
-        found = next((x for b, at in loads for x in ends_of(at, own, indices[b], theirs)), None)
-        if found is not None:
-            loop = cut_loop(loop, *found)
-            continue
-        found = next((x for b, at in loads for x in ends_of(indices[b], theirs, at, own)), None)
-        if found is None:
-            return loop, group
-        members = [replace(m, loop=cut_loop(m.loop, *found)) for m in group.members]
-        outer, *phases = (cut_axes(axes, *found) for axes in (group.outer, *group.phases))
-        group = replace(group, outer=outer, members=members, phases=phases)
-
-
-def _goes_along(group: Group, index: Size, inner: tuple[Symbol, ...]) -> bool:
-    """True if a fold of the kernel walks the same axes, and both store in one piece along one."""
-
-    def narrowest(index: Size) -> list[Symbol]:
-        return [axis for axis in (*group.outer, *inner) if stride(index, axis) == 1]
-
-    along = [m for m in group.members if {*group.phases[m.phase]} == {*inner}]
-    folds = [m.loop.index for m in along if m.loop.is_fold and m.loop.scan]
-    return any(narrowest(place) == narrowest(index) for place in folds)
 
 
 def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]:
@@ -759,19 +738,17 @@ def _phase_of(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:
         for m in group.members
         if m.loop.buffer in needed
     )
-    taken = {m.phase for m in group.members if not _share_a_phase(m.loop, member.loop)}
+    # folds run point by point; sums do not, and other scans have a phase for each
+    gathers = [m for m in group.members if m.loop.acc is not None and member.loop.acc is not None]
+    taken = {
+        m.phase
+        for m in gathers
+        if m.loop.is_fold is not member.loop.is_fold
+        or (not m.loop.is_fold and (m.loop.scan or member.loop.scan))
+    }
     after = range(max(ends, default=0), len(group.phases))
     fitting = (k for k in after if {*group.phases[k]} == {*inner} and k not in taken)
     return next(fitting, len(group.phases))
-
-
-def _share_a_phase(old: Loop, new: Loop) -> bool:
-    """Folds run point by point; sums do not, and other scans have a phase for each."""
-    if old.acc is None or new.acc is None:
-        return True
-    if any(loop.scan and not loop.is_fold for loop in (old, new)):
-        return False
-    return old.is_fold == new.is_fold
 
 
 def _join(placement: Placement) -> None:

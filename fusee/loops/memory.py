@@ -211,7 +211,13 @@ def reuse_operands(schedule: Schedule) -> None:
             item = items[position] = _with_operands(item, instead)
         free = {operand for operand in reads(item) if last[operand] == position} & owned
         if isinstance(item, Extern):
-            _write_in_place(item, free)
+            if item.in_place is not None:
+                view, k = item.args[item.operand], item.operand
+                buffer, rest = view.buffer, (*item.args[:k], *item.args[k + 1 :])
+                whole = (view.shape, view.strides) == (buffer.shape, buffer.strides)
+                alone = all(other.buffer is not buffer for other in views(rest))
+                if buffer.role == "extern" and buffer in free and whole and alone:
+                    item.call, item.args, item.mutates = item.in_place, (view, *rest), (buffer,)
             continue
         for store in item.stores if free and [p.inner for p in item.phases] == [()] else ():
             buffer = store.buffer
@@ -221,17 +227,6 @@ def reuse_operands(schedule: Schedule) -> None:
                     instead[buffer], last[over] = over, last.get(buffer, position)
                     items[position] = _with_operands(item, instead)
                     break
-
-
-def _write_in_place(call: Extern, free: Container[Buffer]) -> None:
-    if call.in_place is None:
-        return
-    view = call.args[call.operand]
-    buffer, rest = view.buffer, (*call.args[: call.operand], *call.args[call.operand + 1 :])
-    whole = (view.shape, view.strides) == (buffer.shape, buffer.strides)
-    alone = all(other.buffer is not buffer for other in views(rest))
-    if buffer.role == "extern" and buffer in free and whole and alone:
-        call.call, call.args, call.mutates = call.in_place, (view, *rest), (buffer,)
 
 
 def _written_over(kernel: Kernel, store: Store, free: Container[Buffer]) -> Buffer | None:

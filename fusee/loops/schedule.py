@@ -279,7 +279,13 @@ def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
 def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
     """A loop whose axes are those that its indices cut them into, or that scans beside it go
     through in pieces, and run as these do; None if its own are."""
-    back: dict[Symbol, Size] = {a: a.size - 1 - a.expr for a in _reversed(loop, beside)}
+    steps = {x.buffer: stride(x.index, *x.reduce_axes) for x in beside if x.scan}
+    back: dict[Symbol, Size] = {}
+    for value in walk(loop.operands) if steps else ():
+        if value.op == "load" and (step := steps.get(value.attr[0])) is not None:
+            # axes along which it reads backwards what a scan stores
+            own = ((axis, stride(value.attr[1], axis)) for axis in loop.axes)
+            back.update((a, a.size - 1 - a.expr) for a, n in own if n == -1 * step and n != 0)
     cut = rewritten(loop, back) if back and loop.acc is None and not loop.ordered else loop
     while loop.acc is None and not loop.ordered and len(cut.axes) < 8:
         found = next(itertools.chain(cuts_of(cut), _in_pieces(cut, beside)), None)
@@ -287,17 +293,6 @@ def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
             break
         cut = cut_loop(cut, *found)
     return None if cut is loop else cut
-
-
-def _reversed(loop: Loop, beside: Sequence[Loop]) -> Iterator[Symbol]:
-    """Each axis along which a loop reads backwards what a scan beside it stores."""
-    steps = {x.buffer: stride(x.index, *x.reduce_axes) for x in beside if x.scan}
-    for value in walk(loop.operands):
-        if value.op == "load" and (step := steps.get(value.attr[0])) is not None:
-            for axis in loop.axes:
-                own = stride(value.attr[1], axis)
-                if own == -1 * step and own != 0:
-                    yield axis
 
 
 def _in_pieces(loop: Loop, beside: Sequence[Loop]) -> Iterator[tuple[Symbol, Size]]:
@@ -363,7 +358,18 @@ def ends_of(
 def unrepeated(loop: Loop, profile: Profile, numbers: Iterator[int]) -> Iterator[Loop]:
     """A loop, with loops before it if it would have few lanes. `numbers` name their buffers."""
     stored: dict[Value, Value] = {}
-    for value, axes in () if loop.scan else _repeated(loop, profile):
+    every = loop.all_axes
+    loads = [] if loop.scan else [v for v in walk(loop.operands) if v.op == "load"]
+    indices = [loop.index, *(v.attr[1] for v in loads)]
+    for value in loads:
+        own = symbols(value.attr[1])
+        cut = {axis for axis, size in cuts(value.attr[1], {*every}) if are_few(size, profile)}
+        if not cut or value.args or any(symbol not in every for symbol in own):
+            continue
+        axes = [axis for axis in every if axis in own]
+        often = points_of(every) >= AGAIN * points_of(axes)
+        if not often or not any(stride(at, axis) == 1 for at in indices for axis in cut):
+            continue
         shape = tuple([axis.size for axis in axes])
         name = f"each{next(numbers)}"
         buffer = Buffer(name, value.dtype, shape, contiguous(shape), "scratch")
@@ -379,23 +385,6 @@ def are_few(size: Size, profile: Profile) -> bool:
     if profile.shares:
         return known_lt(size, profile.lanes) or not divides(profile.lanes // 2, size)
     return known_lt(size, profile.wide)
-
-
-def _repeated(loop: Loop, profile: Profile) -> Iterator[tuple[Value, list[Symbol]]]:
-    """Loads that cut an axis, with the axes that they go along."""
-    every = loop.all_axes
-    loads = [v for v in walk(loop.operands) if v.op == "load"]
-    indices = [loop.index, *(v.attr[1] for v in loads)]
-    for value in loads:
-        index = value.attr[1]
-        own = symbols(index)
-        cut = {axis for axis, size in cuts(index, {*every}) if are_few(size, profile)}
-        if not cut or value.args or any(symbol not in every for symbol in own):
-            continue
-        axes = [axis for axis in every if axis in own]
-        often = points_of(every) >= AGAIN * points_of(axes)
-        if often and any(stride(index, axis) == 1 for index in indices for axis in cut):
-            yield value, axes
 
 
 # ------------------------------------------------------------------------------ lanes
@@ -430,21 +419,17 @@ def _choose_lanes(kernel: Kernel, phases: Sequence[Accesses], wide: int) -> Symb
     if not looped or best is None:
         return best
     inner = min(max(_suits(found, axis, wide) for axis in p.inner) for p, found in looped)
-    is_brief = all(_is_brief(*pair, best) for pair in looped)
+    # vectors along an outer axis, picked out of near elements, beat loops of few points
+    points = [count_points(phase.inner) for phase, _ in looped]
+    steps = [stride(index, best) for _, found in looped for index, _ in found]
+    is_brief = all(isinstance(n, int) and n <= _BRIEF for n in points) and all(
+        isinstance(step, int) and 0 <= step <= _BRIEF for step in steps
+    )
     return best if is_brief or inner < scores[best] else None
 
 
 # Points that are few beside the lanes of a vector.
 _BRIEF = 8
-
-
-def _is_brief(phase: Phase, found: Accesses, axis: Symbol) -> bool:
-    """Whether vectors along an outer axis, picked out of near elements, beat the phase's loops."""
-    points = count_points(phase.inner)
-    if not isinstance(points, int) or points > _BRIEF:
-        return False
-    steps = (stride(index, axis) for index, _ in found)
-    return all(isinstance(step, int) and 0 <= step <= _BRIEF for step in steps)
 
 
 # ------------------------------------------------------------------------------ sort
@@ -683,6 +668,11 @@ def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
     found: list[Phase] = []
     waiting: list[Phase] = []
     rest = list(phases)
+    changes: dict[Acc, Value] = {}
+
+    def instead(value: Value) -> Value | None:
+        return changes.get(value.attr) if value.op == "acc" else None
+
     while rest:
         phase = rest.pop(0)
         if not phase.inner:
@@ -698,7 +688,10 @@ def in_one_pass(phases: Sequence[Phase]) -> list[Phase]:
             waiting = []
             continue
         found[-1], changes = merged
-        waiting, rest = ([_changed(p, changes) for p in some] for some in (waiting, rest))
+        waiting, rest = (
+            [Phase(p.inner, rewrite_body(p.body, None, instead)) for p in some]
+            for some in (waiting, rest)
+        )
     return found + waiting
 
 
@@ -775,10 +768,3 @@ def _subtracted(value: Value, base: Accumulate, phase: Phase) -> Value | None:
         if part.op == "acc" and part.attr is not base.acc:
             return None
     return g
-
-
-def _changed(phase: Phase, changes: dict[Acc, Value]) -> Phase:
-    def instead(value: Value) -> Value | None:
-        return changes.get(value.attr) if value.op == "acc" else None
-
-    return Phase(phase.inner, rewrite_body(phase.body, None, instead))

@@ -584,7 +584,16 @@ class Job:
         good = []
         for path, text in found:
             try:
-                self._add(_parsed(text))
+                said = json.loads(text)
+                if said["format"] != _JOB_FORMAT:
+                    raise ValueError(f"its format is {said['format']!r}, not {_JOB_FORMAT!r}")
+                given = said["functions"].items()
+                rows = {name: (row["at"], dict(row["varies"])) for name, row in given}
+                for at, varies in rows.values():
+                    values = [x for seen in varies.values() for x in seen]
+                    if type(at) is not str or any(type(x) not in (int, float) for x in values):
+                        raise ValueError("a value is no number")
+                self._add(rows)
                 good.append(path)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 self._tell(path, f"is damaged or of another version: {error}")
@@ -602,16 +611,3 @@ class Job:
 
 
 _jobs = functools.cache(Job)
-
-
-def _parsed(text: str) -> _Rows:
-    """The rows of a file. raises ValueError, TypeError, KeyError or AttributeError"""
-    found = json.loads(text)
-    if found["format"] != _JOB_FORMAT:
-        raise ValueError(f"its format is {found['format']!r}, not {_JOB_FORMAT!r}")
-    rows = {name: (row["at"], dict(row["varies"])) for name, row in found["functions"].items()}
-    for at, varies in rows.values():
-        values = [x for seen in varies.values() for x in seen]
-        if type(at) is not str or any(type(x) not in (int, float) for x in values):
-            raise ValueError("a value is no number")
-    return rows

@@ -311,7 +311,7 @@ def compare(writer: Writer, table: str, items: str) -> None:
         empty = level.op(f"icmp slt i64 {elements}, 1")
         level.leave(level.op(f"or i1 {wrong}, {empty}"), lambda: answered(level, place))
     total = top.op(f"add i64 {count}, {rows}")
-    _hold(writer, places, items, top.at(second, rows, f"[{_OPEN_ROW} x i64]"), total)
+    _compare_numbers(writer, places, items, top.at(second, rows, f"[{_OPEN_ROW} x i64]"), total)
 
 
 def _of_class(level: Level, row: str, items: str, k: str) -> str:
@@ -322,7 +322,7 @@ def _of_class(level: Level, row: str, items: str, k: str) -> str:
     return element
 
 
-def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> None:
+def _compare_numbers(writer: Writer, places: _Places, items: str, at: str, total: str) -> None:
     """The last part of `differs`: what numbers are read, and what must hold of them."""
     top = writer.top
     reads, steps, asked = (top.load("i64", at, k) for k in range(3))

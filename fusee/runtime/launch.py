@@ -256,10 +256,6 @@ class ViewSpec(NamedTuple):
     stride: tuple[int, ...]
 
 
-def _no_views(*sizes: int) -> tuple[ViewSpec, ...]:
-    return ()
-
-
 class FrameSpec(NamedTuple):
     """What a frame is made of.
 
@@ -277,7 +273,7 @@ class FrameSpec(NamedTuple):
     views: tuple[ViewSpec, ...] = ()
     inputs: int = 0
     steps: tuple[Step, ...] = ()
-    sized: Callable[..., tuple[ViewSpec, ...]] = _no_views
+    sized: Callable[..., tuple[ViewSpec, ...]] | None = None
 
 
 class LaunchFrame:
@@ -354,7 +350,8 @@ class Frames(dict[tuple[int, ...], LaunchFrame]):
             program.fit(frame.state, arena.data_ptr(), *sizes)
             self.views = _views(arena, program.spec.views)
         frame.arena, frame.views, frame.sizes = arena, self.views, sizes
-        frame.sized = _views(arena, program.spec.sized(*sizes)) if sizes else ()
+        sized = program.spec.sized
+        frame.sized = () if sized is None else _views(arena, sized(*sizes))
         self[sizes] = frame
         return frame
 
@@ -532,42 +529,38 @@ def layout() -> Layout | None:
     """The layout of this process's torch, or None if it cannot be told for sure."""
     outside = temporarily_clear_interpreter_stack()  # a first call may come within torch.vmap
     with outside, torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
-        found = _find()
-        is_right = found is not None and all(found_right(found, x) for x in _samples())
-        return found if is_right else None
-
-
-def _find() -> Layout | None:
-    tensor = torch.zeros(_ODD_OFFSET + 1)
-    storage = tensor.untyped_storage()
-    moved = tensor.as_strided((1,), (1,), _ODD_OFFSET)
-    detached, other = _words(tensor.detach()._cdata), _words(tensor.data._cdata)
-    words = _words(tensor._cdata)
-    size = Tensor.__basicsize__ // 8
-    impl = _only(range(size), lambda k: _words(id(tensor), size)[k] == tensor._cdata)
-    place = _only(range(_TENSOR_WORDS), lambda k: words[k] == storage._cdata)
-    offset = _only(range(_TENSOR_WORDS), lambda k: _words(moved._cdata)[k] == _ODD_OFFSET)
-    # detach() shares the counter, .data has one of its own
-    counter = _only(
-        range(_TENSOR_WORDS), lambda k: words[k] == detached[k] != other[k] and words[k] % 8 == 0
-    )
-    if impl is None or place is None or offset is None or counter is None:
-        return None
-    # the first word with the data's address, also where another object owns the memory
-    common = {*range(_STORAGE_WORDS)}
-    for one in (torch.zeros(3), torch.frombuffer(bytearray(8), dtype=torch.uint8)):
-        memory = one.untyped_storage()
-        there = _words(memory._cdata, _STORAGE_WORDS)
-        common &= {k for k in common if there[k] == memory.data_ptr()}
-    data = min(common, default=None)
-    candidates = [8, 12, 16, 20]
-    for _ in range(3):
-        tensor.zero_()
-        candidates = [k for k in candidates if word(words[counter] + k, 4) == tensor._version]
-    version = candidates[0] if len(candidates) == 1 else None
-    if data is None or version is None:
-        return None
-    return Layout(8 * impl, 8 * place, 8 * offset, 8 * counter, 8 * data, version)
+        tensor = torch.zeros(_ODD_OFFSET + 1)
+        storage = tensor.untyped_storage()
+        moved = tensor.as_strided((1,), (1,), _ODD_OFFSET)
+        detached, other = _words(tensor.detach()._cdata), _words(tensor.data._cdata)
+        words = _words(tensor._cdata)
+        size = Tensor.__basicsize__ // 8
+        impl = _only(range(size), lambda k: _words(id(tensor), size)[k] == tensor._cdata)
+        place = _only(range(_TENSOR_WORDS), lambda k: words[k] == storage._cdata)
+        offset = _only(range(_TENSOR_WORDS), lambda k: _words(moved._cdata)[k] == _ODD_OFFSET)
+        # detach() shares the counter, .data has one of its own
+        counter = _only(
+            range(_TENSOR_WORDS),
+            lambda k: words[k] == detached[k] != other[k] and words[k] % 8 == 0,
+        )
+        if impl is None or place is None or offset is None or counter is None:
+            return None
+        # the first word with the data's address, also where another object owns the memory
+        common = {*range(_STORAGE_WORDS)}
+        for one in (torch.zeros(3), torch.frombuffer(bytearray(8), dtype=torch.uint8)):
+            memory = one.untyped_storage()
+            there = _words(memory._cdata, _STORAGE_WORDS)
+            common &= {k for k in common if there[k] == memory.data_ptr()}
+        data = min(common, default=None)
+        candidates = [8, 12, 16, 20]
+        for _ in range(3):
+            tensor.zero_()
+            candidates = [k for k in candidates if word(words[counter] + k, 4) == tensor._version]
+        version = candidates[0] if len(candidates) == 1 else None
+        if data is None or version is None:
+            return None
+        found = Layout(8 * impl, 8 * place, 8 * offset, 8 * counter, 8 * data, version)
+        return found if all(found_right(found, x) for x in _samples()) else None
 
 
 def _samples() -> Iterable[Tensor]:

@@ -166,13 +166,13 @@ def test_steps_are_those_of_eager() -> None:
 
 def test_buckets_of_open_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "_limits", lambda: itertools.repeat(40))
-    cut, run = list[Any](), report._in_turn
+    cut, run = list[Any](), report.Bucketed.__call__
 
-    def noted(compile_graph: Any, parts: Any, *given: Any) -> Any:
-        cut.append(parts)
-        return run(compile_graph, parts, *given)
+    def noted(self: report.Bucketed, *inputs: Any) -> Any:
+        cut.append(self.parts)
+        return run(self, *inputs)
 
-    monkeypatch.setattr(report, "_in_turn", noted)
+    monkeypatch.setattr(report.Bucketed, "__call__", noted)
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     twin = copy.deepcopy(module)
 

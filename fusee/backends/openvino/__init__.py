@@ -244,7 +244,13 @@ def compile_model(
             same = value.element_type == element
             results.append(value if same else ops.convert(value, element).output(0))
         model = ov.Model(results, model.get_parameters(), "region")
-        wrong = {_FUSED: "DISABLE"} if device == "CPU" and _is_mistaken(model) else {}
+        # OpenVINO 2026.4 fuses attention wrongly where heads are tokens: its kernel takes a
+        # Transpose of two axes of one size for none
+        by_kind: dict[str, list[Any]] = {}
+        for op in model.get_ops() if device == "CPU" else ():
+            by_kind.setdefault(op.get_type_name(), []).append(op)
+        is_mistaken = _ATTENTION & {*by_kind} and any(map(_is_square, by_kind.get("Transpose", ())))
+        wrong = {_FUSED: "DISABLE"} if is_mistaken else {}
         compiled = _core().compile_model(model, device, {**wrong, **config})
     except RuntimeError as error:
         raise BackendError(f"it cannot be compiled: {last_line(error)}\n{error}") from error
@@ -255,17 +261,7 @@ def compile_model(
 _FUSED = "SNIPPETS_MODE"
 
 
-def _is_mistaken(model: Any) -> bool:
-    """Whether fused attention gives wrong numbers: OpenVINO 2026.4 does where heads are tokens.
-
-    Its kernel takes a Transpose of two axes of one size for none.
-    """
-    ops = model.get_ops()
-    attends = any(op.get_type_name() in _ATTENTION for op in ops)
-    return attends and any(op.get_type_name() == "Transpose" and _is_square(op) for op in ops)
-
-
-_ATTENTION = "Softmax", "ScaledDotProductAttention"
+_ATTENTION = {"Softmax", "ScaledDotProductAttention"}
 
 
 def _is_square(transpose: Any) -> bool:
@@ -347,7 +343,18 @@ class OpenVINOOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         """raises   OptionError for what OpenVINO does not have here"""
-        _check_device(self.device)
+        if self.device != "CPU" or full_name("CPU") is None:
+            there = devices()
+            if (kind := self.device.rstrip(":")) in ("MULTI", "HETERO"):
+                example = f"'{kind}:{','.join(there)}', for instance"
+                raise OptionError(f"{self.device!r} names no devices", remedy=example)
+            kinds = {name.partition(".")[0] for name in there}
+            for name in base_devices(self.device):
+                if name not in there and name not in kinds:
+                    raise OptionError(
+                        f"the device {name!r} is not there",
+                        remedy=choices(name, [*there, "AUTO"], "devices here"),
+                    )
         is_plain = self.device == "CPU" and not self.config
         problem = None if is_plain else check_config(self.device, self.properties)
         if problem is not None and not self.config:
@@ -388,23 +395,6 @@ class TorchScriptOptions(OpenVINOOptions):
             did="compiles with it nevertheless",
             remedy="backend='openvino' takes the same options",
         )
-
-
-def _check_device(device: str) -> None:
-    if device == "CPU" and full_name(device) is not None:
-        return
-    there = devices()
-    if (kind := device.rstrip(":")) in ("MULTI", "HETERO"):
-        raise OptionError(
-            f"{device!r} names no devices", remedy=f"'{kind}:{','.join(there)}', for instance"
-        )
-    kinds = {name.partition(".")[0] for name in there}
-    for name in base_devices(device):
-        if name not in there and name not in kinds:
-            raise OptionError(
-                f"the device {name!r} is not there",
-                remedy=choices(name, [*there, "AUTO"], "devices here"),
-            )
 
 
 # ---------------------------------------------------------------------------- region
@@ -449,7 +439,7 @@ class Models:
         config = sorted((name, str(value)) for name, value in options.properties.items())
         device = identity(options.device)
         given = options.backend, device, torch.__version__, options.device, str(config)
-        return [*given, _FUSED]  # models from before `_is_mistaken` are not
+        return [*given, _FUSED]  # models from before it was ever switched off are not
 
     @property
     def kept_for(self) -> list[str]:

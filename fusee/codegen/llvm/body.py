@@ -42,51 +42,36 @@ def emit_value(ctx: Context, value: Value) -> None:
         return
     if value.op in ("acc", "carry"):
         known[value] = (ctx.acc_names if value.op == "acc" else ctx.carried)[value.attr]
-    elif not varies:
-        known[value] = _scalar(ctx, value, rank)
+    elif value.op == "const":
+        known[value] = ctx.number(value)
     elif value.op == "load":
-        known[value] = load_vector(ctx, value)
-    elif value.op == "index":
+        known[value] = load_vector(ctx, value) if varies else load_scalar(ctx, value)
+    elif value.op == "index" and varies:
         known[value] = vector_sum(ctx, groups(ctx, value.attr), rank)
+    elif value.op == "index":
+        known[value] = scalar_size(ctx, value.attr)
+    elif varies:
+        t, found = ctx.target(rank, ctx.lanes), None
+        if value.op in FLIPPED and value.args[0].dtype is torch.int64:
+            found = _position_test(ctx, t, value)
+        if found is None:
+            columns = [ctx.vectors(arg) for arg in value.args]
+            for k, arg in enumerate(value.args if value.op == "where" else ()):
+                # vectors as memory has them, or that in another type, as one instruction gives it
+                given, held = arg.args[0] if arg.op == "cast" else arg, HELD[arg.dtype]
+                if given.op == "load" and ctx.facts[given][1] and BITS[held] > 1:
+                    columns[k] = [t.apart(held, x) for x in columns[k]]
+            rows = zip(*columns, strict=True)
+            found = [_apply(ctx, t, value, list(args)) for args in rows]
+        known[value] = found
     else:
-        known[value] = _vectors(ctx, value, rank)
-
-
-def _scalar(ctx: Context, value: Value, rank: int) -> str:
-    if value.op == "const":
-        return ctx.number(value)
-    if value.op == "load":
-        return load_scalar(ctx, value)
-    if value.op == "index":
-        return scalar_size(ctx, value.attr)
-    args = [ctx.scalar(arg) for arg in value.args]
-    return _apply(ctx, ctx.target(rank, 1), value, args)
-
-
-def _vectors(ctx: Context, value: Value, rank: int) -> list[str]:
-    t = ctx.target(rank, ctx.lanes)
-    if value.op in FLIPPED and value.args[0].dtype is torch.int64:
-        test = _position_test(ctx, t, value)
-        if test is not None:
-            return test
-    columns = [ctx.vectors(arg) for arg in value.args]
-    if value.op == "where":
-        columns = [
-            [t.apart(HELD[arg.dtype], x) for x in column] if _is_loaded(ctx, arg) else column
-            for arg, column in zip(value.args, columns, strict=True)
-        ]
-    return [_apply(ctx, t, value, list(args)) for args in zip(*columns, strict=True)]
+        args = [ctx.scalar(arg) for arg in value.args]
+        known[value] = _apply(ctx, ctx.target(rank, 1), value, args)
 
 
 # Comparisons, and what they are with the operands exchanged.
 FLIPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 _FAR = 1 << 20  # further away than any lane
-
-
-def _is_loaded(ctx: Context, value: Value) -> bool:
-    """Whether vectors are what memory has, or that in another type, as one instruction gives it."""
-    given = value.args[0] if value.op == "cast" else value
-    return given.op == "load" and ctx.facts[given][1] and BITS[HELD[value.dtype]] > 1
 
 
 def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | None:

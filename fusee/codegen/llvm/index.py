@@ -50,18 +50,17 @@ def groups(ctx: Context, size: Size) -> list[Group]:
 
 
 def mono_key(ctx: Context, mono: tuple[Atom, ...]) -> tuple[Any, ...]:
-    return tuple(sorted(_atom_key(ctx, atom) for atom in mono))
-
-
-def _atom_key(ctx: Context, atom: Atom) -> tuple[Any, ...]:
-    if isinstance(atom, Symbol):
-        if atom in ctx.axis_number:
-            return (0, ctx.axis_number[atom])
-        return (1, ctx.payloads.setdefault(atom.payload, len(ctx.payloads)))
-    sides = (
-        tuple(mono_key(ctx, mono) for mono, _ in groups(ctx, side)) for side in (atom.a, atom.b)
-    )
-    return (2, atom.op, *sides)
+    """Equal for products that differ in names alone, so that texts do not depend on these."""
+    keys: list[tuple[Any, ...]] = []
+    for atom in mono:
+        if not isinstance(atom, Symbol):
+            sides = (groups(ctx, side) for side in (atom.a, atom.b))
+            keys.append((2, atom.op, *(tuple(mono_key(ctx, x) for x, _ in s) for s in sides)))
+        elif atom in ctx.axis_number:
+            keys.append((0, ctx.axis_number[atom]))
+        else:
+            keys.append((1, ctx.payloads.setdefault(atom.payload, len(ctx.payloads))))
+    return tuple(sorted(keys))
 
 
 def mono_rank(ctx: Context, mono: Iterable[Atom]) -> int:
@@ -220,7 +219,17 @@ def vector_sum(ctx: Context, terms: Sequence[Group], rank: int) -> list[str]:
         return _ramp(ctx, [*varying, *uniform], stride, rank)
     level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
     start = [ctx.splat(scalar_sum(ctx, uniform), "i64", rank)] if uniform else []
-    products = [_vector_product(ctx, group, rank) for group in varying]
+    products = []
+    for mono, coef in varying:
+        factors = [_vector_atom(ctx, atom, rank) for atom in mono]
+        totals = []
+        for of_copy in zip(*factors, strict=True):
+            total = functools.reduce(lambda x, y: level.op(f"mul {kind} {x}, {y}"), of_copy)
+            if coef != 1:
+                by = ctx.splat(coefficient_name(ctx, mono, coef), "i64", 0)
+                total = level.op(f"mul {kind} {total}, {by}")
+            totals.append(total)
+        products.append(totals)
     return [
         functools.reduce(lambda x, y: level.op(f"add {kind} {x}, {y}"), (*start, *terms))
         for terms in zip(*products, strict=True)
@@ -241,22 +250,6 @@ def _ramp(ctx: Context, terms: Sequence[Group], stride: Sequence[Group], rank: i
             ahead = level.op(f"mul i64 {step}, {copy * ctx.lanes}")
             first = level.op(f"add i64 {start}, {ahead}")
         totals.append(level.op(f"add {kind} {ctx.splat(first, 'i64', rank)}, {steps}"))
-    return totals
-
-
-def _vector_product(ctx: Context, group: Group, rank: int) -> list[str]:
-    mono, coef = group
-    level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
-    factors = [_vector_atom(ctx, atom, rank) for atom in mono]
-    totals = []
-    for copy in range(ctx.copies):
-        total = factors[0][copy]
-        for factor in factors[1:]:
-            total = level.op(f"mul {kind} {total}, {factor[copy]}")
-        if coef != 1:
-            by = ctx.splat(coefficient_name(ctx, mono, coef), "i64", 0)
-            total = level.op(f"mul {kind} {total}, {by}")
-        totals.append(total)
     return totals
 
 

@@ -205,18 +205,12 @@ def choose_vectors(
         indices = _moved(kernel, orders, lane)
         if indices and any(_turns(indices, kernel, axis, lane) for axis in others):
             stages = [Stage(1, 1)]  # a vector of few lanes would gather them one by one
-    return lane, stages, _short_rows(kernel, lane, machine)
-
-
-def _short_rows(kernel: Kernel, lane: Symbol, machine: Machine) -> Tile | None:
-    """Rows of an axis in a loop of their own, where counting all coordinates on takes longer than
-    a row."""
+    # rows in a loop of their own, where counting all coordinates on takes longer than a row
     axes = [axis for axis in kernel.outer if axis != lane]
-    if kernel.ordered or not axes or any(p.inner for p in kernel.phases):
-        return None
-    if not isinstance(lane.hi, int) or lane.hi * 32 > LONG * machine.bits:
-        return None
-    return Tile(axes[-1], 1, ROWS, turns=False)
+    is_short = isinstance(lane.hi, int) and lane.hi * 32 <= LONG * machine.bits
+    if axes and is_short and not kernel.ordered and not any(p.inner for p in kernel.phases):
+        return lane, stages, Tile(axes[-1], 1, ROWS, turns=False)
+    return lane, stages, None
 
 
 def _tile(
@@ -237,9 +231,16 @@ def _tile(
             continue
         if _fills(axis, lanes):
             return Tile(axis, lanes, lanes)
-        is_near = all(_is_near(index, axis, lane) for index in indices)
-        if is_near and isinstance(axis.hi, int):
-            return Tile(axis, lanes, axis.hi)
+        if isinstance(axis.hi, int):
+            # of all of the axis, if accesses are made of vectors, or of parts of them
+            is_piece, own = axis.hi in PIECES, axis.hi
+            steps = [(stride(index, lane), stride(index, axis)) for index in indices]
+            if all(
+                (isinstance(along, int) and 0 <= along <= NEAR)
+                or (across == 1 and (is_piece or along == own))
+                for along, across in steps
+            ):
+                return Tile(axis, lanes, axis.hi)
     return None
 
 
@@ -273,15 +274,6 @@ def _moved(kernel: Kernel, orders: Sequence[Sequence[Value]], lane: Symbol) -> l
 def _fills(axis: Symbol, lanes: int) -> bool:
     """Whether an axis is as long as a vector, or may be."""
     return not isinstance(axis.hi, int) or axis.hi >= lanes
-
-
-def _is_near(index: Size, axis: Symbol, lane: Symbol) -> bool:
-    """Whether an access of a tile of all of `axis` is made of vectors, or of parts of them."""
-    along, across = stride(index, lane), stride(index, axis)
-    if along is None or across is None:
-        return False
-    is_near = isinstance(along, int) and 0 <= along <= NEAR
-    return is_near or (across == 1 and (along == axis.hi or axis.hi in PIECES))
 
 
 def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) -> bool:

@@ -336,34 +336,29 @@ def _fetch_ahead(place: AccessPlace) -> None:
         own = {x: stride(value.attr[1], x) for x in ctx.axis_rank}
         steps = {x: step for x, step in own.items() if step is not None and step != 0}
         axis = min(steps, key=lambda x: hint(steps[x]), default=None)
-        if axis is not None and isinstance(length, int) and HELD[value.dtype] in ("i32", "i64"):
-            lines = min(LINES, -(-length * BITS[place.kind] // (8 * LINE)))
-            make = functools.partial(_fetched, place, (mono, coef), value, axis, steps[axis], lines)
-            ctx.ranked[ctx.facts[value][0]].once(("ahead", place.buffer, mono, coef), make)
-
-
-def _fetched(
-    place: AccessPlace, term: Group, value: Value, axis: Symbol, step: Size, lines: int
-) -> str:
-    """Where the row lies that `value` picks some steps further along its axis."""
-    ctx, rank, (mono, coef) = place.ctx, place.ctx.facts[value][0], term
-    level, kind, here = ctx.ranked[rank], HELD[value.dtype], ctx.axis_name[axis]
-    op = level.op
-    there, last = op(f"add i64 {here}, {AHEAD}"), op(f"sub i64 {ctx.size_of(axis)}, 1")
-    there = level.extreme("smin", there, last)
-    by = op(f"sub i64 {there}, {here}")
-    by = by if step == 1 else op(f"mul i64 {by}, {ctx.param('ahead', step)}")
-    buffer, index = value.attr
-    number = level.load(kind, pointer(ctx, buffer, kind, groups(ctx, index)), by, kind)
-    number = op(f"sext i32 {number} to i64") if kind == "i32" else number
-    row = op(f"mul i64 {number}, {coefficient_name(ctx, mono, coef)}")
-    others = [x for x in place.uniform if x != term and mono_rank(ctx, x[0]) <= rank]
-    row = level.at(pointer(ctx, place.buffer, place.kind, others), row, place.kind)
-    for line in range(lines):
-        # to be read, kept in all caches, data; whatever the index is, a fetch does not fail
-        how = ("i32", "0"), ("i32", "3"), ("i32", "1")
-        level.call("void", "llvm.prefetch.p0", ("ptr", level.at(row, line * LINE)), *how)
-    return row
+        rank, key = ctx.facts[value][0], ("ahead", place.buffer, mono, coef)
+        level, kind = ctx.ranked[rank], HELD[value.dtype]
+        if axis is None or not isinstance(length, int) or kind not in ("i32", "i64"):
+            continue
+        if key in level.known:
+            continue
+        # the row that `value` picks some steps further along its axis
+        op, here, step = level.op, ctx.axis_name[axis], steps[axis]
+        there, last = op(f"add i64 {here}, {AHEAD}"), op(f"sub i64 {ctx.size_of(axis)}, 1")
+        there = level.extreme("smin", there, last)
+        by = op(f"sub i64 {there}, {here}")
+        by = by if step == 1 else op(f"mul i64 {by}, {ctx.param('ahead', step)}")
+        buffer, index = value.attr
+        number = level.load(kind, pointer(ctx, buffer, kind, groups(ctx, index)), by, kind)
+        number = op(f"sext i32 {number} to i64") if kind == "i32" else number
+        row = op(f"mul i64 {number}, {coefficient_name(ctx, mono, coef)}")
+        others = [x for x in place.uniform if x != (mono, coef) and mono_rank(ctx, x[0]) <= rank]
+        row = level.at(pointer(ctx, place.buffer, place.kind, others), row, place.kind)
+        level.known[key] = row
+        for line in range(min(LINES, -(-length * BITS[place.kind] // (8 * LINE)))):
+            # to be read, kept in all caches, data; whatever the index is, a fetch does not fail
+            how = ("i32", "0"), ("i32", "3"), ("i32", "1")
+            level.call("void", "llvm.prefetch.p0", ("ptr", level.at(row, line * LINE)), *how)
 
 
 def _filled(place: AccessPlace, value: Value) -> str | None:
@@ -489,7 +484,13 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None, has_guards: bool
         return x if place.step == 1 else place.reverse(place.kind, x)
     # a thread of a GPU has aligned pieces only
     if 0 < place.apart <= ctx.lanes and mask is None and not ctx.machine.is_simt:
-        return _near(place, copy)
+        # every n-th element of n vectors beside one another; the last of them ends with it
+        lanes, apart, first = ctx.lanes, place.apart, place.block(copy)
+        starts = [*(k * lanes for k in range(apart - 1)), (apart - 1) * (lanes - 1)]
+        found = [load_element(t, place.kind, place.ahead(first, start)) for start in starts]
+        sources = [min(lane * apart // lanes, apart - 1) for lane in range(lanes)]
+        places = [(k, lane * apart - starts[k]) for lane, k in enumerate(sources)]
+        return picked(t, place.kind, found, places)
     if place.can_gather:
         return place.masked("gather", copy, mask)
     one = place.t(1)
@@ -502,37 +503,32 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None, has_guards: bool
     return x
 
 
-def _near(place: AccessPlace, copy: int) -> str:
-    """Every n-th element of n vectors beside one another; the last of them ends with it."""
-    lanes, apart, t = place.ctx.lanes, place.apart, place.t()
-    starts = [*(k * lanes for k in range(apart - 1)), (apart - 1) * (lanes - 1)]
-    first = place.block(copy)
-    found = [load_element(t, place.kind, place.ahead(first, start)) for start in starts]
-    sources = [min(lane * apart // lanes, apart - 1) for lane in range(lanes)]
-    places = [(k, lane * apart - starts[k]) for lane, k in enumerate(sources)]
-    return picked(t, place.kind, found, places)
-
-
 # ------------------------------------------------------------------------------ stores
 
 
 def store_value(ctx: Context, store: Store, rank: int) -> None:
     """`rank` is that of the loop whose body the store stands in."""
-    varies = ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
-    write = _store_vector if varies or ctx.copy_axis is not None else _store_scalar
-    write(ctx, store, rank)
-
-
-def _store_scalar(ctx: Context, store: Store, rank: int) -> None:
-    dtype = store.buffer.dtype
-    t = ctx.target(rank, 1)
-    kind = memory_type(dtype, ctx.machine)
-    address = pointer(ctx, store.buffer, kind, groups(ctx, store.index))
-    x = ctx.scalar(store.value)
-    if store.mode != "set":
-        old = from_memory(t, dtype, load_element(t, kind, address))
-        x = combined(t, store, old, x)
-    store_element(t, kind, to_memory(t, dtype, x), address)
+    dtype, varies = store.buffer.dtype, ctx.size_fact(store.index)[1] or ctx.facts[store.value][1]
+    if not varies and ctx.copy_axis is None:
+        t, kind = ctx.target(rank, 1), memory_type(dtype, ctx.machine)
+        address = pointer(ctx, store.buffer, kind, groups(ctx, store.index))
+        x = ctx.scalar(store.value)
+        if store.mode != "set":
+            old = from_memory(t, dtype, load_element(t, kind, address))
+            x = combined(t, store, old, x)
+        store_element(t, kind, to_memory(t, dtype, x), address)
+        return
+    place = _place(ctx, store.buffer, store.index, rank)
+    t = place.t()
+    if isinstance(place, TilePlace) and place.is_turned and store.mode == "set":
+        rows = [to_memory(t, dtype, x) for x in ctx.vectors(store.value)]
+        place.store_rows(turned(t, place.kind, rows, ctx.lanes))
+        return
+    for copy, x in enumerate(ctx.vectors(store.value)):
+        if store.mode != "set":
+            old = from_memory(t, dtype, _load_copy(place, copy, ctx.mask))
+            x = combined(t, store, old, x)
+        _store_copy(place, copy, to_memory(t, dtype, x))
 
 
 def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
@@ -543,21 +539,6 @@ def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
 def store_element(t: InsertPoint, kind: str, x: str, address: str) -> None:
     align = t.machine.alignment(BITS[kind], t.lanes)
     t.level.do(f"store {vector(kind, t.lanes)} {x}, ptr {address}, align {align}")
-
-
-def _store_vector(ctx: Context, store: Store, rank: int) -> None:
-    place = _place(ctx, store.buffer, store.index, rank)
-    t, dtype = place.t(), store.buffer.dtype
-    if isinstance(place, TilePlace) and place.is_turned and store.mode == "set":
-        rows = [to_memory(t, dtype, x) for x in ctx.vectors(store.value)]
-        place.store_rows(turned(t, place.kind, rows, ctx.lanes))
-        return
-    for copy, new in enumerate(ctx.vectors(store.value)):
-        x = new
-        if store.mode != "set":
-            old = from_memory(t, dtype, _load_copy(place, copy, ctx.mask))
-            x = combined(t, store, old, new)
-        _store_copy(place, copy, to_memory(t, dtype, x))
 
 
 def _store_copy(place: AccessPlace, copy: int, x: str) -> None:

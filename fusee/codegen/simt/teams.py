@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from fusee.codegen.llvm.body import Carried, emit_value
 from fusee.codegen.llvm.lanes import Stage
+from fusee.codegen.llvm.math import each_lane
 from fusee.codegen.llvm.ops import Context, from_memory, to_memory
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
 from fusee.loops import Acc, Kernel, Phase, Value, walk
@@ -66,27 +69,32 @@ def barrier(level: Level, threads: int) -> None:
         level.call("void", "llvm.nvvm.barrier0")
 
 
-def shuffled(level: Level, kind: str, x: str, distance: int) -> str:
-    """What the thread whose number differs in the bit `distance` has."""
+def shuffled(t: InsertPoint, dtype: torch.dtype, x: str, distance: int) -> str:
+    """What the thread whose number differs in the bit `distance` has, lane by lane."""
+    level, kind = t.level, HELD[dtype]
     bits = BITS[kind]
 
     def moved(word: str) -> str:
         given = (("i32", "-1"), ("i32", word), ("i32", str(distance)), ("i32", "31"))
         return level.call("i32", "llvm.nvvm.shfl.sync.bfly.i32", *given)
 
-    if bits < 32:
-        word = moved(level.op(f"zext {kind} {x} to i32"))
-        return level.op(f"trunc i32 {word} to {kind}")
-    if bits == 32:
-        word = x if kind == "i32" else level.op(f"bitcast {kind} {x} to i32")
-        word = moved(word)
-        return word if kind == "i32" else level.op(f"bitcast i32 {word} to {kind}")
-    whole = x if kind == "i64" else level.op(f"bitcast {kind} {x} to i64")
-    low = moved(level.op(f"trunc i64 {whole} to i32"))
-    high = moved(level.op(f"trunc i64 {level.op(f'lshr i64 {whole}, 32')} to i32"))
-    high = level.op(f"shl i64 {level.op(f'zext i32 {high} to i64')}, 32")
-    whole = level.op(f"or i64 {high}, {level.op(f'zext i32 {low} to i64')}")
-    return whole if kind == "i64" else level.op(f"bitcast i64 {whole} to {kind}")
+    def of_lane(_: InsertPoint, args: Sequence[str]) -> str:
+        (x,) = args
+        if bits < 32:
+            word = moved(level.op(f"zext {kind} {x} to i32"))
+            return level.op(f"trunc i32 {word} to {kind}")
+        if bits == 32:
+            word = x if kind == "i32" else level.op(f"bitcast {kind} {x} to i32")
+            word = moved(word)
+            return word if kind == "i32" else level.op(f"bitcast i32 {word} to {kind}")
+        whole = x if kind == "i64" else level.op(f"bitcast {kind} {x} to i64")
+        low = moved(level.op(f"trunc i64 {whole} to i32"))
+        high = moved(level.op(f"trunc i64 {level.op(f'lshr i64 {whole}, 32')} to i32"))
+        high = level.op(f"shl i64 {level.op(f'zext i32 {high} to i64')}, 32")
+        whole = level.op(f"or i64 {high}, {level.op(f'zext i32 {low} to i64')}")
+        return whole if kind == "i64" else level.op(f"bitcast i64 {whole} to {kind}")
+
+    return each_lane(t, dtype, [x], of_lane)
 
 
 class Exchange:
@@ -132,8 +140,8 @@ class Exchange:
     ) -> list[str]:
         distance = first
         while distance < end:
-            rows = zip(how.kinds(1), how.widths(t.lanes), parts, strict=True)
-            others = [_per_lane(t.level, *row, distance) for row in rows]
+            rows = zip(how.dtypes, how.widths(t.lanes), parts, strict=True)
+            others = [shuffled(t.of(width), dtype, x, distance) for dtype, width, x in rows]
             parts = how.merge(t, parts, others)
             distance *= 2
         return parts
@@ -158,8 +166,8 @@ class Exchange:
         what all have."""
         before, whole, distance = how.start(1), parts, 1
         while distance < min(self.threads, WARP):
-            rows = zip(how.kinds(1), whole, strict=True)
-            others = [shuffled(t.level, kind, x, distance) for kind, x in rows]
+            rows = zip(how.dtypes, whole, strict=True)
+            others = [shuffled(t.of(1), dtype, x, distance) for dtype, x in rows]
             is_first = t.op(f"icmp eq i32 {t.op(f'and i32 {self.tid}, {distance}')}, 0")
             before = self._unless(t, how, is_first, how.merge(t, others, before), before)
             whole = how.merge(t, others, whole)
@@ -225,17 +233,6 @@ class Exchange:
                 whole = one
             found.append(whole)
         return found
-
-
-def _per_lane(level: Level, kind: str, width: int, x: str, distance: int) -> str:
-    if width == 1:
-        return shuffled(level, kind, x, distance)
-    full, whole = vector(kind, width), "poison"
-    for k in range(width):
-        one = level.op(f"extractelement {full} {x}, i64 {k}")
-        one = shuffled(level, kind, one, distance)
-        whole = level.op(f"insertelement {full} {whole}, {kind} {one}, i64 {k}")
-    return whole
 
 
 # ---------------------------------------------------------------------------- blocks

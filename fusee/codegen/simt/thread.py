@@ -236,7 +236,14 @@ def rough_values(phases: Sequence[Phase]) -> set[Value]:
 def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[Value]:
     """Values of which not only smooth functions are made before they are rounded to 16 bits
     and stored: they are compared, or stored as they are, or are sums that are."""
-    found = _centred(order)
+    # powers and differences of what float32 memory has part in, as a maximum or a mean has that
+    # another kernel made of the same values, rounded: others would not be as far from it
+    reads = set[Value]()
+    for value in order:
+        is_read = value.op == "load" and value.dtype is torch.float32
+        if is_read or not reads.isdisjoint(value.args):
+            reads.add(value)
+    found = {value for value in reads if value.op in ("exp", "exp2", "expm1", "sub")}
     accs: dict[Acc, Value] = {}
     for statement in (s for phase in phases for s in phase.body):
         if isinstance(statement, Accumulate):
@@ -265,17 +272,6 @@ def _sharp(phases: Sequence[Phase], order: Sequence[Value]) -> set[Value]:
                 found.update(of)
         grows = len(found) > before
     return found
-
-
-def _centred(order: Sequence[Value]) -> set[Value]:
-    """Powers and differences of what float32 memory has part in, as a maximum or a mean has that
-    another kernel made of the same values, rounded: others would not be as far from it."""
-    reads = set[Value]()
-    for value in order:
-        is_read = value.op == "load" and value.dtype is torch.float32
-        if is_read or not reads.isdisjoint(value.args):
-            reads.add(value)
-    return {value for value in reads if value.op in ("exp", "exp2", "expm1", "sub")}
 
 
 class ThreadContext(Context):
@@ -476,16 +472,24 @@ class ThreadBody(Body):
                 continue
             else:
                 if store in woven:
-                    _store_woven(ctx, woven[store], rank)
+                    # vectors of what lies side by side, each element from the store it belongs to
+                    place = AccessPlace(ctx, store.buffer, store.index, rank)
+                    t, stores = place.t(), woven[store]
+                    count = len(stores)
+                    rows = [to_memory(t, place.dtype, ctx.vectors(s.value)[0]) for s in stores]
+                    for begin in range(0, count * t.lanes, t.lanes):
+                        places = [(k % count, k // count) for k in range(begin, begin + t.lanes)]
+                        x = picked(t, place.kind, rows, places)
+                        store_element(t, place.kind, x, place.ahead(place.address, begin))
                 else:
                     store_value(ctx, store, rank)
                 # addresses and conversions are for all threads: later code may know them
                 new = level.lines[first:]
-                stores = [line for line in new if line.startswith("  store ")]
-                level.lines[first:] = [line for line in new if line not in stores]
+                writes = [line for line in new if line.startswith("  store ")]
+                level.lines[first:] = [line for line in new if line not in writes]
 
-                def write(stores: Sequence[str] = stores) -> None:
-                    level.lines.extend(stores)
+                def write(writes: Sequence[str] = writes) -> None:
+                    level.lines.extend(writes)
 
             with level.unless(skips):
                 write()
@@ -534,17 +538,6 @@ def woven_stores(stores: Iterable[Store], lane: Symbol) -> dict[Store, list[Stor
     }
 
 
-def _store_woven(ctx: Context, stores: Sequence[Store], rank: int) -> None:
-    """Vectors of what lies side by side, each element from the store that it belongs to."""
-    place = AccessPlace(ctx, stores[0].buffer, stores[0].index, rank)
-    t, count = place.t(), len(stores)
-    rows = [to_memory(t, place.dtype, ctx.vectors(store.value)[0]) for store in stores]
-    for first in range(0, count * t.lanes, t.lanes):
-        places = [(k % count, k // count) for k in range(first, first + t.lanes)]
-        x = picked(t, place.kind, rows, places)
-        store_element(t, place.kind, x, place.ahead(place.address, first))
-
-
 def _atomics(ctx: Context, store: Store, rank: int) -> Callable[[], None]:
     """What combines the elements of a store with memory, where others may do so now."""
     place, dtype = AccessPlace(ctx, store.buffer, store.index, rank), store.buffer.dtype
@@ -556,28 +549,23 @@ def _atomics(ctx: Context, store: Store, rank: int) -> Callable[[], None]:
         wide = vector(held, ctx.lanes)
         elements = [level.op(f"extractelement {wide} {full}, i64 {k}") for k in range(ctx.lanes)]
     places = [place.lane(0, k, None) for k in range(ctx.lanes)]
+    # what memory does by itself; the rest is tried until nobody was faster
+    native = None
+    if dtype is not torch.bool and BITS[kind] >= 32 and store.mode != "mul":
+        if kind not in ("float", "double"):
+            unsigned = "" if dtype in SIGNED or store.mode == "add" else "u"
+            native = f"{unsigned}{store.mode}"
+        elif store.mode == "add":  # minima and maxima of NaN are NaN
+            native = "fadd"
 
     def write() -> None:
         for x, address in zip(elements, places, strict=True):
-            native = _native(store, kind)
             if native is not None:
                 level.op(f"atomicrmw {native} ptr {address}, {kind} {x} monotonic")
             else:
                 _exchange(one, store, kind, x, address)
 
     return write
-
-
-def _native(store: Store, kind: str) -> str | None:
-    """The operation that memory does by itself; None: it is tried until nobody was faster."""
-    dtype = store.buffer.dtype
-    if dtype is torch.bool or BITS[kind] < 32:
-        return None
-    if kind in ("float", "double"):
-        return "fadd" if store.mode == "add" else None  # minima and maxima of NaN are NaN
-    if store.mode == "add":
-        return "add"
-    return None if store.mode == "mul" else f"{'' if dtype in SIGNED else 'u'}{store.mode}"
 
 
 def _exchange(t: InsertPoint, store: Store, kind: str, x: str, address: str) -> None:

@@ -315,7 +315,13 @@ class GraphLowering:
         nodes = list(self.graph.nodes)
         places = [(node, node.meta.get("device") or self.home) for node in nodes]
         self.away = {node: device for node, device in places if not is_home(device, self.home)}
-        self.odd = {node: why for node in nodes if (why := _opaque(node.meta.get("val")))}
+        self.odd: dict[fx.Node, str] = {}
+        for node in nodes:
+            for val in leaves(node.meta.get("val")):
+                if isinstance(val, torch.Tensor) and val.dtype not in DTYPES:
+                    self.odd.setdefault(node, f"tensors of {str(val.dtype).removeprefix('torch.')}")
+                elif isinstance(val, torch.Tensor) and val.is_neg():
+                    self.odd.setdefault(node, "tensors that are negated when they are read")
         self.growing = {node: x for node, x in growing(nodes).items() if self._opaque(node) is None}
         self.replaced = self._replaced(nodes)
         self._count_uses(nodes)
@@ -686,17 +692,6 @@ def _first(known: Mapping[fx.Node, _T], node: fx.Node) -> _T | None:
     if not known:
         return None
     return next((known[x] for x in (node, *node.all_input_nodes) if x in known), None)
-
-
-def _opaque(own: Any) -> str | None:
-    """The same of a result, for its dtype: only ATen knows what is in it."""
-    for val in leaves(own):
-        if isinstance(val, torch.Tensor):
-            if val.dtype not in DTYPES:
-                return f"tensors of {str(val.dtype).removeprefix('torch.')}"
-            if val.is_neg():
-                return "tensors that are negated when they are read"
-    return None
 
 
 def _tensors(value: Any) -> list[Tensor]:

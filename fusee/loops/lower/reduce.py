@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from fusee.loops import (
     Acc,
     Buffer,
     Loop,
-    Profile,
     Value,
     cast,
     const,
@@ -627,7 +626,12 @@ def _scanned(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Tensor]:
     if shape[0] == 1:
         return [lowering.computed(shape, x.dtype, x.at, (x,)) for x in xs]
     results = [lowering.buffer(shape, x.dtype) for x in xs]
-    length = _piece(lowering.values.profile, shape)
+    # of threads, each goes through a piece of it, if it is long and there are few beside it
+    length, profile = 0, lowering.values.profile
+    if profile.shares and hint(product(shape[1:])) < profile.many:
+        if isinstance(shape[0], int) and shape[0] >= 2 * _PIECE:
+            pieces_of = (n for n in range(_PIECE, _SHORT - 1, -1) if shape[0] % n == 0)
+            length = next(pieces_of, 0)
     if not length:
         _emit_folds(call, xs, results, lambda ix: ix, _folds(call, xs, text))
         return [*map(lowering.whole, results)]
@@ -650,15 +654,6 @@ def _scanned(call: OpCall, xs: Sequence[Tensor], text: str) -> list[Tensor]:
 _PIECE, _SHORT = 64, 16
 
 
-def _piece(profile: Profile, shape: Shape) -> int:
-    """How many elements of a scan a thread goes through; 0: all of them."""
-    if not profile.shares or hint(product(shape[1:])) >= profile.many:
-        return 0
-    if not isinstance(shape[0], int) or shape[0] < 2 * _PIECE:
-        return 0
-    return next((n for n in range(_PIECE, _SHORT - 1, -1) if shape[0] % n == 0), 0)
-
-
 def _emit_folds(
     call: OpCall,
     xs: Sequence[Tensor],
@@ -672,23 +667,17 @@ def _emit_folds(
     running = lowering.axis("r0", shape[0])
     axes = tuple(lowering.axis(f"i{k}", n) for k, n in enumerate(shape) if k > 0 and n != 1)
     at = place((running.expr, *lowering.axes(shape)[1:]))
+    known = dict(folds)
     for (acc, value), buffer, is_used in zip(folds, buffers, call.used, strict=True):
-        if is_used:
-            others = _carried_by(value, dict(folds), acc)
-            index = buffer.index(at)
-            loop = Loop(buffer, axes, index, value, (running,), acc, scan=scan, folds=others)
-            lowering.emit(loop)
-
-
-def _carried_by(
-    value: Value, known: Mapping[Acc, Value], own: Acc
-) -> tuple[tuple[Acc, Value], ...]:
-    """The other accumulators that a value is made of, and what they become."""
-    found: dict[Acc, Value] = {}
-    waiting = [value]
-    while waiting:
-        for part in walk([waiting.pop()]):
-            if part.op == "carry" and part.attr not in found and part.attr is not own:
-                found[part.attr] = known[part.attr]
-                waiting.append(known[part.attr])
-    return tuple(found.items())
+        if not is_used:
+            continue
+        others: dict[Acc, Value] = {}  # accumulators that it is made of, and what they become
+        waiting = [value]
+        while waiting:
+            for part in walk([waiting.pop()]):
+                if part.op == "carry" and part.attr not in others and part.attr is not acc:
+                    others[part.attr] = known[part.attr]
+                    waiting.append(known[part.attr])
+        index, more = buffer.index(at), tuple(others.items())
+        loop = Loop(buffer, axes, index, value, (running,), acc, scan=scan, folds=more)
+        lowering.emit(loop)

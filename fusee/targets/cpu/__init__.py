@@ -194,25 +194,23 @@ def _drawer() -> Callable[[int, int, int, int], None] | None:
     draw.keep = function  # type: ignore[attr-defined]
     generator = torch.default_generator
     before = generator.get_state()
+    if before.numel() != _BYTES:
+        return None
     try:
-        return draw if before.numel() == _BYTES and _is_same_stream(draw, generator) else None
+        for seed, count in enumerate(_TRIALS):
+            for offset in (0, 1, 5):
+                generator.manual_seed(seed)
+                torch.rand(offset)  # from the second word on, pairs straddle rounds
+                state = generator.get_state()
+                want = torch.empty(count, dtype=torch.bool).bernoulli_(0.7)
+                after = generator.get_state()
+                got = torch.empty(count, dtype=torch.bool)
+                draw(state.data_ptr(), got.data_ptr(), count, math.ceil(0.7 * 2.0**53))
+                if not torch.equal(got, want) or not torch.equal(state, after):
+                    return None
+        return draw
     finally:
         generator.set_state(before)
-
-
-def _is_same_stream(draw: Callable[[int, int, int, int], None], generator: torch.Generator) -> bool:
-    for seed, count in enumerate(_TRIALS):
-        for offset in (0, 1, 5):
-            generator.manual_seed(seed)
-            torch.rand(offset)  # from the second word on, pairs straddle rounds
-            state = generator.get_state()
-            want = torch.empty(count, dtype=torch.bool).bernoulli_(0.7)
-            after = generator.get_state()
-            got = torch.empty(count, dtype=torch.bool)
-            draw(state.data_ptr(), got.data_ptr(), count, math.ceil(0.7 * 2.0**53))
-            if not torch.equal(got, want) or not torch.equal(state, after):
-                return False
-    return True
 
 
 # ------------------------------------------------------------------------------ machine code

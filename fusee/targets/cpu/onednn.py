@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -27,7 +28,7 @@ from fusee.aten import arguments, is_view, memory_root
 from fusee.aten.rewriter import Editor, only_user, same_shape, val
 from fusee.fake import on_metas
 from fusee.fake.layouts import known
-from fusee.source import HALVES
+from fusee.source import HALVES, OpRules
 
 # ---------------------------------------------------------------------------- onednn
 # What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.
@@ -93,24 +94,17 @@ aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.float64, *HALVES)
 
 
+# By operator, what makes of a call one of these, and says which; or leaves it, and says nothing.
+_LAYERS: OpRules[Callable[[Editor, Packed | None, fx.Node], str]] = OpRules()
+_KINDS = "packed linear", "matrix product", "dot products", "packed convolution"
+
+
 def prepack(edit: Editor) -> None:
     """Run the pass."""
-    ops = packed()
-    done = dict.fromkeys(
-        ("packed linear", "matrix product", "dot products", "packed convolution"), 0
-    )
-    for node in edit.calls(aten.linear.default):
-        kind = _linear(edit, ops, node)
-        if kind:
-            done[kind] += 1
-    for node in edit.calls(aten.addmm.default, aten.mm.default):
-        if ops is not None and _product(edit, ops, node):
-            done["packed linear"] += 1
-    for node in edit.calls(aten.convolution.default):
-        kind = _convolution(edit, ops, node)
-        if kind:
-            done[kind] += 1
-    edit.notes += [f"{count} layers as {kind}" for kind, count in done.items() if count]
+    ops, done = packed(), Counter[str]()
+    for node in edit.calls(*_LAYERS):
+        done[_LAYERS[node.target](edit, ops, node)] += 1
+    edit.notes += [f"{done[kind]} layers as {kind}" for kind in _KINDS if done[kind]]
 
 
 # ------------------------------------------------------------------------------ linear
@@ -132,6 +126,7 @@ def _packed_linear(
     edit.become(node, ops.linear, x, opaque, bias, "none", [], "")
 
 
+@_LAYERS.rule("linear")
 def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     x, weight, bias = arguments(node).values()
     rank = val(x).dim()
@@ -183,28 +178,31 @@ def _become_product(
     edit.become(node, aten.view.default, made, list(out.shape))
 
 
-def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
-    """mm and addmm with a static second factor, as a linear layer with the transposed weight."""
+@_LAYERS.rule("addmm mm")
+def _product(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
+    """One with a static second factor, as a linear layer with the transposed weight."""
     if node.target is aten.mm.default:
         (x, factor), bias = node.args, None
     else:
         bias, x, factor = node.args
         if node.kwargs or not edit.is_static(bias) or val(bias).dim() != 1:  # type: ignore[arg-type]
-            return False
+            return ""
         if val(bias).shape[0] != val(node).shape[1]:  # type: ignore[arg-type]
-            return False
+            return ""
     assert isinstance(x, fx.Node) and isinstance(factor, fx.Node)
-    if edit.is_static(x) or not edit.is_static(factor) or not packs_linear(val(node).dtype):
-        return False
+    is_packed = edit.is_static(factor) and packs_linear(val(node).dtype)
+    if ops is None or edit.is_static(x) or not is_packed:
+        return ""
     with edit.before(node):
         weight = edit.contiguous(edit.call(aten.permute.default, factor, [1, 0]))
     _packed_linear(edit, ops, node, x, weight, bias)  # type: ignore[arg-type]
-    return True
+    return "packed linear"
 
 
 # ------------------------------------------------------------------------------ convolution
 
 
+@_LAYERS.rule("convolution")
 def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
@@ -260,13 +258,13 @@ def for_any_size(op: OpOverload) -> Callable[..., Tensor]:
         try:
             fitting = weight.by_size[key]
         except (AttributeError, KeyError):
-            fitting = _fit(weight, shape, key)
+            fitting = _reordered(weight, shape, key)
         return op(*args[:place], fitting, *args[place + 1 :])  # type: ignore[no-any-return]
 
     return call
 
 
-def _fit(weight: Any, shape: torch.Size, key: Any) -> Tensor:
+def _reordered(weight: Any, shape: torch.Size, key: Any) -> Tensor:
     """The packed weight in the order for images of this shape, kept; equal orders share memory."""
     by_size = weight.__dict__.setdefault("by_size", {})
     plain = weight.to_dense().view(weight.shape)
@@ -307,13 +305,13 @@ def postops(edit: Editor) -> None:
         return
     done: dict[str, int] = {}
     for node in edit.calls(ops.conv, ops.linear):
-        while (step := _step(edit, ops, node)) is not None:
+        while (step := _take_user(edit, ops, node)) is not None:
             node, name = step
             done[name] = done.get(name, 0) + 1
     edit.notes += [f"{count} {name} inside packed operators" for name, count in done.items()]
 
 
-def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | None:
+def _take_user(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | None:
     """Take the only user of `node` into it: the new node, and the name of what it took in."""
     user = only_user(node)
     if user is None or user.op != "call_function" or not isinstance(user.meta["val"], Tensor):
@@ -436,11 +434,16 @@ def _rewrite(edit: Editor, node: fx.Node, known: dict[fx.Node, fx.Node]) -> None
         if val(arg).dtype is not dtype:
             return arg
         found = known.get(arg)
+        if found is None and arg.target is aten._to_copy.default and edit.is_static(arg):
+            # a folded weight in the precision that it was computed in
+            (source,) = arg.all_input_nodes
+            is_fold = source.op == "call_function" and val(source).dtype is torch.float32
+            if is_fold and not isinstance(source.target, OpOverload):
+                found = source
         if found is None:
             large = val(arg).dim() > 1 and not derive
-            found = known[arg] = _before_rounding(edit, arg) or edit.cast(
-                arg, torch.float32, derive=not large
-            )
+            found = edit.cast(arg, torch.float32, derive=not large)
+        known[arg] = found
         return found
 
     with edit.before(node):
@@ -449,15 +452,6 @@ def _rewrite(edit: Editor, node: fx.Node, known: dict[fx.Node, fx.Node]) -> None
         product = edit.call(node.target, *args, val=meta, **kwargs)  # type: ignore[arg-type]
     edit.become(node, aten._to_copy.default, product, dtype=dtype)
     edit.notes.append(f"{node} multiplies in float32: {product}")
-
-
-def _before_rounding(edit: Editor, node: fx.Node) -> fx.Node | None:
-    """A folded weight in the precision it was computed in."""
-    if node.target is not aten._to_copy.default or not edit.is_static(node):
-        return None
-    (source,) = node.all_input_nodes
-    is_fold = source.op == "call_function" and val(source).dtype is torch.float32
-    return source if is_fold and not isinstance(source.target, torch._ops.OpOverload) else None
 
 
 # ---------------------------------------------------------------------------- channels last

@@ -133,7 +133,16 @@ def ptx_capability(capability: int) -> int:
 
 def with_functions(ptx: bytes, capability: int, cache: ObjectCache | None) -> list[bytes]:
     """PTX for a GPU of a capability, such as 90, with that of what it calls of CUDA's library."""
-    return [ptx, *(_function(name, capability, cache) for name in called(ptx))]
+    found = [ptx]
+    for name in called(ptx):
+        key = content_key("cuda function", name, str(capability), _nvrtc().path)
+        code = None if cache is None else cache.get(key)
+        if code is None:
+            code = _compiled(name, capability)
+            if cache is not None:
+                cache.put(key, code)
+        found.append(code)
+    return found
 
 
 def called(ptx: bytes) -> list[str]:
@@ -173,21 +182,11 @@ def _nvrtc() -> _SharedLibrary:
     return _SharedLibrary("libnvrtc", "nvrtc")
 
 
-def _function(name: str, capability: int, cache: ObjectCache | None) -> bytes:
-    """PTX of one of CUDA's functions under our name."""
-    key = content_key("cuda function", name, str(capability), _nvrtc().path)
-    code = None if cache is None else cache.get(key)
-    if code is None:
-        code = _compiled(name, capability)
-        if cache is not None:
-            cache.put(key, code)
-    return code
-
-
 _TWO = ("pow", "atan2", "hypot", "fmod", "nextafter")
 
 
 def _compiled(name: str, capability: int) -> bytes:
+    """PTX of one of CUDA's functions under our name."""
     kind = "float" if name.endswith("f") and name != "erf" else "double"
     names = "xy" if name.removesuffix("f") in _TWO else "x"
     takes = ", ".join(f"{kind} {x}" for x in names)

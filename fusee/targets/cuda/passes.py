@@ -472,7 +472,11 @@ def layers_of_rows(edit: Editor) -> None:
     copies: dict[fx.Node, fx.Node] = {}
     for node in edit.calls(aten.linear.default):
         x: Any = node.args[0]
-        if val(x).dim() < 3 or _is_matrix(val(x)):
+        *lead, length = val(x).shape
+        # whether all axes but the last may be one, and rows are in one piece
+        found = view_strides(val(x).shape, val(x).stride(), [math.prod(lead), length])
+        in_rows = found is not None and (is_written(length, 1) or same_ints(found[-1:], (1,)))
+        if val(x).dim() < 3 or in_rows:
             continue
         if x not in copies:
             with edit.before(node):
@@ -480,13 +484,6 @@ def layers_of_rows(edit: Editor) -> None:
         node.args = (copies[x], *node.args[1:])
     if copies:
         edit.notes.append(f"{len(copies)} operands of layers lie row by row")
-
-
-def _is_matrix(x: Tensor) -> bool:
-    """Whether all axes but the last may be one, and rows are in one piece."""
-    length = x.shape[-1]
-    found = view_strides(x.shape, x.stride(), [math.prod(x.shape[:-1]), length])
-    return found is not None and (is_written(length, 1) or same_ints(found[-1:], (1,)))
 
 
 # Names of a bias and of the two operands among the arguments.
@@ -599,14 +596,26 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
     moved, inputs = 0, edit.aten.placeholders
     written = {inputs[mutation.index] for mutation in edit.aten.mutations}
     first = next(node for node in edit.graph.nodes if node.op not in ("placeholder", "get_attr"))
+
+    def bring(node: fx.Node, users: Sequence[fx.Node]) -> None:
+        """Have these read a copy on the GPU."""
+        if users:
+            with edit.before(node.next if node.op == "call_function" else first):
+                twin = edit.call(aten._to_copy.default, node, like=users[0], device=home)
+            for user in users:
+                user.replace_input_with(node, twin)
+
     for node in reversed(list(edit.graph.nodes)):
         val = node.meta.get("val")
         if not isinstance(val, Tensor) or _is_at(node, home):
             continue
-        if val.dim():
-            _bring_places(edit, node, home)
-            continue
         there = [user for user in node.users if "device" in user.meta and _is_at(user, home)]
+        if val.dim():
+            # places that a program writes down, `x[:, [2, 0]]`, or makes of nothing else,
+            # `x[torch.arange(3)]`, come when the graph is compiled; ATen would wait at each call
+            if node.op != "placeholder" and edit.is_static(node):
+                bring(node, [user for user in there if user.target in _INDEXING])
+            continue
         # what reads more than numbers there stays with them: an element, a sum
         elsewhere = (x.meta.get("val") for x in node.all_input_nodes if not _is_at(x, home))
         may_move = node.op in ("placeholder", "get_attr") or (
@@ -622,31 +631,10 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
             if "device" in node.kwargs:
                 node.kwargs = {**node.kwargs, "device": home}
             continue
-        users = [
-            u for u in there if u.target is not aten._to_copy.default or "device" not in u.kwargs
-        ]
-        if users:
-            with edit.before(node.next if node.op == "call_function" else first):
-                twin = edit.call(
-                    aten._to_copy.default, node, like=users[0], val=node.meta["val"], device=home
-                )
-            for user in users:
-                user.replace_input_with(node, twin)
+        kept = [u for u in there if u.target is aten._to_copy.default and "device" in u.kwargs]
+        bring(node, [user for user in there if user not in kept])
     if moved:
         edit.notes.append(f"{moved} numbers of the CPU are computed on {home}")
-
-
-def _bring_places(edit: Editor, node: fx.Node, home: torch.device) -> None:
-    """Places that a program writes down, `x[:, [2, 0]]`, or makes of nothing else,
-    `x[torch.arange(3)]`, are copied to the GPU when the graph is compiled; ATen copies them at each
-    call, and waits."""
-    users = [user for user in node.users if user.target in _INDEXING and _is_at(user, home)]
-    if node.op == "placeholder" or not edit.is_static(node) or not users:
-        return
-    with edit.before(node.next):
-        twin = edit.call(aten._to_copy.default, node, like=users[0], device=home)
-    for user in users:
-        user.replace_input_with(node, twin)
 
 
 def _is_at(node: fx.Node, home: torch.device) -> bool:

@@ -431,7 +431,7 @@ class Replayer:
             mine = [None if k in found.freed else x for k, x in enumerate(found.inputs)]
             held: Sequence[Tensor] = [*self._held(mine, found.results)]
             left: list[Tensor] = []
-            made = [_made(x, mine, held, found.results, left) for x in found.results]
+            made = [_result_of(x, mine, held, found.results, left) for x in found.results]
         except RuntimeError as error:
             self.refused = str(error).partition("\n")[0]
             if lent is not None:
@@ -492,7 +492,7 @@ def _gathered(made: Sequence[int | Result], lent: Sequence[Tensor], count: int) 
     return gather
 
 
-def _made(
+def _result_of(
     x: Any, mine: Sequence[Any], lent: Sequence[Tensor], results: Sequence[Any], left: list[Tensor]
 ) -> int | Result:
     """Where a later call has the result `x` among its inputs, what is lent and what is fresh; or
