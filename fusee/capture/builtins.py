@@ -22,7 +22,7 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -62,7 +62,7 @@ from fusee.sym.ranges import COMPARISONS
 Stand = Function  # takes the machine, and then what the function takes
 
 SPECIAL: Rules[Any, Stand] = Rules()
-stands_for = SPECIAL.rule
+stands_for, stands_for_each = SPECIAL.rule, SPECIAL.rule_of_each
 # By id of the code that closures share: they get the function before all else.
 BY_CODE: Rules[int, Stand] = Rules()
 # By module and name, likewise: of packages that only a program imports.
@@ -102,16 +102,6 @@ def refuses(function: Any, count: int, *names: str) -> bool:
     except (SyntaxError, NameError, AttributeError):  # as of `<unrepresentable>`
         pass
     return False
-
-
-def stands_for_each(*functions: Any) -> Callable[[Stand], Stand]:
-    """`stands_for`, of a stand-in that takes before all else what it stands for."""
-
-    def register(stand: Stand) -> Stand:
-        SPECIAL.update((function, functools.partial(stand, function)) for function in functions)
-        return stand
-
-    return register
 
 
 # ------------------------------------------------------------------------------ about objects
@@ -781,18 +771,15 @@ def _who_sees(level: int, logger: logging.Logger) -> str:
     """Who gets to know of a record: nobody (""), "others", or "the program"."""
     if not logger.isEnabledFor(level):
         return ""
-    handlers = [x for x in _asked(logger) if isinstance(x, logging.Handler)]
     is_plain = type(logger) in (logging.Logger, logging.RootLogger) and not logger.filters
     is_plain &= logging.getLogRecordFactory() is logging.LogRecord
-    return "others" if is_plain and all(map(_is_stock, handlers)) else "the program"
-
-
-def _is_stock(handler: Any) -> bool:
-    """Whether a handler only writes text to a stream in C."""
-    kind = type(handler)
-    is_known = kind in (logging.NullHandler, logging.StreamHandler) or (
-        kind.__module__ in ("logging", "logging.handlers") and kind.__name__ in _FILES
-    )
-    formats = type(handler.formatter) in (type(None), logging.Formatter)
-    is_own = handler.filters or vars(handler).keys() & {"emit", "handle", "format"}
-    return is_known and formats and not is_own and _is_in_c(getattr(handler, "stream", None))
+    for handler in (x for x in _asked(logger) if isinstance(x, logging.Handler)):
+        # it only writes text to a stream in C
+        kind, is_own = type(handler), vars(handler).keys() & {"emit", "handle", "format"}
+        is_plain &= kind in (logging.NullHandler, logging.StreamHandler) or (
+            kind.__module__ in ("logging", "logging.handlers") and kind.__name__ in _FILES
+        )
+        is_plain &= type(handler.formatter) in (type(None), logging.Formatter)
+        is_plain &= _is_in_c(getattr(handler, "stream", None))
+        is_plain &= not (handler.filters or is_own)
+    return "others" if is_plain else "the program"
