@@ -352,14 +352,9 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
         return None
     operator = op_of(function) or operator or name
     remedy = ""
-    if "::" in operator and is_foreign(operator):
+    if "::" in operator and operator.partition("::")[0] not in _TORCHS:
         remedy = f"torch.library.register_fake({operator!r}) says what they look like"
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
-
-
-def is_foreign(operator: str | None) -> bool:
-    """Whether an operator is none of torch's."""
-    return operator is not None and operator.partition("::")[0] not in _TORCHS
 
 
 def op_of(function: Any) -> str | None:
