@@ -23,7 +23,7 @@ import typing
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.fx.node import map_aggregate
@@ -33,7 +33,7 @@ from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask, store
 from fusee.capture.bytecode import Line
 from fusee.capture.dynamic import Computed, Number, before_graph, converted, is_array, read
 from fusee.capture.frame import ABSENT, BINARY, METHODS_IN_C, UNARY, is_scalar, room, variables
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.graph_break import Breaking, GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, by_identity, show_address
@@ -233,17 +233,6 @@ def _hash(m: Capturing, x: Any, /) -> int:
         _id(m, part)  # which it is made of
     m.world.passing.append("a hash")
     return hash(x)
-
-
-@dataclasses.dataclass(frozen=True)
-class Breaking:
-    """What ends the graph in place of a function."""
-
-    reason: str
-    remedy: str = ""
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise GraphBreak(self.reason, self.remedy)
 
 
 SPECIAL[print] = Breaking(

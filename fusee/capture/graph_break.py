@@ -10,7 +10,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
@@ -155,6 +155,17 @@ class Anew(BaseException):
     def __init__(self, how: str) -> None:
         super().__init__(how)
         self.how = how
+
+
+@dataclass(frozen=True)
+class Breaking:
+    """What ends the graph in place of a function."""
+
+    reason: str
+    remedy: str = ""
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise GraphBreak(self.reason, self.remedy)
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fusee.capture import tensor_objects
-from fusee.capture.builtins import Breaking, left, special
+from fusee.capture.builtins import left, special
 from fusee.capture.bytecode import Line, overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Number, Specialise, Varying
@@ -37,6 +37,7 @@ from fusee.capture.effects import (
 from fusee.capture.frame import FIXED, FUNCTIONS, OPCODES, Frame, is_scalar
 from fusee.capture.graph_break import (
     Anew,
+    Breaking,
     Failing,
     Forbidden,
     GraphBreak,

@@ -39,10 +39,10 @@ from torch.utils import _foreach_utils
 
 from fusee.capture import containers
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_CODE, SPECIAL, Breaking, stands_for, stands_for_each
+from fusee.capture.builtins import BY_CODE, SPECIAL, stands_for, stands_for_each
 from fusee.capture.effects import BODY, HOOKS, effects
 from fusee.capture.frame import ABSENT
-from fusee.capture.graph_break import GraphBreak, Lost, is_held, is_watched
+from fusee.capture.graph_break import Breaking, GraphBreak, Lost, is_held, is_watched
 from fusee.capture.guards import EqualsMatch, Keys
 from fusee.capture.mirrors import Mirror, read_grad, write_grad
 from fusee.capture.policy import enabled, inlined
