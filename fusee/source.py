@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -194,14 +195,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Rules(dict[K, F]):
     """A function for each key."""
 
-    def rule(self, *keys: K) -> Callable[[F], F]:
-        """Enter the decorated function under these keys."""
+    def rule(self, *keys: K, **given: Any) -> Callable[[F], F]:
+        """Enter the decorated function under these keys; `given`: with these arguments."""
 
         def enter(function: F) -> F:
-            self.update(dict.fromkeys(keys, function))
+            entered: Any = functools.partial(function, **given) if given else function
+            self.update(dict.fromkeys(self.meant(*keys), entered))
             return function
 
         return enter
+
+    def rule_of_each(self, *keys: K) -> Callable[[F], F]:
+        """The same, of a function that takes the key before all else."""
+
+        def enter(function: F) -> F:
+            made: Any = functools.partial
+            self.update((key, made(function, key)) for key in self.meant(*keys))
+            return function
+
+        return enter
+
+    def meant(self, *keys: K) -> Iterable[K]:
+        """The keys that these stand for."""
+        return keys
 
 
 def overload(name: str) -> Any:
@@ -216,8 +232,7 @@ def overloads(names: str) -> list[Any]:
 
 
 class OpRules(Rules[Any, F]):
-    """A function for each overload of an operator."""
+    """A function for each overload of an operator; several may be named in one text."""
 
-    def rule(self, *keys: Any) -> Callable[[F], F]:
-        """The same; several overloads may be named in one text."""
-        return super().rule(*(op for x in keys for op in (overloads(x) if type(x) is str else [x])))
+    def meant(self, *keys: Any) -> list[Any]:
+        return [op for x in keys for op in (overloads(x) if type(x) is str else [x])]

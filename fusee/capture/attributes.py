@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
 import inspect
@@ -641,8 +642,11 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
         return value
     if found is not ABSENT:
         return bound(m, found, obj, cls, name)
-    if not python_getattribute(cls) and _is_found_by_c(obj, name):
-        raise GraphBreak(f"C code knows the attributes of a {cls.__qualname__}")
+    in_c: Any = cls.__getattribute__
+    if in_c is not object.__getattribute__ and not python_getattribute(cls):
+        with contextlib.suppress(AttributeError):
+            in_c(obj, name)
+            raise GraphBreak(f"C code knows the attributes of a {cls.__qualname__}")
     # a variable for it would be a cycle: the error knows this frame
     raise missing(cls, name, name=name, obj=obj)
 
@@ -654,18 +658,6 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
         return m.world.get(mirror, name)
     has_own = type(obj).__dictoffset__ and m.world.origin(obj) is None
     return own_dict(obj).get(name, ABSENT) if has_own else ABSENT
-
-
-def _is_found_by_c(obj: Any, name: str) -> bool:
-    """Whether a class in C has what neither classes nor the instance's own attributes hold."""
-    cls: Any = type(obj)
-    if cls.__getattribute__ is object.__getattribute__:
-        return False
-    try:
-        cls.__getattribute__(obj, name)
-    except AttributeError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------ descriptors

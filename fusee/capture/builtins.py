@@ -22,8 +22,8 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.fx.node import map_aggregate
@@ -33,7 +33,7 @@ from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask, store
 from fusee.capture.bytecode import Line
 from fusee.capture.dynamic import Computed, Number, before_graph, converted, is_array, read
 from fusee.capture.frame import ABSENT, BINARY, METHODS_IN_C, UNARY, is_scalar, room, variables
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.graph_break import Breaking, GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, by_identity, show_address
@@ -62,7 +62,7 @@ from fusee.sym.ranges import COMPARISONS
 Stand = Function  # takes the machine, and then what the function takes
 
 SPECIAL: Rules[Any, Stand] = Rules()
-stands_for = SPECIAL.rule
+stands_for, stands_for_each = SPECIAL.rule, SPECIAL.rule_of_each
 # By id of the code that closures share: they get the function before all else.
 BY_CODE: Rules[int, Stand] = Rules()
 # By module and name, likewise: of packages that only a program imports.
@@ -102,16 +102,6 @@ def refuses(function: Any, count: int, *names: str) -> bool:
     except (SyntaxError, NameError, AttributeError):  # as of `<unrepresentable>`
         pass
     return False
-
-
-def stands_for_each(*functions: Any) -> Callable[[Stand], Stand]:
-    """`stands_for`, of a stand-in that takes before all else what it stands for."""
-
-    def register(stand: Stand) -> Stand:
-        SPECIAL.update((function, functools.partial(stand, function)) for function in functions)
-        return stand
-
-    return register
 
 
 # ------------------------------------------------------------------------------ about objects
@@ -243,17 +233,6 @@ def _hash(m: Capturing, x: Any, /) -> int:
         _id(m, part)  # which it is made of
     m.world.passing.append("a hash")
     return hash(x)
-
-
-@dataclasses.dataclass(frozen=True)
-class Breaking:
-    """What ends the graph in place of a function."""
-
-    reason: str
-    remedy: str = ""
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise GraphBreak(self.reason, self.remedy)
 
 
 SPECIAL[print] = Breaking(
@@ -781,18 +760,15 @@ def _who_sees(level: int, logger: logging.Logger) -> str:
     """Who gets to know of a record: nobody (""), "others", or "the program"."""
     if not logger.isEnabledFor(level):
         return ""
-    handlers = [x for x in _asked(logger) if isinstance(x, logging.Handler)]
     is_plain = type(logger) in (logging.Logger, logging.RootLogger) and not logger.filters
     is_plain &= logging.getLogRecordFactory() is logging.LogRecord
-    return "others" if is_plain and all(map(_is_stock, handlers)) else "the program"
-
-
-def _is_stock(handler: Any) -> bool:
-    """Whether a handler only writes text to a stream in C."""
-    kind = type(handler)
-    is_known = kind in (logging.NullHandler, logging.StreamHandler) or (
-        kind.__module__ in ("logging", "logging.handlers") and kind.__name__ in _FILES
-    )
-    formats = type(handler.formatter) in (type(None), logging.Formatter)
-    is_own = handler.filters or vars(handler).keys() & {"emit", "handle", "format"}
-    return is_known and formats and not is_own and _is_in_c(getattr(handler, "stream", None))
+    for handler in (x for x in _asked(logger) if isinstance(x, logging.Handler)):
+        # it only writes text to a stream in C
+        kind, is_own = type(handler), vars(handler).keys() & {"emit", "handle", "format"}
+        is_plain &= kind in (logging.NullHandler, logging.StreamHandler) or (
+            kind.__module__ in ("logging", "logging.handlers") and kind.__name__ in _FILES
+        )
+        is_plain &= type(handler.formatter) in (type(None), logging.Formatter)
+        is_plain &= _is_in_c(getattr(handler, "stream", None))
+        is_plain &= not (handler.filters or is_own)
+    return "others" if is_plain else "the program"

@@ -95,14 +95,8 @@ _JUMPS = {op: -1 if "BACKWARD" in dis.opname[op] else 1 for op in (*dis.hasjrel,
 def program(code: types.CodeType) -> Bytecode:
     """The decoded form of a code object, made once."""
     key = id(code)  # comparing code compares all its instructions
-    known = _programs.get(key)
-    if known is None:
-        alive = weakref.ref(code, functools.partial(_programs.pop, key))
-        known = _programs[key] = alive, _decode(code)
-    return known[1]
-
-
-def _decode(code: types.CodeType) -> Bytecode:
+    if (known := _programs.get(key)) is not None:
+        return known[1]
     units = code.co_code
     opcodes, low = units[::2], units[1::2]
     # of each unit, the instruction there: a jump may go to the prefix of one with a long argument
@@ -143,7 +137,9 @@ def _decode(code: types.CodeType) -> Bytecode:
         co_varnames=tuple(names),
         co_nlocals=len(names),
     )
-    return Bytecode(instructions, handlers, taking, [], {})
+    alive = weakref.ref(code, functools.partial(_programs.pop, key))
+    _programs[key] = alive, Bytecode(instructions, handlers, taking, [], {})
+    return _programs[key][1]
 
 
 # Instructions of a function that gives a value made of its arguments and of what they hold.
@@ -271,15 +267,8 @@ class Line(NamedTuple):
         return cls(f.code, f.globals, f.instruction.line, names)
 
 
-def calling_from(*lines: Line) -> functools.partial[Any]:
-    """What does a call `(function, *args, **kwargs)` as if it stood at a line.
-
-    lines   that one is the last, where each calls the next
-    """
-    return functools.partial(_call_from, lines)
-
-
-def _call_from(lines: Sequence[Line], function: Any, /, *args: Any, **kwargs: Any) -> Any:
+def call_from(lines: Sequence[Line], function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Does a call as if it stood at the last of some lines, each of which calls the next."""
     call = functools.partial(function, *args, **kwargs)
     for line in reversed(lines):  # no frame of ours lies between them, which are counted
         code = _calling(line.code.co_filename, line.number, line.code.co_qualname)
@@ -327,7 +316,7 @@ def called_from(f: Any, names: Any, function: Any, is_code: bool) -> Any:
         return function
     if function in _BY_DEPTH:
         function = _BY_DEPTH[function]
-    return functools.partial(calling_from(Line.of(f, names)), function)
+    return functools.partial(call_from, [Line.of(f, names)], function)
 
 
 def _warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kw: Any) -> None:
@@ -346,9 +335,10 @@ _BY_DEPTH: dict[Any, Any] = {warnings.warn: _warn, sys._getframe: _getframe}
 
 
 def at_caller() -> functools.partial[Any]:
-    """`calling_from` the line of the program that called who asks."""
+    """`call_from` the line of the program that called who asks."""
     at = _getframe()
-    return calling_from(Line(at.f_code, at.f_globals, at.f_lineno, lambda: at.f_locals))
+    line = Line(at.f_code, at.f_globals, at.f_lineno, lambda: at.f_locals)
+    return functools.partial(call_from, [line])
 
 
 def _steps(count: int) -> int:

@@ -343,9 +343,7 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         if isinstance(function.__self__, dict) and name != "fromkeys" and len(args) == 1:
             args = tuple(containers.pairs(m, x) for x in args)
         asks = isinstance(function.__self__, list)
-        args = tuple(
-            x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x, asks) for x in args
-        )
+        args = tuple(_shown(m, x, asks) for x in args)
         if name == "join" and len(args) == 1:
             if not is_iterable(args[0]):
                 return function(*args)  # the TypeError
@@ -581,35 +579,25 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
 def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Frame:
     """A frame of `function`, its parameters bound, its closure known."""
     m.world.know_cells(function)
+    frame, origin = Frame.of(m, function), m.world.origin(function)
+    defaults, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+    if defaults and isinstance(origin, Held):  # one fact for all: the tuple cannot change
+        place = m.world.place(function, "__defaults__")
+        m.world.fact(IdMatch, place, defaults)
+        defaults = tuple(
+            x if is_scalar(x) else m.world.load(x, m.world.item(place, k))
+            for k, x in enumerate(defaults)
+        )
+    elif defaults and origin is not None:
+        defaults = m.world.load(defaults, m.world.place(function, "__defaults__"))
+    if named and origin is not None:
+        named = m.plain(m.world.load(named, m.world.place(function, "__kwdefaults__")))
     try:
-        return Frame.of(m, function).bind(*_defaults(m, function), args, kwargs)
+        return frame.bind(defaults, named, args, kwargs)
     except TypeError:  # a default that is given later would be taken
-        for name in ("__defaults__", "__kwdefaults__") if m.world.origin(function) else ():
+        for name in ("__defaults__", "__kwdefaults__") if origin else ():
             m.plain(m.world.load(getattr(function, name), m.world.place(function, name)))
         raise
-
-
-def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]:
-    """The default values, those of a function from outside loaded under guards."""
-    defaults = function.__defaults__ or ()
-    keyword_defaults = function.__kwdefaults__ or {}
-    origin = m.world.origin(function)
-    if origin is None:
-        return defaults, keyword_defaults
-    if defaults:
-        place = m.world.place(function, "__defaults__")
-        if isinstance(origin, Held):  # one fact for all: the tuple cannot change
-            m.world.fact(IdMatch, place, defaults)
-            defaults = tuple(
-                x if is_scalar(x) else m.world.load(x, m.world.item(place, k))
-                for k, x in enumerate(defaults)
-            )
-        else:
-            defaults = m.world.load(defaults, place)
-    if keyword_defaults:
-        place = m.world.place(function, "__kwdefaults__")
-        keyword_defaults = m.plain(m.world.load(keyword_defaults, place))
-    return defaults, keyword_defaults
 
 
 BY_TYPE[weakref.ref] = lambda ref, m: m.world.referent(ref)

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.capture.bytecode import calling_from, kept_by, parameters
+from fusee.capture.bytecode import call_from, kept_by, parameters
+from fusee.capture.frame import ABSENT
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import (
     GONE,
@@ -243,17 +244,24 @@ class Captured:
         is_of_objects = any(not issubclass(x, torch.Tensor) for x in self.facts.kinds.values())
         if is_of_objects or not available() or MODE_STACK.length() or self.stop is not None:
             return None
-        named = {fact: row for fact in self.facts.rows if (row := _named(fact))}
-        codes = {x: (f, x.value) for x in self.facts.rows if (f := of_code(x.origin))}
-        others = Facts(rows=[x for x in self.facts.rows if x not in named and x not in codes])
+        own, others = self.place.function, Facts()
+        owners, named = [(own, own.__code__)], list[tuple[dict[str, Any], str, Any]]()
+        for fact in self.facts.rows:
+            x: Any = fact.origin
+            function = of_code(x)
+            is_global = isinstance(x, Item) and type(x.key) is str and isinstance(fact, IdMatch)
+            if is_global and isinstance(x.of, Held) and type(x.of.value) is dict:
+                named.append((x.of.value, x.key, fact.value))
+            elif function is not None:
+                owners.append((function, fact.value))
+            else:
+                others.rows.append(fact)
         fresh = _fresh(others, others.rows, values)
         listed = [x.name if isinstance(x, Local) else "" for x in others.listed]
         is_all = not others.rows and listed == self.place.parameters
         if fresh is None or not is_all:
             return None
-        own = self.place.function
-        owners = [(own, own.__code__), *codes.values()]
-        return quick_check(self.conditions, [*named.values()], owners, fresh[1])
+        return quick_check(self.conditions, named, owners, fresh[1])
 
     @property
     def raises(self) -> bool:
@@ -290,7 +298,7 @@ class Captured:
         """
         if not getattr(graph, "is_captured", False):  # else its own calls warn
             for function, args, kwargs, lines in self.said:
-                calling_from(*lines)(function, *args, **kwargs)
+                call_from(lines, function, *args, **kwargs)
         names = {**self.names, "_graph": graph, "_nested": nested}
         return define(self.source, "run", "segment", names)
 
@@ -539,7 +547,8 @@ def _by_key(entry: Any) -> dict[_Key, tuple[Fact, Hashable]]:
         if fact.INDEX:
             with contextlib.suppress(TypeError):  # no key of a dict
                 hash(value := fact.INDEX[1](fact.value))
-                found.setdefault(fact.key, (fact, value))
+                if value is not ABSENT:
+                    found.setdefault(fact.key, (fact, value))
     return found
 
 
@@ -588,15 +597,6 @@ def compile_check(
         return "\n".join([text, *listed, *(f"# _watched: {fact}" for fact in watched.rows)])
 
     return check, source
-
-
-def _named(fact: Fact) -> tuple[dict[str, Any], str, Any] | None:
-    """What a dict that the entry holds should have at a name, if that is the fact: a global's."""
-    x = fact.origin
-    if not isinstance(fact, IdMatch) or not isinstance(x, Item) or not isinstance(x.of, Held):
-        return None
-    is_plain = type(x.of.value) is dict and type(x.key) is str
-    return (x.of.value, x.key, fact.value) if is_plain else None
 
 
 def _fresh(

@@ -534,7 +534,7 @@ def _dispatched(dispatch: Any, m: Capturing, cls: Any, /) -> Any:
 def context_value(m: Capturing, variable: contextvars.ContextVar[Any], *default: Any) -> Any:
     """What a variable of the context holds: a fact."""
     origin = m.world.origin(variable)
-    found = variable.get(ABSENT)
+    found = _in_context(variable)
     if origin is not None:
         found = m.world.load(found, ResultOf(origin, _in_context, "the value of "))
     if found is not ABSENT:

@@ -202,19 +202,16 @@ def _is_of_numbers(node: fx.Node) -> bool:
     is_fresh = is_plain and not (fake.requires_grad or fake.is_inference() or fake._version)
     is_small = is_fresh and not is_symbolic(fake) and fake.numel() <= _MOST_COMPUTED
     is_known = is_small and "empty" not in name and name != "new"
-    return is_known and effects(node) <= {"raises"} and not _is_written(node)
-
-
-def _is_written(node: fx.Node) -> bool:
-    """Whether a later call may write to a result, or a view of it: not all such count versions."""
-    views = [node]
+    if not is_known or not effects(node) <= {"raises"}:
+        return False
+    views = [node]  # not all results count versions
     for one in views:
         for user in one.users:
             if one in written_by(user):
-                return True
+                return False
             if getattr(user.meta.get("example_value"), "_base", None) is not None:
                 views.append(user)
-    return False
+    return True
 
 
 # ---------------------------------------------------------------------------- repeated
@@ -393,7 +390,11 @@ def _called(x: Any, names: Iterable[str]) -> Iterator[types.FunctionType]:
 
 def cuts(graph: fx.Graph) -> dict[str, Any]:
     """What is noted at a graph: how many calls stand before each cut between results, if there are
-    any; None if it cannot be cut there."""
+    any; None if it cannot be cut there.
+
+    Two graphs may stand in place of one that pass whole tensors, which share no memory and are not
+    written to. Torch's state is the same in both.
+    """
     *nodes, output = graph.nodes
     calls = [node for node in nodes if node.op.startswith("call_")]
     asked = {x for x in output.all_input_nodes if x in {*calls}}
@@ -410,22 +411,17 @@ def cuts(graph: fx.Graph) -> dict[str, Any]:
             given.clear()
         if node in results:
             given |= storages([node])
-    is_free = all(_is_free(nodes, calls, k) for k in found)
-    return {CUTS: found if is_free else None} if found else {}
-
-
-def _is_free(nodes: list[fx.Node], calls: list[fx.Node], k: int) -> bool:
-    """Whether two graphs may stand in place of one: they pass whole tensors, which share no memory
-    and are not written to, and torch's state is the same in both."""
-    if any("example_value" not in n.meta or n.target is leaf_gradients for n in calls):
-        return False
-    crossing = [node for node in calls[:k] if not {*calls[:k]}.issuperset(node.users)]
-    if not all(map(_may_cross, crossing)):
-        return False
-    inputs = [node for node in nodes if node.op == "placeholder"]
-    memory = storages(crossing)
-    written = storages(x for node in calls for x in written_by(node))
-    return len(memory) == len(crossing) and memory.isdisjoint(written | storages(inputs))
+    if not found:
+        return {}
+    bound = storages(node for node in nodes if node.op == "placeholder")
+    bound |= storages(x for node in calls for x in written_by(node))
+    is_free = all("example_value" in n.meta and n.target is not leaf_gradients for n in calls)
+    for k in found if is_free else ():
+        crossing = [node for node in calls[:k] if not {*calls[:k]}.issuperset(node.users)]
+        memory = storages(crossing)
+        is_free &= all(map(_may_cross, crossing)) and memory.isdisjoint(bound)
+        is_free &= len(memory) == len(crossing)
+    return {CUTS: found if is_free else None}
 
 
 # ---------------------------------------------------------------------------- around a call

@@ -359,8 +359,18 @@ class Frame:
 
 
 def _with_raised(error: Any, own: Any, run: Callable[[], bool | None]) -> bool | None:
-    """Run while Python handles an exception, which stays as it is but for its context."""
-    before, later = (error.__traceback__, own or error.__context__), _led_to(error)
+    """Run while Python handles an exception, which stays as it is but for its context.
+
+    What Python handles already may have come in the course of this one. As this is raised, that
+    loses its context: a chain of contexts may not end where it began.
+    """
+    before = error.__traceback__, own or error.__context__
+    later, seen = sys.exception(), set[int]()
+    while later is not None and later.__context__ is not error and id(later) not in seen:
+        seen.add(id(later))
+        later = later.__context__
+    if later is not None and later.__context__ is not error:
+        later = None
     try:
         raise error
     except BaseException:  # noqa: BLE001  # it was raised for this
@@ -369,16 +379,6 @@ def _with_raised(error: Any, own: Any, run: Callable[[], bool | None]) -> bool |
             later.__context__ = error
         del error, own, before, later  # which know frames
         return run()
-
-
-def _led_to(error: BaseException) -> BaseException | None:
-    """The exception, of those that Python handles now, that came in the course of `error`: it loses
-    its context as `error` is raised, for a chain of contexts may not end where it began."""
-    found, seen = sys.exception(), set[int]()
-    while found is not None and found.__context__ is not error and id(found) not in seen:
-        seen.add(id(found))
-        found = found.__context__
-    return found if found is not None and found.__context__ is error else None
 
 
 def begun(f: Frame) -> Generator[Any, Any, Any]:

@@ -10,7 +10,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
@@ -155,6 +155,17 @@ class Anew(BaseException):
     def __init__(self, how: str) -> None:
         super().__init__(how)
         self.how = how
+
+
+@dataclass(frozen=True)
+class Breaking:
+    """What ends the graph in place of a function."""
+
+    reason: str
+    remedy: str = ""
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise GraphBreak(self.reason, self.remedy)
 
 
 @dataclass(eq=False)
@@ -352,14 +363,9 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
         return None
     operator = op_of(function) or operator or name
     remedy = ""
-    if "::" in operator and is_foreign(operator):
+    if "::" in operator and operator.partition("::")[0] not in _TORCHS:
         remedy = f"torch.library.register_fake({operator!r}) says what they look like"
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
-
-
-def is_foreign(operator: str | None) -> bool:
-    """Whether an operator is none of torch's."""
-    return operator is not None and operator.partition("::")[0] not in _TORCHS
 
 
 def op_of(function: Any) -> str | None:

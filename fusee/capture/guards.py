@@ -347,6 +347,11 @@ class Distinct(Fact):
 _BY_TEXT = (complex, datetime.datetime, datetime.time, datetime.timezone, range)
 
 
+def _exactly(x: Any) -> Hashable:
+    """By what a value is told from those that equal it."""
+    return type(x), repr(x) if isinstance(x, (float, complex)) else x
+
+
 def _equal(found: Any, value: Any) -> bool:
     if type(found) is not type(value):
         return False
@@ -358,7 +363,7 @@ def _equal(found: Any, value: Any) -> bool:
 class EqualsMatch(Fact):
     """A number, a text, or a container of such, by class and value."""
 
-    WORDS, TORCH = "equals", "EQUALS_MATCH"
+    WORDS, TORCH, INDEX = "equals", "EQUALS_MATCH", (_exactly, _exactly)
 
     def conditions(self, at: str, source: Source) -> list[str]:
         known = self.value
@@ -413,12 +418,6 @@ class EqualsMatch(Fact):
 
     def remedy(self, found: Any) -> str:
         return _OPEN if type(found) in (int, float) else Fact.remedy(self, found)
-
-    @staticmethod
-    def _exactly(x: Any) -> Hashable:
-        return type(x), repr(x) if isinstance(x, (float, complex)) else x
-
-    INDEX = _exactly, _exactly
 
 
 def follows(fact: Fact, tensors: Container[Origin]) -> bool:
@@ -530,7 +529,10 @@ class TensorMatch(Fact):
     """A tensor as a TensorFact says; machine code looks at most of them (`is_listed`)."""
 
     CONDITION, USES, TORCH = "{value}.holds({0}({at}))", (TensorFact.of,), "TENSOR_MATCH"
-    INDEX = lambda x: tuple(torch.Tensor.size(x)), lambda known: _closed(known.size)
+    INDEX = (
+        lambda x: tuple(torch.Tensor.size(x)),
+        lambda known: ABSENT if None in known.size else known.size,
+    )
     REMEDY = "tensors of one dtype, device and number of axes"
 
     def now(self, found: Any) -> Any:
@@ -580,12 +582,6 @@ def _own_strides(known: TensorFact) -> set[int]:
         own |= set() if step in spans else {k}
         spans.add(step * n)
     return own
-
-
-def _closed(size: tuple[int | None, ...]) -> Hashable:
-    if None in size:
-        raise TypeError("open sizes are no key")
-    return size
 
 
 _VARYING = EqualsMatch, TensorMatch
@@ -643,7 +639,12 @@ class Facts:
 
     def add(self, kind: type[Fact], origin: Origin, value: Any, where: Callable[[], str]) -> None:
         """Note a condition, unless it is known. `where` says the user's line."""
-        key = kind, origin, id(value) if kind.BY_ID else _hashable(value)
+        known_by = id(value) if kind.BY_ID else _exactly(value)
+        try:
+            hash(known_by)
+        except TypeError:
+            known_by = id(value)
+        key = kind, origin, known_by
         if key not in self._known:
             self._known.add(key)
             self._keep.append(value)
@@ -756,11 +757,3 @@ class Facts:
     def looking(self, values: Values) -> Look:
         """As `looking`, also where a fact before does not hold."""
         return looking(values, self.kinds)
-
-
-def _hashable(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return (type(value), repr(value) if isinstance(value, float) else value)

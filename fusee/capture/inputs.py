@@ -671,7 +671,7 @@ class World:
 
     def _whole_dict(self, mirror: Mirror) -> Any:
         obj = mirror.obj
-        keys = tuple(dict_class(obj).keys(obj))
+        keys = keys_of(obj)
         fixed = [*map(is_key, keys)]
         if not all(found or is_alone(key) for found, key in zip(fixed, keys)):
             raise GraphBreak("a dict from outside has keys that a user's `__eq__` compares")

@@ -319,6 +319,11 @@ def put_on(m: Any, fake: torch.Tensor) -> Mirror:
 
 def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
     """`tensor.requires_grad = value`, or `tensor.data = value` of what is its data; else False."""
+
+    def lies(x: torch.Tensor) -> tuple[Any, ...]:
+        memory = x.untyped_storage()._cdata
+        return memory, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
+
     if id(fake) in m.world.seen or m.modes:
         return False
     with no_torch_function():
@@ -328,11 +333,11 @@ def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
         return True
     if name != "data" or type(value) is not FakeTensor or id(value) in m.world.seen:
         return False
-    if _is_data(fake, value):
-        return True
     # to the program it is the same tensor, with the other one's memory
     recorder, is_input = m.recorder, id(fake) in m.world.inputs
     with no_torch_function():
+        if value is fake or lies(value) == lies(fake):
+            return True
         is_like = (fake.dtype, fake.device) == (value.dtype, value.device)
         if not is_like or not recorder.is_main or (fake.requires_grad and not is_input):
             raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
@@ -349,17 +354,6 @@ def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
         fake.data = data
         recorder.renewed.setdefault(id(fake), fake._version)
     return True
-
-
-def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a tensor is the memory of another one, seen as it is."""
-
-    def seen(x: torch.Tensor) -> tuple[Any, ...]:
-        memory = x.untyped_storage()._cdata
-        return memory, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
-
-    with no_torch_function():
-        return value is fake or seen(value) == seen(fake)
 
 
 # ---------------------------------------------------------------------------- iterators

@@ -32,7 +32,7 @@ from fusee.capture.frame import (
     stopped,
     unbound,
 )
-from fusee.capture.graph_break import GraphBreak, Opaque
+from fusee.capture.graph_break import Breaking, GraphBreak, Opaque
 
 # ---------------------------------------------------------------------------- control
 # Opcodes that move on: jumps, loops, generators, calls, exceptions, imports.
@@ -477,10 +477,6 @@ _IDLE = "NOP RESUME PRECALL COPY_FREE_VARS EXIT_INIT_CHECK"
 REFUSED = ("ASYNC_GEN_WRAP IMPORT_STAR PRINT_EXPR INTERPRETER_EXIT RESERVED ENTER_EXECUTOR").split()
 
 
-def _refused(f: Frame, i: Instruction) -> None:
-    raise GraphBreak(f"the instruction {i.name} is not supported")
-
-
 def _push(f: Frame, value: Any, is_called: int) -> None:
     """With a value that is about to be called comes the NULL that says that it brings no `self`."""
     if is_called:
@@ -499,7 +495,7 @@ _CONVERSION_CODES = ("", "s", "r", "a")
 
 _STEPS: dict[str, Opcode] = {
     **dict.fromkeys(_IDLE.split(), lambda f, i: None),
-    **dict.fromkeys(REFUSED, _refused),
+    **{name: Breaking(f"the instruction {name} is not supported") for name in REFUSED},
     # control
     **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _jump),
     "GET_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),

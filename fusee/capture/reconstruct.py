@@ -26,7 +26,7 @@ from torch import fx
 
 from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
-from fusee.capture.bytecode import calling_from, passed, passing
+from fusee.capture.bytecode import call_from, passed, passing
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Frame, Marker, is_scalar, suspended
 from fusee.capture.graph_break import Anew, Lost, is_spent, spent
@@ -508,10 +508,9 @@ class Rebuild:
         """The calls that the program made and that come after its graph."""
         calls = []
         for function, args, kwargs, lines in self.world.later:
-            given = [calling_from(*lines), function, *args]
-            first, *more = map(self.source.constant, given)
-            more += [f"{key}={self.source.constant(x)}" for key, x in kwargs.items()]
-            calls.append(f"{first}({', '.join(more)})")
+            given = [*map(self.source.constant, (lines, function, *args))]
+            given += [f"{key}={self.source.constant(x)}" for key, x in kwargs.items()]
+            calls.append(self.call(call_from, *given))
         for one in (self.world.lent or {}).values():
             if self.has(one.made) or [*map(id, contents(one.made) or ())] != [*map(id, one.has)]:
                 raise Anew("lent")

@@ -250,16 +250,17 @@ def missing(cls: type, what: str, deleted: Any = _UNSAID, **about: Any) -> Attri
 
 
 def keeps_in_c(cls: Any) -> bool:
-    """Whether instances hold in C what no attribute shows."""
-    return any(map(_by_c, cls.__mro__[:-1]))
-
-
-def _by_c(cls: Any) -> bool:
-    """Whether C code has made a class; of torch's only what nobody may write to counts."""
-    if cls.__flags__ & IN_C or is_trusted(cls.__module__) or cls.__module__ == "pybind11_builtins":
-        return bool(cls.__flags__ & IN_C)
+    """Whether instances hold in C what no attribute shows: C code has made a class of theirs. Of
+    torch's only what nobody may write to counts."""
     kinds = types.WrapperDescriptorType, types.MethodDescriptorType
-    return any(isinstance(x, kinds) and x.__objclass__ is cls for x in vars(cls).values())
+    for base in cls.__mro__[:-1]:
+        if base.__flags__ & IN_C:
+            return True
+        if is_trusted(base.__module__) or base.__module__ == "pybind11_builtins":
+            continue
+        if any(isinstance(x, kinds) and x.__objclass__ is base for x in vars(base).values()):
+            return True
+    return False
 
 
 def in_classes(cls: type, name: str, default: Any = None) -> Any:

@@ -22,8 +22,8 @@ from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 
 from fusee.capture.attributes import Capturing, flat
-from fusee.capture.builtins import SPECIAL, Breaking, leave_region, stands_for, stands_for_each
-from fusee.capture.graph_break import GraphBreak, Opaque
+from fusee.capture.builtins import SPECIAL, leave_region, stands_for, stands_for_each
+from fusee.capture.graph_break import Breaking, GraphBreak, Opaque
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.sources import given_by
 from fusee.capture.torch_api import (

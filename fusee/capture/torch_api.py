@@ -403,7 +403,8 @@ _is_functionalizing = functools.partial(
 def within_transform() -> bool:
     """Whether torch.vmap, torch.func, forward-mode autograd or C++'s functionalization runs."""
     stack: Any = torch._C._functorch.peek_interpreter_stack()
-    return stack is not None or is_forward_mode() or _is_functionalizing()
+    has_tangents = forward_ad._current_level >= 0  # or torch.func.jvp's
+    return stack is not None or has_tangents or _is_functionalizing()
 
 
 def is_of_hooks(error: Exception) -> bool:
@@ -414,11 +415,6 @@ def is_of_hooks(error: Exception) -> bool:
         pack = pack.func
     codes = [getattr(x, "__code__", error) for x in (pack, getattr(pack, "__call__", None))]  # noqa: B004
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def is_forward_mode() -> bool:
-    """Whether tensors may carry tangents: torch.autograd.forward_ad, or torch.func.jvp."""
-    return forward_ad._current_level >= 0
 
 
 # A thread's own in newer versions.

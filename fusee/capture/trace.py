@@ -12,7 +12,6 @@ import inspect
 import itertools
 import types
 import warnings
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from torch import fx
 
 from fusee.capture import tensor_objects
-from fusee.capture.builtins import Breaking, left, special
+from fusee.capture.builtins import left, special
 from fusee.capture.bytecode import Line, overwritten, parameters, program, without_ours
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Number, Specialise, Varying
@@ -38,6 +37,7 @@ from fusee.capture.effects import (
 from fusee.capture.frame import FIXED, FUNCTIONS, OPCODES, Frame, is_scalar
 from fusee.capture.graph_break import (
     Anew,
+    Breaking,
     Failing,
     Forbidden,
     GraphBreak,
@@ -50,7 +50,6 @@ from fusee.capture.graph_break import (
     storages,
 )
 from fusee.capture.guards import GONE, Fact, Facts, IdMatch, NoOverlap, Values, overlap
-from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.mirrors import Later
 from fusee.capture.policy import Policy
@@ -286,17 +285,44 @@ class _Attempt:
         return True
 
     def _guard_writes(self, nodes: list[fx.Node]) -> tuple[str, ...]:
-        """The names of the calls that change inputs; Lost where these are none to be changed."""
+        """The names of the calls that change inputs; Lost where these are none to be changed.
+
+        Where there are some, what others must not share is guarded to be apart from all else that
+        the graph is given. Tensors of arrays would not know of a write; who shares memory with what
+        has gradients since a write has some too; and ATen may refuse a write to what it reads,
+        which the program handles.
+        """
         changes = tuple(node.name for node in self.recorder.writers(nodes))
-        if changes:
-            _keep_apart(self.world, nodes)
-        if not changes or self.recorder.inference:
-            return changes
+        if not changes:
+            return ()
+        world, behind = self.world, dict[int, list[Origin]]()
+        inputs = {origin: x for x, origin in world.inputs.values()}
+        alone = [array for _, _, array, _ in world.arrays.values()]
         with no_torch_function():
             written = storages(x for n in nodes for x in written_by(n))
             for node in nodes:
-                if node.op == "placeholder" and storages([node]) & written:
-                    require_normal(self.world, node.meta["example_value"])
+                fake = node.meta.get("example_value")
+                if node.op != "placeholder" or not isinstance(fake, torch.Tensor):
+                    continue
+                x, origin = world.inputs[id(fake)]
+                alone += [origin] if fake.requires_grad and not x.requires_grad else []
+                behind.setdefault(fake.untyped_storage()._cdata, []).append(origin)
+                if not self.recorder.inference and storages([node]) & written:
+                    require_normal(world, fake)
+            pairs = [
+                (one, other)
+                for one in alone
+                for other, x in inputs.items()
+                if other is not one and not isinstance(x, torch.nn.Parameter)
+            ]
+            for given in world.recorder.heard:  # of lists of tensors none is asked for
+                memory = [x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)]
+                met = dict.fromkeys(origin for one in memory for origin in behind.get(one, ()))
+                pairs += itertools.combinations(met, 2)
+            for one, other in pairs:
+                if overlap(inputs[one], inputs[other]):
+                    raise Lost(f"{one} and {other} share memory, and it is written to")
+                world.fact(NoOverlap, one, other)
         return changes
 
     def _start(self) -> Frame:
@@ -529,38 +555,6 @@ class _Attempt:
         if not has_history or not self.recorder.writers(self.recorder.graph.nodes):
             return x
         return self.recorder.call(torch.Tensor.detach, x)
-
-
-def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> None:
-    """Guard that what others must not share is apart from what else a graph that writes is given.
-
-    Tensors of arrays would not know of a write; who shares memory with what has gradients since
-    a write has some too; and ATen may refuse a write to what it reads, which the program handles.
-    """
-    inputs = {origin: x for x, origin in world.inputs.values()}
-    alone = [array for _, _, array, _ in world.arrays.values()]
-    behind: dict[int, list[Origin]] = {}
-    with no_torch_function():
-        for node in nodes:
-            fake = node.meta.get("example_value")
-            if node.op == "placeholder" and isinstance(fake, torch.Tensor):
-                x, origin = world.inputs[id(fake)]
-                alone += [origin] if fake.requires_grad and not x.requires_grad else []
-                behind.setdefault(fake.untyped_storage()._cdata, []).append(origin)
-        pairs = [
-            (one, other)
-            for one in alone
-            for other, x in inputs.items()
-            if other is not one and not isinstance(x, torch.nn.Parameter)
-        ]
-        for given in world.recorder.heard:  # of lists of tensors none is asked for
-            memory = [x.untyped_storage()._cdata for x in given if isinstance(x, torch.Tensor)]
-            met = dict.fromkeys(origin for one in memory for origin in behind.get(one, ()))
-            pairs += itertools.combinations(met, 2)
-        for one, other in pairs:
-            if overlap(inputs[one], inputs[other]):
-                raise Lost(f"{one} and {other} share memory, and it is written to")
-            world.fact(NoOverlap, one, other)
 
 
 # ---------------------------------------------------------------------------- operands

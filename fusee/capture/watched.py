@@ -261,22 +261,16 @@ def quick_check(
     is_known = state.keys() <= {*_STATE, "hooked", "forward"} and not state.get("hooked")
     if not is_known or not owned[0][0] or not all(map(symbol, names)):
         return None
-    wanted = [
-        _now(*row) if isinstance(x := state[name], torch.dtype) else int(x or 0)
-        for name, row in rows
-    ]
+    wanted, kind = [], ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)
+    for name, (function, given, bits) in rows:
+        x = state[name]  # a dtype as its number in C++
+        is_dtype = isinstance(x, torch.dtype)
+        wanted.append(kind(symbol(function) or 0)(given) & bits if is_dtype else int(x or 0))
     found = [*found, *([(*forward_level, state["forward"])] if "forward" in state else [])]
     words = [*wanted, len(owned), *itertools.chain(*owned)]
     words += [len(found), *(id(x) for row in found for x in row), *table.words]
     made: Callable[..., int] = bound(_quick(calls), array("Q", words).tobytes())
     return made
-
-
-def _now(function: str, given: int | str, bits: int) -> int:
-    kind = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)
-    given = kind(symbol(given) or 0)(0) if isinstance(given, str) else given
-    result: int = kind(symbol(function) or 0)(given)
-    return (result & _BYTE) ^ 1 if bits == _NO else result & bits
 
 
 @functools.cache

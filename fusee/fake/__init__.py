@@ -67,7 +67,7 @@ from fusee.fake.torch_python import (
 from fusee.loops.associative import SCAN as SCAN
 from fusee.loops.associative import associative_scan as associative_scan
 from fusee.loops.associative import combine_of as combine_of
-from fusee.source import Args, Kwargs, overload, overloads, tensors_in
+from fusee.source import Args, Kwargs, OpRules, overload, overloads, tensors_in
 from fusee.sym import only_symbol
 from fusee.sym.shape_env import ShapeEnv, known_size, wrapped
 
@@ -151,11 +151,21 @@ def _written(x: Tensor, *rest: Any, **kwargs: Any) -> Any:
     return x
 
 
+# What needs more than that, and what torch's own says in modules that it imports for it.
+_OWN: OpRules[Callable[..., Any]] = OpRules()
+_OWN.rule("_unsafe_view")(overload("view"))
+_OWN.rule("bernoulli_.float")(
+    lambda x, p=0.5, *, generator=None: x if generator is None and 0 <= p <= 1 else None
+)
+
+
+@_OWN.rule("put_")
 def _put(x: Tensor, index: Tensor, source: Tensor, *_: Any, **__: Any) -> Any:
     elements_put(x, index, source)
     return x if index.dtype is torch.int64 and source.dtype is x.dtype else None
 
 
+@_OWN.rule("fill_.Tensor")
 def _filled(x: Tensor, value: Tensor) -> Any:
     if value.dim():  # torch 2.11 does not say so of meta tensors
         raise RuntimeError(f"fill_ only supports a value of 0 dimensions, not {value.dim()}")
@@ -197,14 +207,8 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     find = results_there if kind == "cuda" else results
     table.update((op, functools.partial(_by_rule, find, op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
-    table[overload("fill_.Tensor")] = _filled
-    table[overload("put_")] = _put  # torch's own imports torch.distributed
-    table[overload("bernoulli_.float")] = lambda x, p=0.5, *, generator=None: (
-        x if generator is None and 0 <= p <= 1 else None
-    )
-    view, permute = overload("view"), overload("permute")
-    table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
-    table[overload("_unsafe_view")] = lambda x, size: view(x, size)
+    permute = overload("permute")
+    table |= {**_OWN, permute: _unless_unsure(OPEN_VIEWS[permute])}
     for op in overloads("nonzero_static reshape as_strided_"):
         del table[op]
     return table
@@ -221,35 +225,36 @@ def _quick_of_any_size(kind: str) -> dict[Any, Callable[..., Any]]:
     return table
 
 
-def _enter(mode: _Mode) -> _Mode:
-    """What torch's own does, in 2 us for 30: without flags that only stand for modes of users."""
-    lifts = None
-    if mode.avoid_device_init:
-        lifts = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)
-        torch._C._ensureCUDADeviceGuardSet()
-    mode.enter_stack.append((torch._C._unset_dispatch_mode(mode._mode_key), lifts))
-    torch._C._set_dispatch_mode(mode)
-    return mode
+class _Entered:
+    """A mode that is entered as torch's own is, in 2 us for 30: without flags that only stand for
+    modes of users. Devices are asked for once.
 
+    env   for sizes that only data knows; None: such operators raise
+    """
 
-def _leave(mode: _Mode, *error: Any) -> None:
-    before, lifts = mode.enter_stack.pop()
-    torch._C._unset_dispatch_mode(mode._mode_key)
-    if before is not None:
-        torch._C._set_dispatch_mode(before)
-    if lifts is not None:
-        torch._C._set_only_lift_cpu_tensors(lifts)
+    env = None
+    avoid_device_init = functools.cached_property(vars(FakeTensorMode)["avoid_device_init"].fget)
+    _should_skip_dynamo = classmethod(lambda cls: False)
+    enter_stack: list[tuple[Any, Any]]
+    _mode_key: Any
 
+    def __enter__(self) -> Any:
+        lifts = None
+        if self.avoid_device_init:
+            lifts = torch._C._only_lift_cpu_tensors()
+            torch._C._set_only_lift_cpu_tensors(True)
+            torch._C._ensureCUDADeviceGuardSet()
+        self.enter_stack.append((torch._C._unset_dispatch_mode(self._mode_key), lifts))
+        torch._C._set_dispatch_mode(self)  # type: ignore[arg-type]
+        return self
 
-# env   for sizes that only data knows; None: such operators raise. Devices are asked for once.
-_METHODS: dict[str, Any] = {
-    "__enter__": _enter,
-    "__exit__": _leave,
-    "_should_skip_dynamo": classmethod(lambda cls: False),
-    "avoid_device_init": functools.cached_property(vars(FakeTensorMode)["avoid_device_init"].fget),
-    "env": None,
-}
+    def __exit__(self, *error: Any) -> None:
+        before, lifts = self.enter_stack.pop()
+        torch._C._unset_dispatch_mode(self._mode_key)
+        if before is not None:
+            torch._C._set_dispatch_mode(before)
+        if lifts is not None:
+            torch._C._set_only_lift_cpu_tensors(lifts)
 
 
 _OF_DEVICE = (torch.ops.prim.device.default, overload("_to_copy"), overload("lift_fresh"))
@@ -328,8 +333,7 @@ def _quick_mode() -> type[FakeTensorMode]:
                 raise
             return _by_users_kernel(self, self.env, func, args, kwargs)
 
-    methods = {"__torch_dispatch__": dispatch, **_METHODS}
-    return type("QuickFakeTensorMode", (torch_mode,), methods)
+    return type("QuickFakeTensorMode", (_Entered, torch_mode), {"__torch_dispatch__": dispatch})
 
 
 class _NewSizes:

@@ -21,8 +21,10 @@ from fusee.fake.rules import RULES, Found, convolution_spec, in_layout_of
 # ---------------------------------------------------------------------------- losses
 
 
+@RULES.rule("nll_loss_forward", rank=2)
+@RULES.rule("nll_loss2d_forward", rank=4)
 def _nll_loss(
-    rank: int, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int, *, rank: int
 ) -> Found:
     size = (x.shape[0], *x.shape[2:])
     if x.dim() != rank or not equal(target.shape, size):
@@ -30,10 +32,6 @@ def _nll_loss(
     if weight is not None and not equal(weight.shape, x.shape[1:2]):
         return None
     return rows(() if reduction else size, x.dtype), rows((), x.dtype)
-
-
-RULES.rule("nll_loss_forward")(functools.partial(_nll_loss, 2))
-RULES.rule("nll_loss2d_forward")(functools.partial(_nll_loss, 4))
 
 
 @RULES.rule("binary_cross_entropy")

@@ -47,9 +47,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         if b.dim() == 1:
             return torch.mv(a, b)
         return torch.mm(a, b) if a.dim() == 2 else torch.mm(a.unsqueeze(0), b).squeeze(0)
-    if _folds(a, b):
-        is_turned = b.dim() > a.dim()
-        x, y = (b.mT, a.t() if a.dim() == 2 else a) if is_turned else (a, b)
+    is_turned = b.dim() > a.dim()
+    x, y = (b, a) if is_turned else (a, b)
+    # a batch of matrices is one tall matrix, times the other
+    if y.dim() <= 2 and (y.requires_grad or (a.dim() != 2 and (is_empty(x) or is_row_major(x)))):
+        x, y = (x.mT, y.t() if y.dim() == 2 else y) if is_turned else (x, y)
         flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         if y.dim() == 1:
             return torch.mv(flat, y).view(x.shape[:-1])
@@ -69,16 +71,6 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     y = b.expand(*batch, *right).reshape(count, *right)
     made = torch.bmm(x, y if b.dim() > 1 else y.unsqueeze(2))
     return made.view([*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ())])
-
-
-def _folds(a: Tensor, b: Tensor) -> bool:
-    """Whether a batch of matrices is one tall matrix, times the other."""
-    x, y = (a, b) if a.dim() >= b.dim() else (b, a)
-    if x.dim() < 3 or y.dim() > 2:
-        return False
-    if y.requires_grad:
-        return True
-    return a.dim() != 2 and (is_empty(x) or is_row_major(x))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -201,6 +193,7 @@ def _window(run: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
     return window
 
 
+@_FORMS.rule(torch.hann_window, alpha=0.5, beta=0.5)
 @_FORMS.rule(torch.hamming_window)
 @_window
 def _hamming(
@@ -208,11 +201,6 @@ def _hamming(
 ) -> Tensor:
     at: Tensor = torch.arange(n + periodic, **named) * (2 * math.pi / (n + periodic - 1))
     return (at.cos() * -beta + alpha).narrow(0, 0, n)
-
-
-_FORMS.rule(torch.hann_window)(
-    lambda n, periodic=True, **named: _hamming(n, periodic, 0.5, 0.5, **named)
-)
 
 
 @_FORMS.rule(torch.blackman_window)
@@ -240,8 +228,11 @@ def _one_hot(tensor: Tensor, num_classes: Any = -1) -> Tensor | None:
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
-def _triangle(is_upper: bool, row: Any, col: Any, offset: Any = 0, **named: Any) -> Tensor | None:
-    """Of torch.tril_indices and torch.triu_indices."""
+@_FORMS.rule(torch.tril_indices, is_upper=False)
+@_FORMS.rule(torch.triu_indices, is_upper=True)
+def _triangle(
+    row: Any, col: Any, offset: Any = 0, *, is_upper: bool, **named: Any
+) -> Tensor | None:
     if type(row) is type(col) is type(offset) is int:
         return None
     dtype, device = named.pop("dtype", torch.int64), named.get("device")
@@ -261,8 +252,6 @@ def _triangle(is_upper: bool, row: Any, col: Any, offset: Any = 0, **named: Any)
     return found.t().contiguous().to(dtype)
 
 
-_FORMS.rule(torch.tril_indices)(functools.partial(_triangle, False))
-_FORMS.rule(torch.triu_indices)(functools.partial(_triangle, True))
 # the gradient of the one is zeros of a known size
 _FORMS.rule(torch.sgn, Tensor.sgn)(
     lambda input: (torch.sgn if input.is_complex() else torch.sign)(input)
@@ -352,8 +341,9 @@ _BETWEEN["nearest"] = torch.round
 _QUANTILES = torch.quantile, Tensor.quantile, torch.nanquantile, Tensor.nanquantile
 
 
+@_FORMS.rule(*_QUANTILES[:2], skips=False)
+@_FORMS.rule(*_QUANTILES[2:], skips=True)
 def _quantile(
-    skips: bool,
     input: Tensor,
     q: Any,
     dim: int | None = None,
@@ -361,6 +351,7 @@ def _quantile(
     *,
     interpolation: str = "linear",
     out: Any = None,
+    skips: bool,
 ) -> Any:
     """Of one number; torch 2.11 asks how many elements there are.
 
@@ -387,10 +378,6 @@ def _quantile(
     if dim is None:
         return found.view([1] * input.dim()) if keepdim else found.squeeze(-1)
     return found.movedim(-1, dim) if keepdim else found.squeeze(-1)
-
-
-_FORMS.rule(*_QUANTILES[:2])(functools.partial(_quantile, False))
-_FORMS.rule(*_QUANTILES[2:])(functools.partial(_quantile, True))
 
 
 # ---------------------------------------------------------------------------- products

@@ -7,7 +7,6 @@ returns None, or raises Unsure, torch is to say what comes out, or what is wrong
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import sys
@@ -42,7 +41,7 @@ from fusee.fake.layouts import (
 )
 from fusee.fake.rules import RULES, Found, Op, columns, pooled, reduced, there
 from fusee.fake.torch_python import with_open_ints
-from fusee.source import Args, Kwargs, OpRules, leaves, overload, overloads
+from fusee.source import Args, Kwargs, OpRules, Rules, leaves, overload, overloads
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 
 aten = torch.ops.aten
@@ -183,7 +182,10 @@ def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Te
     return _strided(x, size, [*stride, x.stride(a) + x.stride(b)], more)
 
 
-def _scattered(view: str, x: Tensor, src: Tensor, *place: Any, **named: Any) -> Found:
+@RULES.rule("diagonal_scatter", view="diagonal")
+@RULES.rule("slice_scatter", view="slice.Tensor")
+@RULES.rule("select_scatter", view="select.int")
+def _scattered(x: Tensor, src: Tensor, *place: Any, view: str, **named: Any) -> Found:
     """What torch's own shape functions put in any place, and ATen refuses."""
     op, part = overload(view), None
     whole = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -200,10 +202,6 @@ def _scattered(view: str, x: Tensor, src: Tensor, *place: Any, **named: Any) -> 
     # torch 2.11's own let elements of the copy share memory, too
     is_spread = any(type(step) is int and step == 0 for step in x.stride())
     return like(x) if is_spread else Spec(x.shape, x.stride(), x.dtype)
-
-
-for _view in ("diagonal", "slice.Tensor", "select.int"):
-    RULES.rule(f"{_view.partition('.')[0]}_scatter")(functools.partial(_scattered, _view))
 
 
 # ---------------------------------------------------------------------------- shapes
@@ -294,19 +292,15 @@ def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor |
     return torch.empty_strided(size, (1,), dtype=dtype or torch.int64, device="meta")
 
 
-def _dense(make: Run) -> Run:
+@OPEN_MAKERS.rule_of_each("zeros ones full")
+def _dense(op: Op, *given: Any, layout: Any = None, pin_memory: Any = None, **named: Any) -> Any:
     """Without what makes another kind of tensor: no twin is of that kind."""
-
-    def made(*given: Any, layout: Any = None, pin_memory: Any = None, **named: Any) -> Any:
-        if type(given[-1]) is complex and torch.get_default_dtype().itemsize == 2:
-            named["dtype"] = named.get("dtype") or torch.complex64  # meta kernels have complex32
-        return make(*given, **named)
-
-    return made
+    if type(given[-1]) is complex and torch.get_default_dtype().itemsize == 2:
+        named["dtype"] = named.get("dtype") or torch.complex64  # meta kernels have complex32
+    return op(*given, **named)
 
 
 OPEN_MAKERS.update({op: op for op in overloads("empty.memory_format empty_strided")})
-OPEN_MAKERS.update({op: _dense(op) for op in overloads("zeros ones full")})
 
 
 # ---------------------------------------------------------------------------- by C++ alone
@@ -386,8 +380,10 @@ def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Sequence[int], unroll_dim
 # Their rules, and functions of torch of which ATen takes windows and results' sizes as ints.
 
 
+@RULES.rule("fractional_max_pool2d", axes=2)
+@RULES.rule("fractional_max_pool3d", axes=3)
 def _fractional_max_pool(
-    axes: int, x: Tensor, kernel: Sizes, size: Sizes, samples: Tensor
+    x: Tensor, kernel: Sizes, size: Sizes, samples: Tensor, *, axes: int
 ) -> Found:
     fits = x.dim() - axes in (1, 2) and len(kernel) == len(size) == axes
     inner = zip(x.shape[-axes:], kernel, size)
@@ -400,18 +396,15 @@ def _fractional_max_pool(
     return rows(made, x.dtype), rows(made, torch.int64)
 
 
-def _adaptive_max_pool(axes: int, x: Tensor, size: Sizes) -> Found:
+@RULES.rule("adaptive_max_pool2d", axes=2)
+@RULES.rule("adaptive_max_pool3d", axes=3)
+def _adaptive_max_pool(x: Tensor, size: Sizes, *, axes: int) -> Found:
     if x.dim() - axes not in (1, 2) or len(size) != axes or is_empty(x):
         return None
     if not is_row_major(x) or known((*x.shape, *size)):
         return None
     made = [*x.shape[:-axes], *size]
     return rows(made, x.dtype), rows(made, torch.int64)
-
-
-for _axes in (2, 3):
-    RULES.rule(f"fractional_max_pool{_axes}d")(functools.partial(_fractional_max_pool, _axes))
-    RULES.rule(f"adaptive_max_pool{_axes}d")(functools.partial(_adaptive_max_pool, _axes))
 
 
 @RULES.rule("avg_pool3d")
@@ -471,39 +464,52 @@ def _pool(of_known: Callable[..., Any], op: Any, which: Any = slice(None)) -> Ca
     return pool
 
 
-def _fractional(axes: int, places: bool) -> Callable[..., Any]:
-    """The form of a function of torch whose result's size is a part of its operand's; it gives None
-    where the function may run itself."""
-    name = f"fractional_max_pool{axes}d"
-    row = _pool(getattr(torch._C._nn, name), getattr(aten, name).default)
-
-    def pool(
-        input: Tensor,
-        kernel_size: Any,
-        output_size: Any = None,
-        output_ratio: Any = None,
-        return_indices: bool = False,
-        _random_samples: Tensor | None = None,
-    ) -> Any:
-        ratios = output_ratio if isinstance(output_ratio, (tuple, list)) else ()
-        is_known = output_size is None and len(ratios) != axes
-        if is_known or input.dim() - axes not in (1, 2):
-            return None
-        whole: Any = torch.sym_int
-        size = output_size
-        if size is None:
-            size = [whole(n * part) for n, part in zip(input.shape[-axes:], ratios)]
-        if (samples := _random_samples) is None:
-            lead = 1 if input.dim() == axes + 1 else input.shape[0]
-            shape = lead, input.shape[-axes - 1], axes
-            samples = torch.rand(shape, dtype=input.dtype, device=input.device)
-        found = row(input, kernel_size, size, samples)
-        return found if places or return_indices else found[0]
-
-    return pool
-
-
 _nn = torch._C._nn
+# By function of torch; what gives None lets the function run itself.
+POOLS: Rules[Any, Run] = Rules(
+    {
+        getattr(_nn, name): _pool(getattr(_nn, name), getattr(aten, name).default)
+        for name in (
+            "max_pool3d_with_indices avg_pool3d adaptive_max_pool3d fractional_max_pool2d"
+            " fractional_max_pool3d"
+        ).split()
+    }
+)
+
+
+@POOLS.rule(F.fractional_max_pool2d, axes=2)
+@POOLS.rule(F.fractional_max_pool3d, axes=3)
+@POOLS.rule(F.fractional_max_pool2d_with_indices, axes=2, places=True)
+@POOLS.rule(F.fractional_max_pool3d_with_indices, axes=3, places=True)
+def _fractional(
+    input: Tensor,
+    kernel_size: Any,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+    *,
+    axes: int,
+    places: bool = False,
+) -> Any:
+    """The size of the result is a part of the operand's."""
+    ratios = output_ratio if isinstance(output_ratio, (tuple, list)) else ()
+    is_known = output_size is None and len(ratios) != axes
+    if is_known or input.dim() - axes not in (1, 2):
+        return None
+    whole: Any = torch.sym_int
+    size = output_size
+    if size is None:
+        size = [whole(n * part) for n, part in zip(input.shape[-axes:], ratios)]
+    if (samples := _random_samples) is None:
+        lead = 1 if input.dim() == axes + 1 else input.shape[0]
+        shape = lead, input.shape[-axes - 1], axes
+        samples = torch.rand(shape, dtype=input.dtype, device=input.device)
+    pool = POOLS[getattr(_nn, f"fractional_max_pool{axes}d")]
+    found = pool(input, kernel_size, size, samples)
+    return found if places or return_indices else found[0]
+
+
 _max_pool2d = _pool(torch.max_pool2d, aten.max_pool2d_with_indices.default, 0)
 _max_and_places = _pool(_nn.max_pool2d_with_indices, aten.max_pool2d_with_indices.default)
 _avg_pool2d = _pool(_nn.avg_pool2d, aten.avg_pool2d.default)
@@ -514,6 +520,8 @@ def _row(n: Any, first: int = 1) -> tuple[Any, ...]:
     return (first, *(n if isinstance(n, (tuple, list)) else (n,)))
 
 
+@POOLS.rule(torch.max_pool1d, F.max_pool1d)
+@POOLS.rule(torch.max_pool1d_with_indices, return_indices=True)
 def _max_pool1d(
     input: Tensor,
     kernel_size: Any,
@@ -533,6 +541,7 @@ def _max_pool1d(
     return found.squeeze(-2) if has_places else found.squeeze(-2).contiguous()  # as ATen does
 
 
+@POOLS.rule(torch.avg_pool1d)
 def _avg_pool1d(
     input: Tensor,
     kernel_size: Any,
@@ -545,11 +554,7 @@ def _avg_pool1d(
     return _avg_pool2d(input.unsqueeze(-2), *windows, *options, **named).squeeze(-2)
 
 
-# By function of torch.
-POOLS: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
-    torch.max_pool1d_with_indices: functools.partial(_max_pool1d, return_indices=True),
-    torch.avg_pool1d: _avg_pool1d,
+POOLS |= {
     torch.adaptive_max_pool1d: lambda input, output_size: tuple(
         x.squeeze(-2) for x in _adaptive_max_pool2d(input.unsqueeze(-2), _row(output_size))
     ),
@@ -561,18 +566,6 @@ POOLS: dict[Any, Callable[..., Any]] = {
     _nn.max_pool2d_with_indices: _max_and_places,
     _nn.avg_pool2d: _avg_pool2d,
     _nn.adaptive_max_pool2d: _adaptive_max_pool2d,
-    **{
-        getattr(_nn, name): _pool(getattr(_nn, name), getattr(aten, name).default)
-        for name in (
-            "max_pool3d_with_indices avg_pool3d adaptive_max_pool3d fractional_max_pool2d"
-            " fractional_max_pool3d"
-        ).split()
-    },
-    **{
-        getattr(F, f"fractional_max_pool{axes}d{more}"): _fractional(axes, more != "")
-        for axes in (2, 3)
-        for more in ("", "_with_indices")
-    },
 }
 
 

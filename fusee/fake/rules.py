@@ -60,8 +60,25 @@ def results(op: Op, args: Args, kwargs: Kwargs) -> Found:
     rule = RULES.get(op)
     try:
         found = None if rule is None else rule(*args, **kwargs)
-        is_left = found is None and goes_by_elements(op)
-        return _by_elements(op, args, kwargs) if is_left else found
+        if found is not None or not goes_by_elements(op):
+            return found
+        operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        operands = operands[::-1] if op in _TURNED else operands
+        # what a kernel may refuse of an argument, or give its result's dtype by
+        numbers = _others(op)
+        sorts = (
+            (x.dtype, x.dim())
+            if isinstance(x, Tensor)
+            else (type(x), None if k in numbers or isinstance(x, _ANY) else x)
+            for k, x in enumerate((*args, *kwargs.values()))
+        )
+        key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
+        if (dtype := _DTYPES.get(key)) is None:
+            dtype = _DTYPES[key] = on_ones(op, args, kwargs).dtype
+        if op in _IN_ROWS:
+            return rows(broadcast(*(x.shape for x in operands)), dtype)
+        alone = all(isinstance(args[k], Tensor) for k in numbers if k < len(args))
+        return combined(operands, dtype, alone=alone)
     except Unsure:
         return None
 
@@ -77,27 +94,6 @@ def in_layout_of(x: Tensor) -> Spec:
 
 
 # ---------------------------------------------------------------------------- pointwise
-
-
-def _by_elements(op: Op, args: Args, kwargs: Kwargs) -> Spec:
-    """Of an operator that goes element by element."""
-    operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    operands = operands[::-1] if op in _TURNED else operands
-    # what a kernel may refuse of an argument, or give its result's dtype by
-    numbers = _others(op)
-    sorts = (
-        (x.dtype, x.dim())
-        if isinstance(x, Tensor)
-        else (type(x), None if k in numbers or isinstance(x, _ANY) else x)
-        for k, x in enumerate((*args, *kwargs.values()))
-    )
-    key = op, len(args), *kwargs, torch.get_default_dtype(), *sorts
-    if (dtype := _DTYPES.get(key)) is None:
-        dtype = _DTYPES[key] = on_ones(op, args, kwargs).dtype
-    if op in _IN_ROWS:
-        return rows(broadcast(*(x.shape for x in operands)), dtype)
-    alone = all(isinstance(args[k], Tensor) for k in numbers if k < len(args))
-    return combined(operands, dtype, alone=alone)
 
 
 @functools.cache
@@ -186,8 +182,10 @@ def _along(x: Tensor, axis: int) -> Sizes:
     return x.shape
 
 
+@RULES.rule("sum sum.dim_IntList", is_mean=False)
+@RULES.rule("mean mean.dim", is_mean=True)
 def _sum_like(
-    is_mean: bool, x: Tensor, axes: Any = None, keep: bool = False, *, dtype: Any = None
+    x: Tensor, axes: Any = None, keep: bool = False, *, dtype: Any = None, is_mean: bool
 ) -> Found:
     summed = dtype or x.dtype
     is_inexact = summed.is_floating_point or summed.is_complex
@@ -196,16 +194,10 @@ def _sum_like(
     return rows(reduced(x, axes, keep), summed if is_inexact or dtype else torch.int64)
 
 
-RULES.rule("sum sum.dim_IntList")(functools.partial(_sum_like, False))
-RULES.rule("mean mean.dim")(functools.partial(_sum_like, True))
-
-
-def _extreme(gives: torch.dtype | None, x: Tensor, axes: Any = None, keep: bool = False) -> Found:
+@RULES.rule("amax amin")
+@RULES.rule("argmax argmin", gives=torch.int64)
+def _extreme(x: Tensor, axes: Any = None, keep: bool = False, *, gives: Any = None) -> Found:
     return None if is_empty(x) else rows(reduced(x, axes, keep), gives or x.dtype)
-
-
-RULES.rule("amax amin")(functools.partial(_extreme, None))
-RULES.rule("argmax argmin")(functools.partial(_extreme, torch.int64))
 
 
 @RULES.rule("cumsum")
@@ -246,6 +238,7 @@ def pooled(
 
 
 @RULES.rule("max_pool2d_with_indices")
+@RULES.rule("max_pool3d_with_indices", axes=3)
 def _max_pool2d(
     x: Tensor,
     kernel: Sizes,
@@ -260,7 +253,6 @@ def _max_pool2d(
 
 
 RULES.rule("max_pool2d")(lambda x, *rest: None if known(x.shape) else _max_pool2d(x, *rest)[0])
-RULES.rule("max_pool3d_with_indices")(functools.partial(_max_pool2d, axes=3))
 
 
 @RULES.rule("avg_pool2d")
@@ -302,7 +294,9 @@ def _to_copy(x: Any, **kwargs: Any) -> Found:
     return like(x, kwargs.get("dtype") or x.dtype)
 
 
-def _of_one(is_like: bool, x: Tensor, *args: Any, **kwargs: Any) -> Found:
+@RULES.rule("empty_like zeros_like ones_like full_like", is_like=True)
+@RULES.rule("new_empty new_zeros new_ones new_full", is_like=False)
+def _of_one(x: Tensor, *args: Any, is_like: bool, **kwargs: Any) -> Found:
     is_usual = {*kwargs} <= {"dtype", "device", "pin_memory"}
     if kwargs.get("device") not in (None, x.device) or not is_usual:
         return None
@@ -310,8 +304,6 @@ def _of_one(is_like: bool, x: Tensor, *args: Any, **kwargs: Any) -> Found:
     return like(x, dtype) if is_like else rows(args[0], dtype)
 
 
-RULES.rule("empty_like zeros_like ones_like full_like")(functools.partial(_of_one, True))
-RULES.rule("new_empty new_zeros new_ones new_full")(functools.partial(_of_one, False))
 RULES.rule("native_dropout")(
     lambda x, p, train: (like(x), like(x, torch.bool)) if x.is_floating_point() else None
 )
@@ -356,15 +348,12 @@ def _constant_pad(x: Tensor, padding: Sizes, value: Any = 0) -> Found:
     return rows(size, x.dtype) if are_more or all(n >= 0 for n in size) else None
 
 
+@RULES.rule_of_each("reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d")
 def _padded(op: Op, x: Tensor, padding: Sizes) -> Found:
     """Of a kernel that fills the memory format which its operand suggests."""
     layout = suggested_layout(x)
     is_plain = layout == torch.contiguous_format
     return None if is_plain else in_format(in_python(op, x, padding).shape, x.dtype, layout)
-
-
-for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"):
-    RULES[_op] = functools.partial(_padded, _op)
 
 
 @RULES.rule("_linalg_svd")
@@ -452,7 +441,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Found:
     return rows((*x.shape[:-1], *weight.shape[:-1]), x.dtype)
 
 
-def _product(rank: int, *args: Any, **_: Any) -> Found:
+@RULES.rule("mm addmm", rank=2)
+@RULES.rule("bmm baddbmm", rank=3)
+def _product(*args: Any, rank: int, **_: Any) -> Found:
     """Of matrix products, with a summand or without."""
     *summand, a, b = args
     if a.dtype is torch.bool or any(x.dtype != a.dtype for x in args):
@@ -468,10 +459,6 @@ def _product(rank: int, *args: Any, **_: Any) -> Found:
         if c.dim() > rank or not equal(broadcast(c.shape, size), size):
             return None
     return rows(size, a.dtype)
-
-
-RULES.rule("mm addmm")(functools.partial(_product, 2))
-RULES.rule("bmm baddbmm")(functools.partial(_product, 3))
 
 
 @RULES.rule("convolution")

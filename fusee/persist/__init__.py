@@ -177,8 +177,10 @@ def _stand_in(x: _Shape | Size, env: Any, mode: Any) -> Any:
 _WRITTEN_META = {"stack_trace", "is_buffer", GRADIENTS, "recompute", "ac_graph_id", "ac_policy"}
 
 
-def _written_graph(graph: fx.Graph, has_symbols: bool) -> tuple[bytes, list[Any]]:
-    """`Waiting.data` and `Waiting.named`. raises NotKept"""
+def _written_graph(
+    graph: fx.Graph, has_symbols: bool
+) -> tuple[bytes, list[Any], list[_ForeignCall]]:
+    """`Waiting.data`, `Waiting.named`, and the calls that are not torch's. raises NotKept"""
     nodes = {node: k for k, node in enumerate(graph.nodes)}
     places: dict[int, int] = {}
     named: list[Any] = []
@@ -192,7 +194,12 @@ def _written_graph(graph: fx.Graph, has_symbols: bool) -> tuple[bytes, list[Any]
             named.append(x)
         return _Ref(False, places[id(x)])
 
-    rows = []
+    def shown(x: Any) -> Any:
+        example = x.meta.get("example_value") if isinstance(x, fx.Node) else x
+        shape = _shape(example, has_symbols)
+        return example if shape is None else shape
+
+    rows, foreign = [], []
     for node in graph.nodes:
         args, kwargs = mapped(node.args, part), mapped(node.kwargs, part)
         meta = {key: x for key, x in node.meta.items() if key not in ("example_value", EFFECTS)}
@@ -206,7 +213,13 @@ def _written_graph(graph: fx.Graph, has_symbols: bool) -> tuple[bytes, list[Any]
         if known is not None:
             meta["example_value"] = known
         rows.append((node.op, part(node.target), args, kwargs, node.name, meta))
-    return pickle.dumps(rows, protocol=5), named
+        if node.op == "call_function" and not is_torchs(node.target):
+            if has_symbols:
+                raise NotKept(f"{node.target} is not torch's, and sizes are open")
+            given, by_name = mapped((node.args, node.kwargs), shown)
+            gives = _shapes(node.meta.get("example_value"), has_symbols)
+            foreign.append(_ForeignCall(node.target, given, by_name, gives))
+    return pickle.dumps(rows, protocol=5), named, foreign
 
 
 class _ForeignCall(NamedTuple):
@@ -241,25 +254,6 @@ class _ForeignCall(NamedTuple):
 def _shapes(x: Any, has_symbols: bool) -> list[Any]:
     parts = x if type(x) in (tuple, list) else [x]
     return [_shape(part, has_symbols) for part in parts]
-
-
-def _foreign_calls(graph: fx.Graph, has_symbols: bool) -> list[_ForeignCall]:
-    """raises   NotKept"""
-
-    def part(x: Any) -> Any:
-        example = x.meta.get("example_value") if isinstance(x, fx.Node) else x
-        shape = _shape(example, has_symbols)
-        return example if shape is None else shape
-
-    found = []
-    for node in graph.nodes:
-        if node.op == "call_function" and not is_torchs(node.target):
-            if has_symbols:
-                raise NotKept(f"{node.target} is not torch's, and sizes are open")
-            args, kwargs = mapped((node.args, node.kwargs), part)
-            gives = _shapes(node.meta.get("example_value"), has_symbols)
-            found.append(_ForeignCall(node.target, args, kwargs, gives))
-    return found
 
 
 # ---------------------------------------------------------------------------- captures
@@ -415,9 +409,8 @@ def _written(captured: Captured) -> bytes:
     found["symbols"] = captured.symbols and captured.symbols.written()
     parts = None
     if graph is not None:
-        has_symbols = captured.symbols is not None
-        foreign = _foreign_calls(graph.graph, has_symbols)
-        parts = *_written_graph(graph.graph, has_symbols), reached(graph), foreign
+        written = _written_graph(graph.graph, captured.symbols is not None)
+        parts = *written, reached(graph)
     return names.written((found, parts))
 
 
@@ -509,7 +502,7 @@ def _read(data: bytes, place: Place, values: Values) -> _Kept:
         waiting.env = captured.symbols.env
     foreign: Sequence[_ForeignCall] = ()
     if graph is not None:
-        waiting.data, waiting.named, calls, foreign = graph
+        waiting.data, waiting.named, foreign, calls = graph
         captured.waiting = waiting
         if (other := replaced(calls)) is not None:
             raise NotKept(f"{other}, which torch's functions call, is another")

@@ -645,6 +645,8 @@ def result_range(function: Any, operands: tuple[Any, ...]) -> Floats | None:
         limit = torch.finfo(dtype).max if dtype.is_floating_point else _MOST
         return -limit, limit
     (low, high), *more = map(_ends, operands)
+    by: Any = operands[1] if more else None
+    least, most = more[0] if more else (0.0, 0.0)
     if function in (min, max):
         kinds = {getattr(x, "kind", type(x)) for x in operands}  # of integers it might be one
         lows, highs = zip((low, high), *more)
@@ -655,20 +657,6 @@ def result_range(function: Any, operands: tuple[Any, ...]) -> Floats | None:
         return (0.0, math.sqrt(high)) if low >= 0 else None
     if function is operator.neg:
         return -high, -low
-    return _operator_range(function, (low, high), *more, *operands[1:])
-
-
-def _ends(x: Any) -> Floats:
-    if type(x) in (int, float):
-        return (float(x), float(x)) if abs(x) <= _MOST else (-_MOST, _MOST)
-    return getattr(x, "range", None) or (-_MOST, _MOST)
-
-
-def _operator_range(
-    function: Any, x: Floats, y: Floats = (0.0, 0.0), by: Any = None
-) -> Floats | None:
-    """The same of an operator; `by` is its second operand, which `y` is about."""
-    low, high = x
     if function is round:  # to integers, without `by`; the largest floats are rounded to none
         is_sure = type(by) is int and by >= 0 and max(-low, high) < _MOST / 2
         return (low - 1, high + 1) if is_sure else None
@@ -680,15 +668,21 @@ def _operator_range(
         except OverflowError:
             return None
     if function is operator.truediv:
-        if y[0] <= 0 <= y[1]:
+        if least <= 0 <= most:
             return None
-        return (0.0, _MOST) if low >= 0 and y[0] > 0 else (-_MOST, _MOST)
+        return (0.0, _MOST) if low >= 0 and least > 0 else (-_MOST, _MOST)
     if function is operator.mul:
-        ends = [a * b for a in x for b in y]
-        least, most = min(ends), max(ends)
-    else:
-        y = (-y[1], -y[0]) if function is operator.sub else y
-        # what may be infinite takes the whole sum with it
-        least = low + y[0] if low >= 0 and y[0] >= 0 else min(low + y[0], -1.0)
-        most = high + y[1] if high <= 0 and y[1] <= 0 else max(high + y[1], 1.0)
+        ends = [a * b for a in (low, high) for b in (least, most)]
+        return max(min(ends), -_MOST), min(max(ends), _MOST)
+    if function is operator.sub:
+        least, most = -most, -least
+    # what may be infinite takes the whole sum with it
+    least = low + least if low >= 0 and least >= 0 else min(low + least, -1.0)
+    most = high + most if high <= 0 and most <= 0 else max(high + most, 1.0)
     return max(least, -_MOST), min(most, _MOST)
+
+
+def _ends(x: Any) -> Floats:
+    if type(x) in (int, float):
+        return (float(x), float(x)) if abs(x) <= _MOST else (-_MOST, _MOST)
+    return getattr(x, "range", None) or (-_MOST, _MOST)

@@ -319,11 +319,6 @@ def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
     return stacked if len(shape) == 1 else m.call(Tensor.reshape, stacked, shape)
 
 
-def _of_scalar(x: Any) -> Any:
-    """The tensor that holds a scalar of NumPy's."""
-    return x.tensor if isinstance(x, Array) and isinstance(x.shadow, NUMPY) else x
-
-
 def _is_even(data: Any, shape: list[int]) -> bool:
     """Whether a nested list has this shape."""
     if not shape:
@@ -349,7 +344,10 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
     if args and function is not torch.from_numpy:
         args = (_listed(m, args[0]), *args[1:])
     if len(args) == 1 and isinstance(args[0], (list, tuple)) and not {*kwargs} - {"dtype"}:
-        data = pytree.tree_map(_of_scalar, m.deep(args[0]))
+        data = pytree.tree_map(  # what holds a scalar of NumPy's
+            lambda x: x.tensor if isinstance(x, Array) and isinstance(x.shadow, NUMPY) else x,
+            m.deep(args[0]),
+        )
         if any(type(x) is FakeTensor for x in pytree.tree_leaves(data)):
             return _of_tensors(m, data, kwargs.get("dtype"))
     if args and isinstance(args[0], NUMPY) and function is not torch.from_numpy and not m.modes:

@@ -218,14 +218,22 @@ def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if m.modes and function in (np.array, np.asarray):
         raise GraphBreak("tensors may be in what an array is made of, and modes hear of them")
     with unheard(m):
-        element = _at(m, *args) if function is operator.getitem else None
-        return _called(m, function, args, kwargs) if element is None else element
+        x: Any = args[0] if args else None
+        places = args[1:] if function is operator.getitem else ()
+        places = places[0] if places and type(places[0]) is tuple else places
+        is_element = any(map(_varies, places)) and not x.known and len(places) == x.shadow.ndim
+        if is_element and all(type(k) in (int, torch.SymInt) for k in places):
+            now = concrete(places, is_fixed=False)
+            if all(-n <= k < n for k, n in zip(now, x.shadow.shape)):  # else NumPy says it
+                element = m.tensor_operator(operator.getitem, x.tensor, places)
+                return _array(m, "getitem", [x], x.shadow[now], element)
+        return _called(m, function, args, kwargs)
 
 
 def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[Any]:
     """Arguments as NumPy takes them, which knows no sizes that vary."""
     if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
-        given = _as_elements(m, given)  # powers look at their exponents
+        _make_elements(m, given)  # powers look at their exponents
     for k, x in enumerate(given):
         given[k] = concrete(x)
         if type(x) is slice:
@@ -233,7 +241,12 @@ def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[
         if function in _OF_TENSORS and type(x) is FakeTensor:
             given[k] = _numpy(m, m.call(Tensor.contiguous, x) if name.endswith("_like") else x)
     if name.strip("_") in (*_DIVIDE, *_POWERS) and len(given) > 1:
-        given[1] = _fixed(m, given[1])
+        # integers of NumPy's from outside are the same in all calls from here on: torch divides by
+        # no 0, and has no powers below 0
+        for made, origin, _, real in m.world.arrays.values():
+            if made is given[1] and isinstance(real, np.integer):
+                m.world.fact(EqualsMatch, origin, real)
+                given[1] = real
     return given
 
 
@@ -294,49 +307,20 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     return _joined(m, name, operands, shadow, found)
 
 
-def _at(m: Capturing, x: Array, key: Any) -> Array | None:
-    """The element at a place that varies; None if it is not that."""
-    places = key if type(key) is tuple else (key,)
-    if x.known or not all(type(k) in (int, torch.SymInt) for k in places):
-        return None
-    if len(places) != x.shadow.ndim or not any(map(_varies, places)):
-        return None
-    now = concrete(places, is_fixed=False)
-    if not all(-n <= k < n for k, n in zip(now, x.shadow.shape)):
-        return None  # NumPy says what is wrong
-    element = m.tensor_operator(operator.getitem, x.tensor, places)
-    return _array(m, "getitem", [x], x.shadow[now], element)
-
-
-def _element(m: Capturing, number: Any, dtype: Any) -> Array:
-    """A number as an element of arrays of a dtype."""
-    one = m.call(torch.ones, (), dtype=torch.float64)
-    tensor = m.call(Tensor.to, m.call(torch.mul, one, number), torch_dtype(dtype))
-    if dtype.itemsize < 8:
-        _expect_no_warning(m, tensor, [])  # of an overflow
-    return Array(m, _meaningless(dtype.type(1)), tensor)
-
-
-def _fixed(m: Any, x: Any) -> Any:
-    """An integer of NumPy's from outside, from here on the same in all calls: torch divides by no
-    0, and has no powers below 0."""
-    for made, origin, _, real in m.world.arrays.values():
-        if made is x and isinstance(real, np.integer):
-            m.world.fact(EqualsMatch, origin, real)
-            return real
-    return x
-
-
-def _as_elements(m: Any, given: list[Any]) -> list[Any]:
-    """Operands with numbers that vary as elements of the arrays beside them, if these are floats.
+def _make_elements(m: Any, given: list[Any]) -> None:
+    """Make operands that are numbers which vary elements of the arrays beside them, if these are
+    floats.
 
     To NumPy a number of Python's has the dtype of such an array.
     """
-    arrays = [x for x in given if is_array(x)]
-    dtypes = {x.shadow.dtype for x in arrays} - {np.dtype(bool)}
-    if len(dtypes) != 1 or (dtype := next(iter(dtypes))).kind != "f":
-        return given
-    return [_element(m, x, dtype) if _varies(x) else x for x in given]
+    dtype, *others = {x.shadow.dtype for x in given if is_array(x)} - {np.dtype(bool)} or {None}
+    for k, x in enumerate(given):
+        if not others and dtype is not None and dtype.kind == "f" and _varies(x):
+            one = m.call(torch.ones, (), dtype=torch.float64)
+            tensor = m.call(Tensor.to, m.call(torch.mul, one, x), torch_dtype(dtype))
+            if dtype.itemsize < 8:
+                _expect_no_warning(m, tensor, [])  # of an overflow
+            given[k] = Array(m, _meaningless(dtype.type(1)), tensor)
 
 
 def _varies(x: Any) -> bool:

@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_CODE, SPECIAL, stands_for
+from fusee.capture.builtins import BY_CODE, SPECIAL, stands_for, stands_for_each
 from fusee.capture.dynamic import Computed, Number
 from fusee.capture.effects import BODY, effects, written_by
 from fusee.capture.frame import EXACT, is_scalar
@@ -55,11 +55,13 @@ from fusee.source import Args, Kwargs, tensors_in
 
 # ---------------------------------------------------------------------------- transforms
 
-# Of torch.func, by the name of what they return: a closure over the function, `func`.
-_TRANSFORMS: tuple[Any, ...] = (
-    torch.vmap, torch.func.grad, torch.func.grad_and_value, torch.func.jacrev, torch.func.jacfwd,
-)  # fmt: skip
-_CLOSURES = ("wrapped", "wrapper", "wrapper_fn")
+# The names of transforms, by id of the code of what they return: a closure over `func`.
+_TRANSFORMS: dict[int, str] = {
+    id(code): name
+    for name in "vmap grad grad_and_value jacrev jacfwd".split()
+    for code in vars(torch.func)[name].__code__.co_consts
+    if isinstance(code, types.CodeType) and code.co_name in ("wrapped", "wrapper", "wrapper_fn")
+}
 
 # What is the same for one example of a batch, or a tensor that is differentiated.
 _SAME = frozenset(
@@ -259,12 +261,11 @@ def _with_grad(is_on: bool) -> Iterator[None]:
         set_grad_enabled(before)
 
 
-def _of_closure(
-    name: str, function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: Any
-) -> Any:
-    """A call of the function that a transform of this name has returned."""
+@BY_CODE.rule(*_TRANSFORMS)
+def _of_closure(function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    """A call of the function that a transform has returned."""
     m.world.know_cells(function)
-    names = function.__code__.co_freevars
+    name, names = _TRANSFORMS[id(function.__code__)], function.__code__.co_freevars
     cells = dict(zip(names, function.__closure__ or ()))
     values = {key: m.world.cell(cell, key) for key, cell in cells.items()}
     func = values.pop("func")
@@ -289,13 +290,6 @@ def _of_closure(
         return made(*args, **kwargs)
 
     return _transformed(m, name, body, transformed, args, kwargs)
-
-
-for _transform in _TRANSFORMS:
-    for _code in _transform.__code__.co_consts:
-        if isinstance(_code, types.CodeType) and _code.co_name in _CLOSURES:
-            assert "func" in _code.co_freevars
-            BY_CODE[id(_code)] = functools.partial(_of_closure, _transform.__name__)
 
 
 @stands_for(torch.func.jvp)
@@ -490,18 +484,18 @@ def _checkpoint(m: Capturing, /, function: Any, *args: Any, **kwargs: Any) -> An
         mode, _ = m.items(m.call(chosen["context_fn"]))
         if type(mode) is not SelectiveMode:
             raise GraphBreak("checkpoint() runs its function within contexts of the program's")
-        policy = functools.partial(_saving, m.attribute(mode, "policy_fn"))
+        wanted = m.attribute(mode, "policy_fn")
+
+        def policy(out: Any, op: Any, args: Any, kwargs: Any) -> bool:
+            """Whether the program wants an operator's result saved."""
+            context = checkpoint.SelectiveCheckpointContext(is_recompute=False)
+            context.op_output = out
+            found = wanted(context, op, *args, **kwargs)
+            saving = checkpoint.CheckpointPolicy
+            return found is True or found in (saving.MUST_SAVE, saving.PREFER_SAVE)
+
     given = {key: x for key, x in kwargs.items() if key not in (*settings, "preserve_rng_state")}
     return _recomputed(m, policy, function, *args, **given)
-
-
-def _saving(policy: Any, out: Any, op: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a policy of selective checkpointing wants an operator's result saved."""
-    context = checkpoint.SelectiveCheckpointContext(is_recompute=False)
-    context.op_output = out
-    found = policy(context, op, *args, **kwargs)
-    saving = checkpoint.CheckpointPolicy.MUST_SAVE, checkpoint.CheckpointPolicy.PREFER_SAVE
-    return found is True or found in saving
 
 
 def _recomputed(m: Capturing, policy: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -530,6 +524,12 @@ def _checkpoint_reentrant(m: Capturing, function: Any, _: Any, *given: Any) -> A
     return result
 
 
+def _known(names: Iterable[str]) -> list[Any]:
+    """The higher-order operators of these names that this torch has."""
+    return [getattr(higher_order, name) for name in names if hasattr(higher_order, name)]
+
+
+@stands_for(*_known(["out_dtype"]))
 def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
     """The operator on tensors that are converted first, as in eager."""
     tensors = [x for x in operands if type(x) is FakeTensor]
@@ -540,10 +540,9 @@ def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
     return m.call(Tensor.to, m.call(op, *given), dtype)
 
 
-if hasattr(higher_order, "out_dtype"):
-    SPECIAL[higher_order.out_dtype] = _out_dtype
-if hasattr(higher_order, "wrap"):  # it is the call, for tracers that want it as one node
-    SPECIAL[higher_order.wrap] = lambda m, function, /, *args, **kw: m.call(function, *args, **kw)
+stands_for(*_known(["wrap"]))(  # it is the call, for tracers that want it as one node
+    lambda m, function, /, *args, **kwargs: m.call(function, *args, **kwargs)
+)
 
 
 # ---------------------------------------------------------------------------- control flow
@@ -591,8 +590,10 @@ _FORMS = {
 }  # fmt: skip
 
 
-def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    form, given = _FORMS[name], list(m.deep((*args, *kwargs.values())))
+@stands_for_each(*_known(_FORMS))
+def _call(operator: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    name, given = operator.__name__, list(m.deep((*args, *kwargs.values())))
+    form = _FORMS[name]
     if name == "cond" and not isinstance(given[0], (FakeTensor, Computed)):
         return m.call(given[1 if m.truth(given[0]) else 2], *given[3])
     operands = [x for k, x in enumerate(given) if k not in form.functions]
@@ -631,7 +632,7 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     given[form.lifted] = (*given[form.lifted], *outside.values())
     operands = tensors_in([x for k, x in enumerate(given) if k not in form.functions])
     results = _results(m, last, operands, *form.stacked(given))
-    m.recorder.write(getattr(higher_order, name), "", tuple(given), {}, results)
+    m.recorder.write(operator, "", tuple(given), {}, results)
     return pytree.tree_unflatten(results, last.spec)
 
 
@@ -713,10 +714,6 @@ def _results(
     return tuple(found)
 
 
-for _name in (name for name in _FORMS if hasattr(higher_order, name)):
-    SPECIAL[getattr(higher_order, _name)] = functools.partial(_call, _name)
-
-
 # ---------------------------------------------------------------------------- flex attention
 # flex_attention: the functions that change scores and mask them are graphs, in one node.
 # The node calls what eager runs: all scores at once, the functions mapped over batch, head, query
@@ -726,6 +723,7 @@ for _name in (name for name in _FORMS if hasattr(higher_order, name)):
 T = Tensor
 
 
+@stands_for(*_known(["flex_attention"]))
 def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     query, key, value, score_mod, block_mask, scale, *_ = (*args, *kwargs.values())
     if type(scale) is Number:
@@ -794,7 +792,5 @@ def _mapped(
     return function
 
 
-if hasattr(higher_order, "flex_attention"):
-    SPECIAL[higher_order.flex_attention] = _flex_attention
 # it names nodes for tracers of torch's
 SPECIAL[traceback.annotate] = lambda m, annotation_dict: contextlib.nullcontext()

@@ -39,10 +39,10 @@ from torch.utils import _foreach_utils
 
 from fusee.capture import containers
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_CODE, SPECIAL, Breaking, stands_for, stands_for_each
+from fusee.capture.builtins import BY_CODE, SPECIAL, stands_for, stands_for_each
 from fusee.capture.effects import BODY, HOOKS, effects
 from fusee.capture.frame import ABSENT
-from fusee.capture.graph_break import GraphBreak, Lost, is_held, is_watched
+from fusee.capture.graph_break import Breaking, GraphBreak, Lost, is_held, is_watched
 from fusee.capture.guards import EqualsMatch, Keys
 from fusee.capture.mirrors import Mirror, read_grad, write_grad
 from fusee.capture.policy import enabled, inlined
@@ -293,9 +293,14 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
     params = m.items(m.subscript(group, "params"))
     settings = m.world.mirror(group)
     mirrors = [state, *(x for at in map(id, state.obj.values()) if (x := m.world.mirrors.get(at)))]
-    if any(x.is_changed() for x in mirrors) or not _is_paced(settings):
-        raise GraphBreak("an optimizer steps after its state was replaced")
     own = settings.obj
+    was = own if settings.before is None else settings.before
+    now = {**was, **settings.writes} if settings.copy is None else settings.copy
+    written = {key for key in {**was, **now} if now.get(key, ABSENT) is not was.get(key, ABSENT)}
+    # of a learning rate that is a number torch's function reads nothing
+    is_paced = written <= {"lr"} and not isinstance(now.get("lr"), Tensor)
+    if any(x.is_changed() for x in mirrors) or not is_paced:
+        raise GraphBreak("an optimizer steps after its state was replaced")
     if dict.get(own, "capturable") is False and all(
         param.device.type in _GPUS and param not in state.obj for param in own["params"]
     ):
@@ -313,15 +318,6 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
             raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
         given.extend(known.get(id(x), x) for x in found)
     return result
-
-
-def _is_paced(group: Mirror) -> bool:
-    """Whether the program has written no more to a group than a learning rate that is a number,
-    of which `_init_group` reads nothing."""
-    was = group.obj if group.before is None else group.before
-    now = {**was, **group.writes} if group.copy is None else group.copy
-    changed = [key for key in {**was, **now} if now.get(key, ABSENT) is not was.get(key, ABSENT)]
-    return set(changed) <= {"lr"} and not isinstance(now.get("lr"), Tensor)
 
 
 _GPUS = {"cuda"}
