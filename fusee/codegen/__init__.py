@@ -41,7 +41,7 @@ import torch
 
 from fusee.codegen.llvm import KernelCode
 from fusee.loops import Buffer, Extern, Kernel, View
-from fusee.loops.lower.tensor import Shape, dense, same_strides, stride_order
+from fusee.loops.lower.tensor import Shape, copied, dense, same_strides, stride_order
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import checks, first_write, reads, views, writes
 from fusee.runtime.launch import FrameSpec, LaunchSpec, Number, StepResult, ViewSpec, empty_strided
@@ -470,4 +470,4 @@ def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """A copy of `tensor` with these strides, unless they differ only where its size is 1 or 0."""
     if tensor.numel() == 0 or same_strides(tuple(tensor.shape), tensor.stride(), strides):
         return tensor
-    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+    return copied(tensor, tensor.shape, strides)

@@ -32,6 +32,7 @@ from fusee.loops.lower.tensor import (
     Tensor,
     bound,
     calls,
+    copied,
     dense,
     same_strides,
 )
@@ -197,7 +198,7 @@ class Outputs:
         """A new tensor, of ATen's, with the elements of one that only ATen reads."""
         buffer = self.lowering.buffer(tensor.shape, tensor.dtype, strides, "extern")
         given = self.lowering.window(tensor), tensor.shape, strides
-        self.lowering.call("aten.copy_", _laid_out, given, (buffer,), **_BY_ATEN)
+        self.lowering.call("aten.copy_", copied, given, (buffer,), **_BY_ATEN)
         return Strided(buffer, strides, 0)
 
     # -------------------------------------------------------------------------- inputs
@@ -256,13 +257,6 @@ class Outputs:
         if storage is None or (storage.buffer, storage.offset) != (target.buffer, target.offset):
             return False
         return same_strides(tensor.shape, storage.strides, target.strides)
-
-
-def _laid_out(
-    x: torch.Tensor, size: tuple[int, ...] = (), stride: tuple[int, ...] = ()
-) -> torch.Tensor:
-    made = x.new_empty_strided(size or x.shape, stride or x.stride())
-    return made.copy_(x.conj()).conj() if x.is_conj() else made.copy_(x)
 
 
 def _storage(target: Tensor) -> Strided:
@@ -509,7 +503,7 @@ class GraphLowering:
         # inputs are written to in an order that knows nothing of views of them
         takes_inputs = any(isinstance(x, View) and x.buffer.role == "input" for x in given)
         if shares and self.writes and takes_inputs:
-            call, shares = lambda *args, **kwargs: _laid_out(plain(*args, **kwargs)), False
+            call, shares = lambda *args, **kwargs: copied(plain(*args, **kwargs)), False
         lowering.call(
             str(op),
             call,

@@ -63,6 +63,16 @@ def same_strides(shape: Shape, a: Sequence[Size], b: Sequence[Size]) -> bool:
     return all(size == 1 or x == y for size, x, y in zip(shape, a, b, strict=True))
 
 
+def copied(x: torch.Tensor, size: Sequence[int] = (), stride: Sequence[int] = ()) -> torch.Tensor:
+    """A copy with that layout, conjugated and negated when it is read if `x` is."""
+    is_conj, is_neg = x.is_conj(), x.is_neg()
+    x = x.conj() if is_conj else x
+    x = torch._neg_view(x) if is_neg else x
+    made = x.new_empty_strided(size or x.shape, stride or x.stride()).copy_(x)
+    made = torch._neg_view(made) if is_neg else made
+    return made.conj() if is_conj else made
+
+
 def stride_order(shape: Shape, strides: Sequence[Size]) -> list[int]:
     """Dimensions from the widest stride to the narrowest."""
     return sorted(range(len(shape)), key=lambda k: (-hint(strides[k]), k))
