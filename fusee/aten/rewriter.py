@@ -53,6 +53,7 @@ from fusee.aten import (
     tensor_input,
     used_symbols,
 )
+from fusee.aten.torch_api import bits_of
 from fusee.aten.tracer import with_sizes
 from fusee.config import Options
 from fusee.fake import on_metas
@@ -375,6 +376,16 @@ class Copier:
         """A call of ours, described like a node. Its `val` is what the target gives for metas."""
         return new_call(self.graph, target, args, kwargs, like.meta, val)
 
+    def own(self, node: fx.Node, **layout: torch.memory_format) -> fx.Node:
+        """A copy in memory of its own, conjugated and negated when it is read if `node` is."""
+        bits = bits_of(val(node))
+        for bit in bits:
+            node = self.call(bit, node, like=node)
+        node = self.call(aten.clone.default, node, like=node, **layout)
+        for bit in bits:
+            node = self.call(bit, node, like=node)
+        return node
+
     def symbol(self, whole: AtenGraph, name: str) -> InputSpec:
         """An input for a size of the other graph that no tensor among the inputs shows."""
         made = self.graph.placeholder(f"size_{name}")
@@ -581,9 +592,9 @@ class _Cutter(Copier):
             root = memory_root(made)
             order = self._order(val) if self.is_claimed else None
             if not self._is_dense(val):
-                made = self.call(_CLONE, made, like=made, memory_format=torch.contiguous_format)
+                made = self.own(made, memory_format=torch.contiguous_format)
             elif root.op != "call_function" or root in roots:
-                made = self.call(_CLONE, made, like=made, memory_format=torch.preserve_format)
+                made = self.own(made, memory_format=torch.preserve_format)
             roots.add(memory_root(made))
             if order is not None:
                 made = self.call(_PERMUTE, made, list(order), like=made)
@@ -603,7 +614,7 @@ class _Cutter(Copier):
         return is_contiguous(val) or self._order(val) is not None
 
 
-_CLONE, _PERMUTE = aten.clone.default, aten.permute.default
+_PERMUTE = aten.permute.default
 
 
 class Sized(Copier):

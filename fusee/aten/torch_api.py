@@ -359,6 +359,12 @@ def is_opaque(x: Tensor) -> bool:
     return x.dtype.is_complex or x.is_neg()
 
 
+def bits_of(x: Tensor) -> list[OpOverload]:
+    """The views by which it is conjugated or negated when it is read."""
+    ops = torch.ops.aten
+    return [ops._conj.default] * x.is_conj() + [ops._neg_view.default] * x.is_neg()
+
+
 def holds_opaque(args: Any) -> bool:
     """Whether one of these arguments is opaque, or has such a tensor in it."""
     return any(map(is_opaque, tensors_in(args)))

@@ -21,6 +21,7 @@ from fusee.aten.torch_api import (
     active,
     as_autocast_calls,
     autocast_kind,
+    bits_of,
     composite,
     composite_in_python,
     explicit,
@@ -162,20 +163,23 @@ class Builder:
         node.meta = {"val": val, "device": x.device, "stack_trace": self.stack_trace}
         return node
 
-    def copy(self, node: fx.Node, value: TracedTensor) -> fx.Node:
+    def copy(self, node: fx.Node, value: TracedTensor, over: fx.Node | None = None) -> fx.Node:
         """Append a copy of `node` in memory of its own, with the strides of `value`.
 
         What is conjugated or negated when it is read is so in the copy, too.
+
+        over   what it takes the place of, if `node` lies otherwise
         """
         found = value.tensor
-        bits = _bits_of(found)
+        bits = bits_of(found)
         for bit in bits:
             node = self.apply(bit, node)
-        val, op = node.meta["val"] if bits else found, aten.clone.default
-        is_kept = same_ints(self.twins.run(op, (found,), {}).stride(), found.stride())
-        args: Args = (node,) if is_kept else (node, node)
-        op = op if is_kept else aten.copy.default
-        node = self.emit(op, args, {}, val, value.store.device)
+        op, args = aten.clone.default, [node]
+        if over is not None or not same_ints(
+            self.twins.run(op, (found,), {}).stride(), found.stride()
+        ):
+            op, args = aten.copy.default, [node if bits or over is None else over, node]
+        node = self.emit(op, tuple(args), {}, self.plain(value), value.store.device)
         for bit in bits:
             node = self.apply(bit, node)
         return node
@@ -267,34 +271,33 @@ class Builder:
                     raise self.unsupported(f"a write through {at.view[0]} has no functional form")
                 node = undo(self, at, node)
             at = at.parent
-        if not _same_layout(node.meta["val"], at.tensor):
-            operands = (self.node(at), node)
-            node = self.emit(aten.copy.default, operands, {}, self.plain(at), store.device)
         node = self._read_as(at, node)
+        if not _same_layout(node.meta["val"], at.tensor):
+            node = self.copy(node, at, self.node(at))
         store.version += 1
         store.is_counted |= is_counted
         at._node, at.version = node, store.version
         if (
             value is not at
-            and not _bits_of(value.tensor)
+            and not bits_of(value.tensor)
             and _same_layout(contents.meta["val"], value.tensor)
         ):
             value._node, value.version = contents, store.version
 
     def _read_as(self, value: TracedTensor, node: fx.Node) -> fx.Node:
         """`node`, conjugated and negated when it is read as `value` is: views count on that."""
-        bits = _bits_of(value.tensor)
-        for bit in set(bits) ^ set(_bits_of(node.meta["val"])):
-            for op in (_COMPLEX[bit], bit) if bit in bits else (bit, _COMPLEX[bit]):
-                x: Tensor = node.meta["val"]
-                val = self.twins.view(op, x) if op is bit else self.twins.run(op, (x,), {})
-                node = self.emit(op, (node,), {}, val, node.meta["device"])
+        before, after = bits_of(node.meta["val"]), bits_of(value.tensor)
+        flips = [of for bit, of in _COMPLEX.items() if (bit in before) != (bit in after)]
+        for op in (*before, *flips, *after) if flips else ():
+            x: Tensor = node.meta["val"]
+            val = self.twins.view(op, x) if op.is_view else self.twins.run(op, (x,), {})
+            node = self.emit(op, (node,), {}, val, node.meta["device"])
         return node
 
     def plain(self, value: TracedTensor) -> Tensor:
         """What an operator that copies `value` gives: neither conjugated nor negated when read."""
         return functools.reduce(
-            lambda x, bit: self.twins.view(bit, x), _bits_of(value.tensor), value.tensor
+            lambda x, bit: self.twins.view(bit, x), bits_of(value.tensor), value.tensor
         )
 
     def replace(self, value: TracedTensor, tensor: Tensor, old: Tensor) -> TracedTensor:
@@ -332,11 +335,6 @@ def with_sizes(given: Any, to_size: Callable[[Any], Size]) -> Any:
         return bool(x) if isinstance(x, torch.SymBool) else x
 
     return mapped(given, part)
-
-
-def _bits_of(x: Tensor) -> list[OpOverload]:
-    """The views by which it is conjugated or negated when it is read."""
-    return [aten._conj.default] * x.is_conj() + [aten._neg_view.default] * x.is_neg()
 
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:

@@ -204,7 +204,7 @@ class _Splitter:
                 saved.append(Saved("result", len(returned)))
                 own = copy.made[node]
                 if node.op != "call_function" or memory_root(node) is not node or node in taken:
-                    own = copy.call(aten.clone.default, own, like=own)
+                    own = copy.own(own)
                     self.kept[node] = val(own)
                 taken.add(node)
                 returned.append(own)
@@ -304,7 +304,7 @@ class _Splitter:
             return ViewOfInput(tangents[base], size, stride, start, val.dtype)
         made_here = base in copy.made and copy.made[base].op == "call_function"  # and not saved
         if self._is_moved(node) or not made_here:
-            results[position] = made = copy.call(aten.clone.default, copy.made[node], like=node)
+            results[position] = made = copy.own(copy.made[node])
             return Fresh(position, size, tuple(map(to_size, made.meta["val"].stride())))
         if any(step == 0 and n != 1 for n, step in zip(size, stride)) and not crosses:
             # all elements are one in memory: the caller gets a view of what is there

@@ -242,9 +242,10 @@ def written_then_negated(z: Tensor, y: Tensor) -> Any:
     return torch._neg_view(y) + 1, torch._neg_view(z.conj().imag)
 
 
-def part_of_conjugate_written(z: Tensor, y: Tensor) -> Any:
-    z.conj().imag[:, 1:].mul_(10)
-    return z.real * 1, y
+def written_through_conj(z: Tensor, y: Tensor) -> Any:
+    z.conj().imag.mul_(2)
+    z.real[1:] = 0.5
+    return (y + 1,)
 
 
 def copied_of_lazy(z: Tensor, y: Tensor) -> Any:
@@ -256,18 +257,29 @@ def copied_of_lazy(z: Tensor, y: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "f", [filled_then_halves, written_then_negated, part_of_conjugate_written, copied_of_lazy]
+    "f", [filled_then_halves, written_then_negated, written_through_conj, copied_of_lazy]
 )
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_what_is_written_is_read_as_its_target(f: Program, dynamic: bool | None) -> None:
-    compiled = fusee.compile(f, dynamic=dynamic)
-    for turned in (lambda x: x, torch.t):
-        for bits in (lambda x: x, torch.conj, torch._neg_view):
+    for turned in (lambda x: x, torch.t, lambda x: x[:, :1].expand(3, 1)):
+        compiled = fusee.compile(f, dynamic=dynamic)  # a version for each kind of z
+        for bits in (lambda x: x, torch.conj, torch._neg_view, lambda x: torch._neg_view(x.conj())):
             told = []
             for call in (compiled, f):
                 given = [turned(bits(cplx(3, 3))), turned(bits(cplx(3, 3)).imag)]
                 told.append([*call(*given), *given])
             same(*told)
+
+
+def test_what_goes_from_stage_to_stage_is_negated_as_it_was() -> None:
+    def f(x: Tensor) -> Any:
+        y = torch._neg_view(x.unique(dim=0)[:1])
+        return y, torch._neg_view(y[:, : y.unique().numel()]) + 1
+
+    x = real(3, 3)
+    found = fusee.compile(f, dynamic=True)(x)
+    same(found, f(x))
+    assert found[0].is_neg()
 
 
 @pytest.mark.parametrize("bits", [torch.conj, torch._neg_view])

@@ -16,6 +16,7 @@ from fusee.codegen.simt import emit_kernel
 from fusee.codegen.simt.teams import COUNTER_BYTES
 from fusee.config import Options
 from fusee.loops import Buffer, Kernel, LoopGraph, Profile, View
+from fusee.loops.lower.tensor import copied
 from fusee.loops.memory import Plan
 from fusee.runtime.jit import Build
 from fusee.sym import Size, Symbol, substitute, symbols
@@ -131,9 +132,7 @@ class _Call:
             for result, x in zip(item.results, found if several else (found,)):
                 if result is not None:
                     strides = [number(n, self.sizes) for n in result.strides]
-                    is_kept = item.shares or x.is_conj()  # a copy would be conjugated for good
-                    made = x if is_kept else x.new_empty_strided(x.shape, strides).copy_(x)
-                    self.tensors[result] = made
+                    self.tensors[result] = x if item.shares else copied(x, x.shape, strides)
         return tuple(self._given(list(self.graph.outputs)))
 
     def _allocate(self, buffer: Buffer) -> Tensor:
