@@ -265,6 +265,10 @@ class Varying:
 
     def retry(self, changed: Iterable[tuple[str, bool, Any, Any]]) -> bool:
         """Take for inputs, once more, what versions differ in. Whether that is anything new."""
+        told = {words for words, is_input, was, now in changed if not is_input and was != now}
+        if told := {words for words in told if words not in self.known}:
+            self.known.update(dict.fromkeys(told, False))
+            return True
         if self.dynamic is False or not self.with_symbols:
             return False
         new = {words for words, is_input, was, now in changed if is_input and was != now}

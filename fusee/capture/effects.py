@@ -16,8 +16,9 @@ from torch import fx
 
 from fusee.capture.bytecode import codes
 from fusee.capture.frame import FUNCTIONS, is_scalar
-from fusee.capture.graph_break import CHANGING, is_in_place, storages
-from fusee.capture.sources import is_trusted
+from fusee.capture.graph_break import CHANGING, is_in_place, memory_of, storages
+from fusee.capture.guards import EqualsMatch
+from fusee.capture.sources import Dict, Item, Origin, ReadOf, is_buffer, is_trusted
 from fusee.capture.symbols import was_unbacked
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
@@ -31,6 +32,7 @@ from fusee.capture.torch_api import (
     no_torch_function,
     pytree,
     state_restored,
+    without_modes,
 )
 from fusee.fake import is_symbolic, name_may_raise, raises
 from fusee.fake.layouts import extent
@@ -165,14 +167,43 @@ def is_mutable(func: Any) -> bool:
 
 # Calls, and elements of each, that are computed to know what numbers of the program's decide.
 _MOST_COMPUTED = 64
+# Methods that give what is known then.
+_READING = frozenset("item tolist __bool__ __int__ __float__ __index__ is_nonzero data_ptr".split())
 
 
-def computed(node: fx.Node) -> torch.Tensor | None:
-    """What a call gives that has numbers alone, and results of such calls; None for other calls."""
+def decided(recorder: Any, name: str, fake: torch.Tensor) -> Any:
+    """What a method reads of a tensor that numbers of the program's decide, or numbers in tensors
+    that its objects keep, or the address of such a one; None for others. These are facts then."""
+    node, kept = recorder.nodes.get(id(fake)), list[tuple[ReadOf, Any]]()
+    if node is None or name not in _READING:
+        return None
+    world, given = recorder.world, None
+    with no_torch_function(), without_modes():
+        if name != "data_ptr":
+            given = _computed(node, recorder, kept)
+            recorder.told += [place.of for place, _ in kept]
+        elif (found := _kept(recorder, node, name)) is not None:
+            world.passing.append("an address")
+            given, place = found
+            kept.append((place, given.data_ptr()))
+        if given is None or not (name in ("tolist", "data_ptr") or given.numel() == 1):
+            return None
+        for place, value in kept:
+            world.fact(EqualsMatch, place, value)
+        return getattr(given, name)()
+
+
+def _computed(node: fx.Node, recorder: Any, kept: list[Any]) -> torch.Tensor | None:
     left, needed, values = [node], dict[fx.Node, None](), dict[fx.Node, torch.Tensor]()
     while left:
         one = left.pop()
-        if len(needed) > _MOST_COMPUTED or not _is_of_numbers(one):
+        if len(needed) > _MOST_COMPUTED:
+            return None
+        if (found := _number_in(recorder, one)) is not None:
+            values[one], place = found
+            kept.append((place, values[one].item()))
+            continue
+        if not _is_of_numbers(one):
             return None
         left += [x for x in one.all_input_nodes if x not in needed]
         needed[one] = None
@@ -183,13 +214,51 @@ def computed(node: fx.Node) -> torch.Tensor | None:
             target: Any = one.target
             call = getattr(torch.Tensor, target) if type(target) is str else target
             try:
-                values[one] = found = call(*args, **kwargs)
+                values[one] = made = call(*args, **kwargs)
             except (RuntimeError, IndexError):  # the graph raises it
                 return None
             fake = one.meta["example_value"]
-            if (found.dtype, found.shape) != (fake.dtype, fake.shape):  # a state of its own
+            if (made.dtype, made.shape) != (fake.dtype, fake.shape):  # a state of its own
                 return None
     return values[node]
+
+
+def _kept(recorder: Any, node: fx.Node, method: str) -> tuple[torch.Tensor, ReadOf] | None:
+    """An input that an object keeps, such as a flag or a parameter, and what says so; None for
+    others, and where the method has given something else at several calls."""
+    real, origin = recorder.given.get(id(node.meta.get("example_value")), (None, None))
+    if real is None or node.op != "placeholder" or not recorder.is_main:
+        return None
+    is_attribute = isinstance(origin, Item) and isinstance(origin.of, Dict)
+    if not (is_attribute or isinstance(real, torch.nn.Parameter) or is_buffer(origin)):
+        return None
+    world, place = recorder.world, ReadOf(origin, method)
+    if world.seen or world.machine.modes or world.machine.policy.is_exporting:
+        return None
+    return None if str(place) in world.varies.known else (real, place)
+
+
+def _number_in(recorder: Any, node: fx.Node) -> tuple[torch.Tensor, ReadOf] | None:
+    """Such an input that is one number, and to which no call has written yet."""
+    if (found := _kept(recorder, node, "item")) is None:
+        return None
+    real, _ = found
+    is_plain = real.layout is torch.strided and real.device.type == "cpu"
+    if not is_plain or real.requires_grad or real.numel() != 1:
+        return None
+    memory = memory_of(real)
+    if any("anywhere" in effects(x) for x in recorder.graph.nodes):
+        return None
+    return None if any(memory & memory_of(x) for x, _ in written(recorder)) else found
+
+
+def written(recorder: Any) -> list[tuple[torch.Tensor, Origin]]:
+    """Tensors from outside that calls of the graph write to."""
+    with no_torch_function():
+        changed = storages(x for n in recorder.graph.nodes for x in written_by(n))
+        given = [n for n in recorder.graph.find_nodes(op="placeholder") if changed & storages([n])]
+    found = (recorder.given.get(id(n.meta["example_value"])) for n in given)
+    return [x for x in found if x is not None]
 
 
 def _is_of_numbers(node: fx.Node) -> bool:

@@ -26,6 +26,7 @@ from fusee.capture.sources import (
     Item,
     Local,
     Origin,
+    ReadOf,
     ResultOf,
     Several,
     SizeOf,
@@ -395,7 +396,9 @@ class EqualsMatch(Fact):
     def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
         if type(found) is type(self.value):
             is_computed = isinstance(self.origin, ComputedAt)
-            if isinstance(self.origin, ResultOf) and not is_computed:  # of one of NumPy's
+            if isinstance(self.origin, ReadOf):
+                yield str(self.origin), False, self.value, found
+            elif isinstance(self.origin, ResultOf) and not is_computed:  # of one of NumPy's
                 if type(found) in (bytes, str):
                     yield str(self.origin.of), True, 0.0, 0.0
             elif type(found) in (float, int):

@@ -35,6 +35,7 @@ from fusee.capture.dynamic import (
     load_number,
     loaded,
 )
+from fusee.capture.effects import written
 from fusee.capture.frame import (
     ABSENT,
     BOUND_IN_C,
@@ -764,6 +765,8 @@ class World:
         self._separate(list(self.sinks.values()), lists)
         tensors = [origin for _, origin in self.inputs.values()]
         self._separate([self.inputs[id(x)][1] for x, *_ in self.recorder.turned], tensors)
+        if self.recorder.told:
+            self._separate([place for _, place in written(self.recorder)], self.recorder.told)
 
     def hash(self, keys: Iterable[Any]) -> None:
         """Objects from outside that are told apart by identity, in sets and as keys of dicts."""

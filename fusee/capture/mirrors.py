@@ -338,8 +338,8 @@ def store_grad(m: Any, fake: torch.Tensor, name: str, value: Any) -> bool:
     with no_torch_function():
         if value is fake or lies(value) == lies(fake):
             return True
-        is_like = (fake.dtype, fake.device) == (value.dtype, value.device)
-        if not is_like or not recorder.is_main or (fake.requires_grad and not is_input):
+        is_odd = fake.device != value.device or (fake.requires_grad and not is_input)
+        if is_odd or not recorder.is_main:
             raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
         before = fake.detach().requires_grad_(fake.requires_grad)
     data = recorder.call(torch.Tensor.detach, value)

@@ -36,7 +36,7 @@ from fusee.capture.dynamic import (
 from fusee.capture.effects import (
     BODY,
     Repeated,
-    computed,
+    decided,
     effects,
     has_effect,
     is_mutable,
@@ -73,7 +73,6 @@ from fusee.capture.torch_api import (
     is_the_programs,
     no_torch_function,
     set_grad_enabled,
-    without_modes,
 )
 from fusee.errors import stack_trace
 from fusee.fake import is_symbolic, is_there
@@ -94,9 +93,6 @@ _VALUES = frozenset(
 )
 # Of them, those that raise for any number of elements but one.
 _OF_ONE = frozenset("item __bool__ __int__ __float__ __index__ __complex__ is_nonzero".split())
-
-# Those of them that give what numbers alone decide.
-_NUMBERS = tuple("item tolist __bool__ __int__ __float__ __index__".split())
 
 # Methods that change what a tensor is, or what happens in a backward pass.
 _STATEFUL = frozenset(
@@ -204,6 +200,7 @@ class Recorder(TorchFunctionMode):
         self.is_parted = False  # whether the graph may not have both so
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
         self.renewed: dict[int, int] = {}  # of inputs given other data, by id, the version then
+        self.told: list[Any] = []  # where inputs lie whose numbers the program has asked for
         self.unsaved = ""  # why autograd must not save some input
         self.replaced = {x for x in vars(torch.Tensor).values() if is_the_programs(x)}
 
@@ -337,15 +334,7 @@ class Recorder(TorchFunctionMode):
             out.constant = None  # whose value torch would take for a size: the graph is to have it
         return out
 
-    def known(self, name: str, fake: torch.Tensor) -> Any:
-        """What a method reads of a tensor that numbers alone decide; None for other tensors."""
-        node = self.nodes.get(id(fake))
-        if node is None or name not in _NUMBERS:
-            return None
-        with no_torch_function(), without_modes():
-            data = computed(node)
-            is_one = data is not None and (name == "tolist" or data.numel() == 1)
-            return getattr(data, name)() if is_one else None
+    known = decided
 
     def _turn(self, func: Any, name: str, fake: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """`x.unsqueeze_(0)` of an input: a view of it in the graph, after which it is turned."""

@@ -535,6 +535,17 @@ class StrideOf(OfAxis):
     METHOD = "stride"
 
 
+@dataclass(frozen=True, eq=False)
+class ReadOf(Part):
+    """What a method of a tensor gives: the number in it, or its address."""
+
+    method: str
+    SOURCE = WORDS = "{parent}.{0.method}()"
+
+    def find(self, of: Any) -> Any:
+        return getattr(of, self.method)()
+
+
 def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
     """Whether another function of the same code may come by the next time: a lambda argument."""
     if known is not None:

@@ -521,9 +521,41 @@ def of_what_is_made(x: T, y: T) -> T:
     return made, view, made.shape
 
 
-@pytest.mark.parametrize("program", [swapped, written_behind, let_go, of_what_is_made])
+def of_another_dtype(x: T, y: T) -> T:
+    seen, before = x.data, x + 1
+    x.data = y.double()
+    x.add_(1)
+    seen.mul_(2)
+    return seen, before, x.dtype, x.element_size(), x.data * y
+
+
+@pytest.mark.parametrize(
+    "program", [swapped, written_behind, let_go, of_what_is_made, of_another_dtype]
+)
 def test_a_tensor_gets_the_data_of_another(program: Callable[[T, T], T]) -> None:
     assert len(same(program, torch.ones(3), torch.arange(6.0).reshape(2, 3)).graphs) == 1
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_module_is_converted_within_a_step(is_training: bool) -> None:
+    """Python converts no parameter, and the graph ends only where gradients begin at new data."""
+
+    def fn(m: T, x: T) -> T:
+        with torch.set_grad_enabled(is_training):
+            y = m.to(torch.bfloat16)(x.bfloat16())
+            return m.to(torch.float32)(x) + y, [p.dtype for p in m.half().parameters()]
+
+    told, traced = [], Traced(fn)
+    for run in (fn, traced):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        for _ in range(3):
+            out, dtypes = run(m.float(), X[:1, None].expand(2, 3) * torch.ones(3))
+            if is_training:
+                out.float().sum().backward()
+        told.append(shape_of([out, dtypes, [(p, p.grad, p._version) for p in m.parameters()]]))
+    assert told[0] == told[1]
+    assert len(traced.graphs) == (8 if is_training else 1)
 
 
 def test_writes_behind_new_data_are_counted() -> None:

@@ -216,6 +216,11 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "@torch._dynamo.assume_constant_result\ndef g(): return N\nN = 2\ndef f(x): return x * g()",
         "N = 2", "N = 3",
     ),
+    "a flag in a buffer": (
+        "m = nn.Module()\nm.register_buffer('n', torch.tensor(True))\n"
+        "def f(x): return x * (2 if m.n else 3)",
+        "True", "False",
+    ),
     "a line's number": (
         "def f(x):\n  #\n  return x * inspect.currentframe().f_lineno", "#", "#\n  #",
     ),
@@ -363,6 +368,7 @@ def test_what_looks_alike_is_kept_side_by_side(what: str, processes: Processes) 
 
 NEVER = {
     "an address": "def f(x): return x * (id(f) % 7)",
+    "a parameter's": "w = nn.Parameter(torch.ones(4))\ndef f(x): return x * w * (w.data_ptr() % 7)",
     "a hash": "def f(x): return x * (hash('a') % 7)",
     "the order of a set": "S = {'a', 'b'}\ndef f(x): return x * sum(map(ord, list(S)))",
     "what is no member": (

@@ -401,3 +401,133 @@ def test_writes_to_sparse_tensors() -> None:
         ours, theirs = torch.arange(1.0, 3), torch.arange(1.0, 3)
         torch.testing.assert_close(call(ours), fn(theirs))
         torch.testing.assert_close(ours, theirs)
+
+
+class Quantizer(torch.nn.Module):
+    """Codes that begin as the first data, as vector quantizers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("begun", torch.tensor([False]))
+        self.register_buffer("codes", torch.zeros(3, 4))
+
+    def forward(self, x: T) -> T:
+        if not self.begun:
+            self.codes.data.copy_(x[:3])
+            self.begun.data.copy_(torch.tensor([True]))
+        self.codes.lerp_(x[:3], 0.1)
+        return x - self.codes[torch.cdist(x, self.codes).argmin(-1)]
+
+
+class Asking(torch.nn.Module):
+    """A program that asks for numbers in its buffers, of which one is a part of another."""
+
+    def __init__(self, program: T) -> None:
+        super().__init__()
+        self.program = program
+        self.register_buffer("flag", torch.tensor(True))
+        self.register_buffer("count", torch.tensor(2))
+        self.register_buffer("pair", torch.tensor([1.0, -2.0]))
+        self.register_buffer("part", self.pair[1])
+
+    def forward(self, x: T) -> T:
+        return self.program(self, x)
+
+
+def counts(m: T, x: T) -> T:
+    before = m.count.item()
+    m.count += 1
+    return x * before, before, m.count > 3 and x
+
+
+def turns(m: T, x: T) -> T:
+    m.flag.logical_not_()
+    return x + 1 if m.flag else x - 1
+
+
+def writes_to_the_whole(m: T, x: T) -> T:
+    m.pair.neg_()
+    return x + 1 if m.part > 0 else x - 1
+
+
+def pads(m: T, x: T) -> T:
+    missing = torch.ceil(x.shape[-1] / m.count).to(torch.int64) * m.count - x.shape[-1]
+    return torch.nn.functional.pad(x, (0, int(missing))) * 2
+
+
+def asks_after_another_write(m: T, x: T) -> T:
+    m.pair.mul_(0.5)
+    return (x + 1 if m.flag else x - 1), m.flag
+
+
+def of_signs(m: T, x: T) -> T:
+    return x / float(m.part) if m.part == m.part else x + 1
+
+
+# What may happen to the buffers before a call, by its number.
+CHANGES: dict[str, T] = {
+    "none": lambda m, k: None,
+    "flag": lambda m, k: m.flag.fill_(k % 2),
+    "count": lambda m, k: m.count.fill_(1 + k % 4),
+    "part": lambda m, k: m.part.fill_([0.0, -0.0, math.nan, 1.0][k % 4]),
+    "one for two": lambda m, k: k == 2 and m.register_buffer("flag", m.count),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*share memory")
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize(
+    ("program", "graphs"),
+    [
+        (pads, 1), (asks_after_another_write, 1), (of_signs, 1), (counts, 1),
+        (turns, 2), (writes_to_the_whole, 2),  # asked after they are written to
+    ],
+)  # fmt: skip
+def test_numbers_that_objects_keep_are_facts(program: T, graphs: int, backend: str) -> None:
+    for what, change in CHANGES.items():
+        mine, theirs = Asking(program), Asking(program)
+        counting = Counting()
+        fast = fusee.compile(mine, backend=counting if backend == "eager" else backend)
+        for k in range(10):
+            change(mine, k)
+            change(theirs, k)
+            x = torch.randn(3, 5)
+            assert shape_of(fast(x)) == shape_of(theirs(x)), (what, k)
+            assert repr(mine.state_dict()) == repr(theirs.state_dict())
+            if backend == "eager" and not k:
+                assert len(counting.graphs) == graphs
+        assert len(counting.graphs) < 10
+
+
+def test_layers_that_begin_with_data_have_two_versions() -> None:
+    mine, theirs = (torch.nn.Sequential(*(Quantizer() for _ in range(4))) for _ in range(2))
+    counting = Counting()
+    fast = fusee.compile(mine, backend=counting)
+    for k in range(12):
+        x = torch.randn(6, 4)
+        for i in range(4):  # first both versions, then as many as there are sums of flags
+            if k > 3:
+                for m in (mine, theirs):
+                    m[i].begun.fill_(k >> i & 1)
+        assert torch.equal(fast(x), theirs(x))
+        assert k > 3 or len(counting.graphs) == min(k + 1, 2)
+        assert len(counting.graphs) < 20
+
+
+def test_addresses_of_parameters_are_facts() -> None:
+    weights = [torch.nn.Parameter(torch.randn(3)) for _ in range(3)]
+
+    def by_address(x: T) -> T:
+        found = {w.data_ptr(): x * w for w in weights}
+        return found[weights[1].data_ptr()] + len(found)
+
+    counting, before, graphs = Counting(), [], []
+    fast, x = fusee.compile(by_address, backend=counting), torch.randn(3)
+    for k in range(5):
+        if k > 1:
+            before.append(weights[1].data)  # whose memory nobody else gets
+            weights[1].data = torch.randn(3)
+        assert torch.equal(fast(x), by_address(x))
+        graphs.append(len(counting.graphs))
+    assert graphs[:3] == [1, 1, 2]
+    assert graphs[-1] > 3  # since the second other address the graph ends there
