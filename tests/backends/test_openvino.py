@@ -102,6 +102,41 @@ def test_reductions_and_windows_that_it_has_not_are_ours() -> None:
     check(fn, torch.randn(4, 4), backend="openvino", capture="fx")
 
 
+@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
+def test_parts_that_are_written_one_after_the_other() -> None:
+    """It made one write of two, which it could not run."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        y[1:] += 1
+        y[0, 2:4] = x[1, :2]
+        y[:, 0] = y[:, 5]
+        stepped = x + 1
+        stepped[::2] = y[1::2]
+        stepped[1::2] = y[::2] * 3
+        return y + 1, stepped, stepped.select_scatter(y[0].bfloat16(), 0, 3)
+
+    check(fn, torch.randn(4, 6), backend="openvino", capture="fx")
+    check(fn, torch.randn(4, 6).half(), backend="openvino", capture="fx")
+
+
+def test_one_element_that_is_left_of_several() -> None:
+    """OpenVINO takes the first one, eager what is in the middle."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        line, room = x[0], x.expand(1, 2, 7, 6).unsqueeze(2).expand(1, 2, 3, 7, 6)
+        return (
+            F.interpolate(x, (1, 3), mode="bilinear") + 1,
+            F.interpolate(x, (3, 1), mode="bicubic") + 1,
+            F.interpolate(x, (1, 3), mode="bilinear", align_corners=True) + 1,
+            F.interpolate(line, 1, mode="linear") + 1,
+            F.interpolate(room, (1, 3, 2), mode="trilinear") + 1,
+        )
+
+    check(fn, torch.randn(1, 2, 7, 6), backend="openvino", capture="fx")
+    check(fn, torch.randn(1, 2, 1, 6).expand(1, 2, 7, 6), backend="openvino", capture="fx")
+
+
 def test_tensors_without_elements_are_ours() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         y = torch.tanh(x + 1) * 2
