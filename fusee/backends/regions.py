@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -471,6 +472,10 @@ class Made(NamedTuple, Generic[T]):
     weights: Weights
 
 
+# What a forked child's parent made, never freed: engines would wait for threads that are gone.
+_inherited: list[Any] = []
+
+
 class Followed(Generic[T]):
     """Serves calls from any thread.
 
@@ -492,10 +497,12 @@ class Followed(Generic[T]):
         self._make, self._times = make, times
         self._fixed, self._bounds = tuple(fixed), bounds
         self._known = DerivedSet([Derivation(self._fixed, lambda tensors: ())])
-        self._lock = threading.Lock()
-        self._count = 0
+        self._begin()
         self.latest: Made[T]
         self._refresh(examples)
+
+    def _begin(self) -> None:
+        self._process, self._lock, self._count = os.getpid(), threading.Lock(), 0
 
     def current(self, inputs: tuple[Any, ...]) -> Made[T]:
         """What serves a call with these inputs.
@@ -504,7 +511,11 @@ class Followed(Generic[T]):
                  `make` raises
         """
         made = self.latest
-        if made.snapshot is None:
+        if self._process != os.getpid():  # the engine's threads are not in a forked child
+            _inherited.append(made)
+            self._begin()
+            made = self._refresh(inputs)
+        elif made.snapshot is None:
             self._check(inputs)
         elif self._known.current(inputs) is not made.snapshot:
             made = self._refresh(inputs)

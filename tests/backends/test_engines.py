@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import importlib.util
+import multiprocessing
 import re
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -356,3 +358,26 @@ def test_what_is_negated_when_it_is_read(backend: str) -> None:
 
     x = torch._neg_view(torch.randn(4, 4))
     check(fn, x, torch.randn(4, 4), backend=backend, capture="fx")
+
+
+@engines
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_a_forked_process_goes_on(backend: str) -> None:
+    """An engine's threads are not in it: it waited for them for ever."""
+    net, x = small(), torch.randn(3, 8)
+    fast = fusee.compile(net, backend=backend)
+    want = fast(x)
+
+    def child() -> None:
+        torch.set_num_threads(1)  # the parent's OpenMP threads are not in the child either
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), want)
+            net[0].weight.mul_(2)
+            torch.testing.assert_close(fast(x), net(x))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    process.kill()
+    assert process.exitcode == 0
+    torch.testing.assert_close(fast(x), want)

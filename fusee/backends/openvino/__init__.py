@@ -269,14 +269,15 @@ _ATTENTION = "Softmax", "ScaledDotProductAttention"
 
 
 def _is_square(transpose: Any) -> bool:
-    """Whether it only moves axes of one size, and not the last."""
+    """Whether it only moves axes of one size, and the last only if that is 1 (a crash)."""
     axes, sizes = transpose.input_value(1).get_node(), transpose.get_input_partial_shape(0)
     if axes.get_type_name() != "Constant":
         return False
     order = axes.get_data().tolist()
     moved = [sizes[at] for k, at in enumerate(order) if k != at]
     stays = order[-1:] == [len(order) - 1]
-    return bool(moved) and stays and all(n.is_static and n == moved[0] for n in moved)
+    is_square = bool(moved) and all(n.is_static and n == moved[0] for n in moved)
+    return is_square and (stays or moved[0] == 1)
 
 
 def import_blob(blob: Tensor, device: str, config: Mapping[str, object]) -> tuple[Any, Tensor]:

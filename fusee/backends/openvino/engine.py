@@ -68,6 +68,8 @@ aten = torch.ops.aten
 Rule = Callable[[fx.Node], str | None]
 
 _FLOATS = frozenset({torch.float32, *HALVES})
+# What OpenVINO rounds elsewhere, but would have parts of.
+_WHOLE = aten.linspace, aten.logaddexp, aten.logsumexp, aten.softplus, aten.mish, aten.celu
 
 
 def why_not(node: fx.Node) -> str | None:
@@ -92,7 +94,7 @@ def is_known(op: OpOverload) -> bool:
 
 def stays_whole(op: OpOverload) -> bool:
     """Whether an operator that OpenVINO lacks is not made of others that it rounds elsewhere."""
-    return op.overloadpacket in (aten.linspace, aten.logaddexp, aten.logsumexp)
+    return op.overloadpacket in _WHOLE
 
 
 def _rule(op: object) -> Rule | None:
