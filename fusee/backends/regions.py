@@ -15,6 +15,7 @@ import math
 import operator
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -369,6 +370,8 @@ def _never(node: fx.Node, engine: Engine) -> str | None:
         return "it is no ATen operator"
     if node.target in engine.options.disabled_ops:
         return "the option disabled_ops names it"
+    if not node.users:
+        return "nothing needs its result: it is there because it may raise"
     if not is_pure(node):
         return "it draws from torch's random numbers, or has an effect"
     for other in (node, *node.all_input_nodes):
@@ -472,10 +475,6 @@ class Made(NamedTuple, Generic[T]):
     weights: Weights
 
 
-# What a forked child's parent made, never freed: engines would wait for threads that are gone.
-_inherited: list[Any] = []
-
-
 class Followed(Generic[T]):
     """Serves calls from any thread.
 
@@ -499,10 +498,11 @@ class Followed(Generic[T]):
         self._known = DerivedSet([Derivation(self._fixed, lambda tensors: ())])
         self._begin()
         self.latest: Made[T]
+        _all.add(self)
         self._refresh(examples)
 
     def _begin(self) -> None:
-        self._process, self._lock, self._count = os.getpid(), threading.Lock(), 0
+        self._lock, self._count, self._is_orphan = threading.Lock(), 0, True
 
     def current(self, inputs: tuple[Any, ...]) -> Made[T]:
         """What serves a call with these inputs.
@@ -511,9 +511,7 @@ class Followed(Generic[T]):
                  `make` raises
         """
         made = self.latest
-        if self._process != os.getpid():  # the engine's threads are not in a forked child
-            _inherited.append(made)
-            self._begin()
+        if self._is_orphan:
             made = self._refresh(inputs)
         elif made.snapshot is None:
             self._check(inputs)
@@ -532,12 +530,29 @@ class Followed(Generic[T]):
             weights = {k: inputs[k].detach().contiguous() for k in fixed}
             self.latest = Made(snapshot, self._make(weights), weights)
             self._count += 1
+            self._is_orphan = False
             return self.latest
 
     def _check(self, inputs: tuple[Any, ...]) -> None:
         for bound in self._bounds:
             if not bound.holds(inputs[bound.position]):
                 raise BackendError(f"{bound.name} holds greater integers than it did")
+
+
+# A forked child makes all of it anew: the engine's threads are not in it. What its parent made is
+# never freed there, since engines would wait for them.
+_all: weakref.WeakSet[Followed[Any]] = weakref.WeakSet()
+_inherited: list[Any] = []
+
+
+def _in_child() -> None:
+    for followed in _all:
+        _inherited.append(vars(followed).get("latest"))
+        followed._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 # ---------------------------------------------------------------------------- intervals
