@@ -227,6 +227,21 @@ class Executable:
 _INFO = ("layerType", "primitiveType", "runtimePrecision")
 
 
+def _begin() -> None:
+    """A model is made. raises BackendError in a child of a process that has made some
+
+    OpenVINO gives it executors that its parent had, and waits for their threads.
+    """
+    if not _processes:
+        _processes.append(os.getpid())
+    if _processes[0] != os.getpid():
+        raise BackendError("its threads are not in a forked process")
+
+
+# The first process that made a model.
+_processes: list[int] = []
+
+
 def compile_model(
     model: Any,
     device: str,
@@ -234,6 +249,7 @@ def compile_model(
     outputs: Sequence[tuple[torch.dtype, int]],
 ) -> Executable:
     """Compile for a device, results in the dtypes of `outputs`. raises BackendError"""
+    _begin()
     ov = bindings()
     try:
         results = []
@@ -282,6 +298,7 @@ def _is_square(transpose: Any) -> bool:
 
 def import_blob(blob: Tensor, device: str, config: Mapping[str, object]) -> tuple[Any, Tensor]:
     """A model of the bytes that `blob` gave, and its memory: they. raises BackendError"""
+    _begin()
     try:
         return _core().import_model(wrap(blob), device, dict(config)), blob
     except (RuntimeError, TypeError) as error:
