@@ -500,11 +500,20 @@ def join_parts(graph: fx.Graph) -> None:
             args, kwargs = fx.map_arg((node.args, node.kwargs), val)
             node.meta["val"] = on_metas(node.target, *args, **kwargs)
             moved.add(node)
-    if joined:
+    again = [node for node in graph.nodes if node.target in _PUTS and _is_again(node)]
+    for node in again:
+        node.update_arg(0, node.args[0].args[0])
+    if joined or again:
         remove_dead(graph)
 
 
-def _place(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
+def _is_again(node: fx.Node) -> bool:
+    """Whether it writes where its base was just written to, as `x[1:] += 1` does."""
+    base: Any = node.args[0]
+    return base.target is node.target and base.args[2:] == node.args[2:]
+
+
+def place_of(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
     """(axis, begin, end) that a call names, of the axis -1 if they are not known or have steps."""
     source: Any = node.args[0]
     val = source.meta["val"]
@@ -521,7 +530,7 @@ def _place(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def _read(node: fx.Node, parts: _Parts) -> None:
-    axis, begin, end = _place(node, node.args[1:])
+    axis, begin, end = place_of(node, node.args[1:])
     first, last, part = parts.around(begin)
     is_part = first <= begin < end <= last
     if axis != parts.axis or any(user.op == "output" for user in node.users):
@@ -552,7 +561,7 @@ def _put(node: fx.Node, known: dict[fx.Node, _Parts]) -> _Parts | None:
     base: Any
     part: Any
     base, part, *at = node.args
-    axis, begin, end = _place(node, at)
+    axis, begin, end = place_of(node, at)
     val = node.meta["val"]
     if axis < 0 or begin >= end or part.meta["val"].dtype != val.dtype or not is_row_major(val):
         return None

@@ -37,7 +37,7 @@ from fusee.aten import (
 from fusee.aten.attention import lacks_heads
 from fusee.aten.canonicalize import Table
 from fusee.aten.control_flow import COMPILERS
-from fusee.aten.rewriter import edited
+from fusee.aten.rewriter import Pass, edited
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
 from fusee.aten.weights import Derived, run_passes
@@ -386,15 +386,17 @@ def split_native(
     target: Target = CPU,
     keeps: Callable[[OpOverload], bool] = lambda op: False,
     decompositions: Table | None = None,
+    more: Sequence[Pass] = (),
 ) -> Split:
     """The graph with its gradients, as two graphs of operators that we compile.
 
     keeps            operators that are kept whole besides ours
     decompositions   of operators that are not kept, ours or not
+    more             what else rewrites it before it is known what is saved
     raises           TraceError for an operator without a form, before anything has run
     """
     known = supported().union(WHOLE).difference(decompositions or ())
-    passes = target.joint_passes(options)
+    passes = (*target.joint_passes(options), *more)
     edit = partial(edited, options=options, passes=passes, notes=report.notes) if passes else None
     budget, prices = options.memory_budget, target.prices
     with gc_paused():

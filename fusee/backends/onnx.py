@@ -195,6 +195,8 @@ class OnnxRuntime(Engine):
                 return "a tensor without elements has no memory to bind"
             if val.is_complex():
                 return "a complex tensor cannot be bound"
+            if val.is_floating_point() and val.dtype.itemsize == 1:
+                return "ONNX Runtime reorders no floating point of 8 bits"
         key = (op, _form(node.args, is_view(op)), _form(node.kwargs, False))
         if key not in self.probed:
             self.probed[key] = self._probe(node)
@@ -551,7 +553,7 @@ class OnnxOptions(EngineOptions):
         """
         runtime = _runtime()
         options = runtime.SessionOptions()
-        options.log_severity_level = 3  # errors, which are raised anyway
+        options.log_severity_level = 4  # errors are raised anyway
         options.intra_op_num_threads = torch.get_num_threads()
         for name, value in self.session_options.items():
             if name != _ENTRIES:

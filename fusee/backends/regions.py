@@ -13,7 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -368,6 +370,8 @@ def _never(node: fx.Node, engine: Engine) -> str | None:
         return "it is no ATen operator"
     if node.target in engine.options.disabled_ops:
         return "the option disabled_ops names it"
+    if not node.users:
+        return "nothing needs its result: it is there because it may raise"
     if not is_pure(node):
         return "it draws from torch's random numbers, or has an effect"
     for other in (node, *node.all_input_nodes):
@@ -492,10 +496,13 @@ class Followed(Generic[T]):
         self._make, self._times = make, times
         self._fixed, self._bounds = tuple(fixed), bounds
         self._known = DerivedSet([Derivation(self._fixed, lambda tensors: ())])
-        self._lock = threading.Lock()
-        self._count = 0
+        self._begin()
         self.latest: Made[T]
+        _all.add(self)
         self._refresh(examples)
+
+    def _begin(self) -> None:
+        self._lock, self._count, self._is_orphan = threading.Lock(), 0, True
 
     def current(self, inputs: tuple[Any, ...]) -> Made[T]:
         """What serves a call with these inputs.
@@ -504,7 +511,9 @@ class Followed(Generic[T]):
                  `make` raises
         """
         made = self.latest
-        if made.snapshot is None:
+        if self._is_orphan:
+            made = self._refresh(inputs)
+        elif made.snapshot is None:
             self._check(inputs)
         elif self._known.current(inputs) is not made.snapshot:
             made = self._refresh(inputs)
@@ -521,12 +530,29 @@ class Followed(Generic[T]):
             weights = {k: inputs[k].detach().contiguous() for k in fixed}
             self.latest = Made(snapshot, self._make(weights), weights)
             self._count += 1
+            self._is_orphan = False
             return self.latest
 
     def _check(self, inputs: tuple[Any, ...]) -> None:
         for bound in self._bounds:
             if not bound.holds(inputs[bound.position]):
                 raise BackendError(f"{bound.name} holds greater integers than it did")
+
+
+# A forked child makes all of it anew: the engine's threads are not in it. What its parent made is
+# never freed there, since engines would wait for them.
+_all: weakref.WeakSet[Followed[Any]] = weakref.WeakSet()
+_inherited: list[Any] = []
+
+
+def _in_child() -> None:
+    for followed in _all:
+        _inherited.append(vars(followed).get("latest"))
+        followed._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 # ---------------------------------------------------------------------------- intervals

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten import AtenGraph, PartSource, is_pure, part_source, returning
+from fusee.aten import AtenGraph, PartSource, is_pure, is_view, part_source, returning
 from fusee.aten.attention import known_masks
-from fusee.aten.rewriter import GraphPart, body_lines, cut, edited, permuted
+from fusee.aten.rewriter import Editor, GraphPart, body_lines, cut, edited, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
 from fusee.backends.aot_autograd import bind, is_differentiated, staged
@@ -78,8 +78,15 @@ def compile_with(
         log.publish("graph", "", lambda: captured_source(gm))
         try:
             if trains:
-                more = {"keeps": engine.keeps, "decompositions": decompositions}
-                both = split_native(gm, example_inputs, options, report, **more)
+                both = split_native(
+                    gm,
+                    example_inputs,
+                    options,
+                    report,
+                    keeps=engine.keeps,
+                    decompositions=decompositions,
+                    more=(_save_compared,),
+                )
                 unseen = len(both.forward.inputs) - len(example_inputs)
                 given = [*example_inputs, *[None] * unseen]
                 forward = compile_split(both.forward, given, engine, options, report).call
@@ -111,6 +118,20 @@ def _whole(
     found = compile_native(gm, example_inputs, options)
     found.report().notes.append(f"nothing of it runs in {engine.name}: {reason}")
     return found
+
+
+def _save_compared(edit: Editor) -> None:
+    """Save what is asked to be equal, as the gradient of `amax` asks of a maximum: the backward is
+    ours, and what it computes again is rounded otherwise than the engine does."""
+    for compared in edit.calls(torch.ops.aten.eq.Tensor):
+        row = [*compared.all_input_nodes]
+        for node in row:
+            if node.op != "call_function":
+                continue
+            if is_view(node.target) or node.meta.get("backward"):
+                row += [x for x in node.all_input_nodes if x not in row]
+            else:
+                node.meta["recompute"] = "save"
 
 
 def _prepare(

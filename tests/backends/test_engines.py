@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import importlib.util
+import multiprocessing
 import re
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -356,3 +358,41 @@ def test_what_is_negated_when_it_is_read(backend: str) -> None:
 
     x = torch._neg_view(torch.randn(4, 4))
     check(fn, x, torch.randn(4, 4), backend=backend, capture="fx")
+
+
+@engines
+def test_a_result_that_nobody_needs(backend: str) -> None:
+    """Its region had no results, or did not look whether the index is in range."""
+
+    def fn(x: Tensor, at: Tensor) -> Tensor:
+        x.index_select(0, at)
+        return torch.tanh(x @ x.mT)
+
+    fast, x = fusee.compile(fn, backend=backend), torch.randn(4, 4)
+    torch.testing.assert_close(fast(x, torch.tensor([0, 3])), torch.tanh(x @ x.mT))
+    with pytest.raises(IndexError):
+        fast(x, torch.tensor([0, 4]))
+
+
+@engines
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_a_forked_process_goes_on(backend: str) -> None:
+    """An engine's threads are not in it: it waited for them for ever."""
+    net, x = small(), torch.randn(3, 8)
+    fast = fusee.compile(net, backend=backend)
+    want = fast(x)
+
+    def child() -> None:
+        torch.set_num_threads(1)  # the parent's OpenMP threads are not in the child either
+        warnings.simplefilter("ignore")  # one says that OpenVINO's regions are ours there
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), want)
+            net.get_parameter("0.weight").mul_(2)
+            torch.testing.assert_close(fast(x), net(x))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    process.kill()
+    assert process.exitcode == 0
+    torch.testing.assert_close(fast(x), want)

@@ -101,6 +101,20 @@ def test_sizes_as_operands(backend: str, entries: list[Entry]) -> None:
 
 
 @engines
+def test_parts_and_windows_of_open_sizes(backend: str) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        n, y = x.shape[0], x @ W
+        y[1:] += 1
+        y[n // 2] = x[0]
+        y[10 % n] = x[1]
+        filtered = F.conv1d(x.flatten()[None, None], x.flatten()[:3][None, None])
+        smaller = F.interpolate(x[None, None], (n // 3, 4), mode="bilinear")
+        return y * 2, filtered, smaller + 1
+
+    agrees(fn, backend, rows(9, 6, 5, 7, 3))
+
+
+@engines
 def test_places_computed_of_sizes(backend: str, entries: list[Entry]) -> None:
     """An engine looks up what is out of range, or raises no IndexError: each call is asked."""
 

@@ -33,6 +33,16 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
+def test_attention_of_one_token() -> None:
+    """Its fused kernel ended the process."""
+
+    def fn(x: Tensor, mask: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(x, x, x, mask)
+        return y @ y.mT
+
+    check(fn, torch.randn(1, 17, 1, 1), torch.randn(1, 17, 1, 1), backend="openvino", capture="fx")
+
+
 class Attention(nn.Module):
     """As vision transformers have it: queries, keys and values of one product."""
 
@@ -102,6 +112,41 @@ def test_reductions_and_windows_that_it_has_not_are_ours() -> None:
     check(fn, torch.randn(4, 4), backend="openvino", capture="fx")
 
 
+@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
+def test_parts_that_are_written_one_after_the_other() -> None:
+    """It made one write of two, which it could not run."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        y[1:] += 1
+        y[0, 2:4] = x[1, :2]
+        y[:, 0] = y[:, 5]
+        stepped = x + 1
+        stepped[::2] = y[1::2]
+        stepped[1::2] = y[::2] * 3
+        return y + 1, stepped, stepped.select_scatter(y[0].bfloat16(), 0, 3)
+
+    check(fn, torch.randn(4, 6), backend="openvino", capture="fx")
+    check(fn, torch.randn(4, 6).half(), backend="openvino", capture="fx")
+
+
+def test_one_element_that_is_left_of_several() -> None:
+    """OpenVINO takes the first one, eager what is in the middle."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        line, room = x[0], x.expand(1, 2, 7, 6).unsqueeze(2).expand(1, 2, 3, 7, 6)
+        return (
+            F.interpolate(x, (1, 3), mode="bilinear") + 1,
+            F.interpolate(x, (3, 1), mode="bicubic") + 1,
+            F.interpolate(x, (1, 3), mode="bilinear", align_corners=True) + 1,
+            F.interpolate(line, 1, mode="linear") + 1,
+            F.interpolate(room, (1, 3, 2), mode="trilinear") + 1,
+        )
+
+    check(fn, torch.randn(1, 2, 7, 6), backend="openvino", capture="fx")
+    check(fn, torch.randn(1, 2, 1, 6).expand(1, 2, 7, 6), backend="openvino", capture="fx")
+
+
 def test_tensors_without_elements_are_ours() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         y = torch.tanh(x + 1) * 2
@@ -161,6 +206,13 @@ def test_what_it_rounds_elsewhere_is_not_claimed() -> None:
         return two_layers(x.float(), x.float()), steps, torch.cumsum(x, 0)
 
     check(fn, torch.randn(16, 16).bfloat16(), backend="openvino", capture="fx", oracle=False)
+
+
+@pytest.mark.parametrize("fn", [F.softplus, F.mish, F.celu, torch.expm1, torch.log1p])
+def test_what_loses_small_numbers_is_ours(fn: Callable[[Tensor], Tensor]) -> None:
+    """It composes them of exp and log, where only digits of 1 are left."""
+    check(fn, -torch.logspace(-7, -5, 64), backend="openvino", capture="fx")
+    check(fn, torch.linspace(-16, -12, 64), backend="openvino", capture="fx")
 
 
 # ------------------------------------------------------------------------------ partition options
@@ -438,6 +490,23 @@ def test_training_with_aot_autograd(way: str) -> None:
     assert report.backward is not None and report.backward.kernels
     assert report.regions and all(row.failed is None for row in report.regions)
     assert sum(row.calls for row in report.regions) == 5 * len(report.regions)
+
+
+@pytest.mark.parametrize("order", [None, torch.inf])
+def test_a_maximum_is_found_again_in_the_backward(order: float | None) -> None:
+    """What was computed again was rounded otherwise, equal to no maximum, and its gradient NaN."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x * x.sin() * x.cos() + x * x.exp()
+        return y.amax(-1) if order is None else y.norm(order, -1)
+
+    found = []
+    with torch.enable_grad():
+        for function in (fn, by("fusee.compile", "openvino", fn, aot_autograd=True)):
+            x = torch.linspace(-3, 2, 1024).view(16, 64).requires_grad_()
+            function(x).sum().backward()
+            found.append(x.grad)
+    torch.testing.assert_close(*found)
 
 
 def test_without_it_training_is_ours() -> None:

@@ -227,6 +227,21 @@ class Executable:
 _INFO = ("layerType", "primitiveType", "runtimePrecision")
 
 
+def _begin() -> None:
+    """A model is made. raises BackendError in a child of a process that has made some
+
+    OpenVINO gives it executors that its parent had, and waits for their threads.
+    """
+    if not _processes:
+        _processes.append(os.getpid())
+    if _processes[0] != os.getpid():
+        raise BackendError("its threads are not in a forked process")
+
+
+# The first process that made a model.
+_processes: list[int] = []
+
+
 def compile_model(
     model: Any,
     device: str,
@@ -234,6 +249,7 @@ def compile_model(
     outputs: Sequence[tuple[torch.dtype, int]],
 ) -> Executable:
     """Compile for a device, results in the dtypes of `outputs`. raises BackendError"""
+    _begin()
     ov = bindings()
     try:
         results = []
@@ -265,18 +281,20 @@ _ATTENTION = {"Softmax", "ScaledDotProductAttention"}
 
 
 def _is_square(transpose: Any) -> bool:
-    """Whether it only moves axes of one size, and not the last."""
+    """Whether it only moves axes of one size, and the last only if that is 1 (a crash)."""
     axes, sizes = transpose.input_value(1).get_node(), transpose.get_input_partial_shape(0)
     if axes.get_type_name() != "Constant":
         return False
     order = axes.get_data().tolist()
     moved = [sizes[at] for k, at in enumerate(order) if k != at]
     stays = order[-1:] == [len(order) - 1]
-    return bool(moved) and stays and all(n.is_static and n == moved[0] for n in moved)
+    is_square = bool(moved) and all(n.is_static and n == moved[0] for n in moved)
+    return is_square and (stays or moved[0] == 1)
 
 
 def import_blob(blob: Tensor, device: str, config: Mapping[str, object]) -> tuple[Any, Tensor]:
     """A model of the bytes that `blob` gave, and its memory: they. raises BackendError"""
+    _begin()
     try:
         return _core().import_model(wrap(blob), device, dict(config)), blob
     except (RuntimeError, TypeError) as error:

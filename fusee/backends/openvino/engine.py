@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten import WHOLE, AtenGraph, python_source
+from fusee.aten import WHOLE, AtenGraph, arguments, python_source
 from fusee.aten.canonicalize import Table, taken_apart
 from fusee.aten.torch_api import OpOverload
 from fusee.backends import openvino as api
@@ -26,7 +26,14 @@ from fusee.backends.openvino import (
     RegionSpec,
     graph,
 )
-from fusee.backends.openvino.graph import decodable, distinct, find_origins, gather
+from fusee.backends.openvino.graph import (
+    decodable,
+    distinct,
+    find_origins,
+    gather,
+    is_joined,
+    is_put,
+)
 from fusee.backends.regions import (
     HEAD,
     LARGEST_SIZE,
@@ -61,6 +68,8 @@ aten = torch.ops.aten
 Rule = Callable[[fx.Node], str | None]
 
 _FLOATS = frozenset({torch.float32, *HALVES})
+# What OpenVINO rounds elsewhere, but would have parts of.
+_WHOLE = aten.linspace, aten.logaddexp, aten.logsumexp, aten.softplus, aten.mish, aten.celu
 
 
 def why_not(node: fx.Node) -> str | None:
@@ -85,7 +94,7 @@ def is_known(op: OpOverload) -> bool:
 
 def stays_whole(op: OpOverload) -> bool:
     """Whether an operator that OpenVINO lacks is not made of others that it rounds elsewhere."""
-    return op.overloadpacket in (aten.linspace, aten.logaddexp, aten.logsumexp)
+    return op.overloadpacket in _WHOLE
 
 
 def _rule(op: object) -> Rule | None:
@@ -132,7 +141,7 @@ OPERATORS: OpRules[Rule] = OpRules()
 
 @OPERATORS.rule(
     "view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy"
-    " roll slice_scatter select_scatter where.self masked_fill.Scalar"
+    " roll where.self masked_fill.Scalar"
     " masked_fill.Tensor tril triu full arange.start_step full_like"
     " eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar"
     " le.Tensor isfinite isinf isnan"
@@ -145,15 +154,32 @@ def _always(node: fx.Node) -> str | None:
     "pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d"
     " unfold col2im glu _softmax _log_softmax mean sum prod addmm baddbmm"
     " bmm mm dot linear rms_norm _adaptive_avg_pool2d _adaptive_avg_pool3d"
-    " upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec"
-    " upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec"
-    " upsample_trilinear3d.vec"
+    " upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec"
 )
 def _floats(node: fx.Node) -> str | None:
     """Computes with floating point: integers only take part where torch converts them."""
     if not _val(node).dtype.is_floating_point:
         return "OpenVINO computes it for floating point only"
     return None
+
+
+@OPERATORS.rule("slice_scatter select_scatter")
+def _puts(node: fx.Node) -> str | None:
+    base: Any = node.args[0]
+    if is_joined(node) or not is_put(base) or is_joined(base):
+        return None
+    return "OpenVINO confuses parts that are written one after the other"
+
+
+@OPERATORS.rule(
+    "upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_linear1d.vec upsample_trilinear3d.vec"
+)
+def _resizes(node: fx.Node) -> str | None:
+    sizes = zip(_val(node).shape[2:], _val(node.args[0]).shape[2:], strict=True)
+    shrunk = [n for n, old in sizes if not is_written(n, old) and not is_written(old, 1)]
+    if not arguments(node)["align_corners"] and not all(relies(node, n, ">=", 2) for n in shrunk):
+        return "OpenVINO takes the first element where one is left"
+    return _floats(node)
 
 
 @OPERATORS.rule("mean.dim sum.dim_IntList prod.dim_int linalg_vector_norm")

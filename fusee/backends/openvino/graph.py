@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import AtenGraph, is_pure
+from fusee.aten.mutation import place_of
 from fusee.aten.rewriter import Sized, val
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import bindings, element_of, last_line, wrap
@@ -62,7 +63,17 @@ class _Decodable(Sized):
         self.whole = whole
 
     def copy(self, node: fx.Node) -> fx.Node:
+        if is_joined(node):
+            self.made[node] = self._join(node)
+            return self.made[node]
         made = super().copy(node)
+        if node.target is aten.convolution.default and self.whole.symbols:
+            # where a weight is part of what is open, OpenVINO does not see that it is not
+            weight: Any = node.args[1]
+            sizes = [*val(weight).shape]
+            given = self.call(aten.view.default, made.args[1], sizes, like=weight, val=val(weight))
+            made.prepend(given)
+            made.args = (made.args[0], given, *made.args[2:])
         if node.target is aten.view.default and not node.args[1]:
             # a product that it reshapes to a number ends the process
             axes = [*range(val(node.all_input_nodes[0]).dim())]
@@ -73,6 +84,19 @@ class _Decodable(Sized):
             short = [-1 if k in inferred else size for k, size in enumerate(shape)]
             made.args = (made.args[0], short, *made.args[2:])
         return made
+
+    def _join(self, node: fx.Node) -> fx.Node:
+        """A tensor of which a part was written, joined of that and what is beside it."""
+        base, part, *at = cast(Any, node.args)
+        axis, begin, end = place_of(node, at)
+        size, call = val(base).shape[axis], functools.partial(self.call, like=node, val=val(node))
+        base, made = self.made[base], self.made[part]
+        if node.target is aten.select_scatter.default:
+            made = call(aten.unsqueeze.default, made, axis)
+        before, after = ((0, begin),) * (begin > 0), ((end, size),) * (end < size)
+        pieces = [call(aten.slice.Tensor, base, axis, *at, 1) for at in before]
+        pieces += [made, *(call(aten.slice.Tensor, base, axis, *at, 1) for at in after)]
+        return call(aten.cat.default, pieces, axis)
 
     def _inferred(self, node: fx.Node) -> list[int]:
         """Open sizes of a shape for which -1 says the same."""
@@ -85,11 +109,30 @@ class _Decodable(Sized):
         return [k for k in open_ if k >= more and shape[k] == old[k - more]]
 
 
+def is_joined(node: fx.Node) -> bool:
+    """Whether what writes a part of a tensor can be a join: of two parts that are written one after
+    the other, OpenVINO makes one write that it cannot run."""
+    if not is_put(node):
+        return False
+    base, part, *at = cast(Any, node.args)
+    axis, begin, end = place_of(node, at)
+    is_part = axis >= 0 and 0 < end - begin < val(base).shape[axis]
+    return is_part and val(base).dtype == val(part).dtype
+
+
+def is_put(node: fx.Node) -> bool:
+    """Whether it gives a tensor of which a part is another tensor's."""
+    return node.target in (aten.slice_scatter.default, aten.select_scatter.default)
+
+
 class _Number(fx.Proxy):
     """An integer of the graph: arithmetic with it adds nodes, of what the decoder knows."""
 
     def __mod__(self, other: Any) -> Any:
         return self - self // other * other
+
+    def __rmod__(self, other: Any) -> Any:
+        return other - other // self * self
 
     def __pow__(self, other: int) -> Any:
         return math.prod([self] * (other - 1), start=self)
