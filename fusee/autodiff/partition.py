@@ -285,7 +285,8 @@ class _Splitter:
         """How the backward takes a saved value or a tangent."""
         given = self.inputs.get(node)
         if given is not None and node not in self.facts.written:
-            return replace(given, attribute=None, is_static=False)
+            size, stride = (tuple(map(self.aten.to_size, x)) for x in (given.size, given.stride))
+            return replace(given, size=size, stride=stride, attribute=None, is_static=False)
         device = node.meta.get("device")
         return tensor_input(0, node.name, self.kept[node], device, self.aten.to_size)
 

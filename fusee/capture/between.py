@@ -12,7 +12,6 @@ import inspect
 import operator
 import time
 import types
-import weakref
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ from fusee.capture.frame import BINARY, Frame, Semantics, begun, variables
 from fusee.capture.guards import Facts, IdMatch, TypeMatch, Values
 from fusee.capture.mirrors import CALLING, CALLING_NAMES
 from fusee.capture.policy import ORIGINAL, is_plain
-from fusee.capture.sources import ComputedAt, Local, in_classes
+from fusee.capture.sources import ComputedAt, Local, by_function, in_classes
 from fusee.capture.torch_api import dynamo_switch, has_global_hooks
 from fusee.source import Args, Kwargs
 
@@ -175,11 +174,7 @@ class Between(Semantics):
         return obj
 
     def _called_back(self, function: Any, args: Any, kwargs: Any) -> Any:
-        try:
-            place = None if isinstance(function, weakref.ref) else CALLING.get(function)
-        except TypeError:  # not hashable
-            place = None
-        if place is None:
+        if (place := by_function(CALLING, function)) is None:
             return args, kwargs
         named = {k: self.compiled(x) if k in CALLING_NAMES else x for k, x in kwargs.items()}
         return [self.compiled(x) if k == place else x for k, x in enumerate(args)], named

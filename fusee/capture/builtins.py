@@ -38,7 +38,7 @@ from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import Called, Later, by_identity, show_address
 from fusee.capture.policy import asked_again, protocol_names
-from fusee.capture.sources import Held, Local, ResultOf, given_by, is_trusted
+from fusee.capture.sources import Held, Local, ResultOf, by_function, given_by, is_trusted
 from fusee.capture.symbols import concrete, is_open, operated, whole_text
 from fusee.capture.torch_api import (
     DEVICES,
@@ -73,11 +73,7 @@ BY_TYPE: Rules[type, Stand] = Rules()
 
 def special(function: Any) -> Stand | None:
     """What stands in for a function, if something does."""
-    try:  # the hash of a weak reference is that of its object
-        found = None if isinstance(function, weakref.ref) else SPECIAL.get(function)
-    except TypeError:  # not hashable: an instance with its own __eq__
-        found = None
-    if found is not None:
+    if (found := by_function(SPECIAL, function)) is not None:
         return found
     is_python = type(function) is types.FunctionType
     of_all = BY_CODE.get(id(function.__code__)) if is_python else BY_TYPE.get(type(function))

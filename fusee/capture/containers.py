@@ -139,6 +139,34 @@ def _collecting(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> An
     return function(items, *args[1:], **kwargs)
 
 
+def asks_within(m: Capturing, container: Any, item: Any) -> bool:
+    """Whether C code that compares what a list or tuple holds would call methods in Python."""
+    if type(container).__eq__ not in _BY_ITEMS:
+        return False
+    todo, seen = [container, item], set[int]()
+    while todo:
+        x = todo.pop()
+        if type(x).__eq__ in _BY_ITEMS:
+            todo += () if id(x) in seen else m.plain(x)
+            seen.add(id(x))
+        elif python_method(m, x, "__eq__") is not None:
+            return True
+    return False
+
+
+_BY_ITEMS: Any = list.__eq__, tuple.__eq__
+
+
+def same_items(m: Capturing, left: Any, right: Any) -> bool:
+    """`left == right` of two lists or two tuples, in the order of C's code."""
+    left, right = m.plain(left), m.plain(right)
+    if isinstance(left, list) and len(left) != len(right):
+        return False
+    pairs = zip(left, right, strict=False)
+    is_same = all(x is y or m.truth(m.compare("==", x, y)) for x, y in pairs)
+    return is_same and len(left) == len(right)
+
+
 @stands_for_each(any, all)
 def _asked_in_turn(function: Any, m: Capturing, x: Any, /) -> bool:
     found: bool = function(m.truth(item) for item in _iterable(m, x))  # no further than needed

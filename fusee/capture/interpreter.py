@@ -348,11 +348,12 @@ class Interpreter(Capturing):
         if type(left) is FakeTensor or type(right) is FakeTensor:
             return self.tensor_operator(function, left, right)
         left, right = comparable(left, right)
-        pairs = (left, right), (right, left)
-        if symbol in ("==", "!=") and all(_answered(symbol, *pair) for pair in pairs):
-            return self.identical(left, right) is (symbol == "==")
         if symbol not in ("==", "!="):
             self._refuse_asked(function, left, right, name, swapped)
+        elif type(left).__eq__ is type(right).__eq__ and containers.asks_within(self, left, right):
+            return containers.same_items(self, left, right) is (symbol == "==")
+        elif all(_answered(symbol, *pair) for pair in ((left, right), (right, left))):
+            return self.identical(left, right) is (symbol == "==")
         left, right = self.deep(left), self.deep(right)
         self.look((left, right), COMPARED)
         return function(left, right)
@@ -376,7 +377,8 @@ class Interpreter(Capturing):
             return self.truth(answer)
         if getattr(type(container), "__contains__", ABSENT) is None:
             return item in container  # the TypeError
-        if hasattr(container, "__iter__") and not hasattr(container, "__contains__"):
+        goes_through = hasattr(container, "__iter__") and not hasattr(container, "__contains__")
+        if goes_through or containers.asks_within(self, container, item):
             coming = Stepping(self, self.iterate(container))
             return any(x is item or self.truth(self.compare("==", x, item)) for x in coming)
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
@@ -385,8 +387,7 @@ class Interpreter(Capturing):
             return self.world.class_item(owner, item) is not ABSENT
         is_dict = isinstance(container, dict)  # of which C looks at keys alone
         shown = dict.fromkeys(dict.keys(self.plain(container))) if is_dict else self.deep(container)
-        item, container = map(whole_text, (self.deep(item), shown))
-        item, container = comparable(item, container)
+        item, container = comparable(*map(whole_text, (self.deep(item), shown)))
         is_plain = is_open(item) or type(item) in (tuple, torch.Size)
         if is_plain and holds_open(item) and type(container) in _HOLD_NUMBERS:
             if all(type(x) in _NUMBERS or is_open(x) for x in container):

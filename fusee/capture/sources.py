@@ -21,11 +21,13 @@ import threading
 import types
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from fusee.source import Args
 from fusee.sym import Atom, Size, Symbol, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
+
+V = TypeVar("V")
 
 # ---------------------------------------------------------------------------- origin
 
@@ -46,6 +48,13 @@ _MOST_NAMED = 24  # parts of an origin in the name of an input
 def is_trusted(module: str | None) -> bool:
     """Whether what a module holds is taken as constant: torch's own names and Python's."""
     return module is not None and module.partition(".")[0] in _TRUSTED
+
+
+def by_function(table: Mapping[Any, V], function: Any) -> V | None:
+    """What a table has of what is called, whose hash may be a method of the program's."""
+    kind, by_identity = type(function), cast(Any, object.__hash__)
+    is_alone = kind.__hash__ is by_identity or kind is types.BuiltinFunctionType
+    return table.get(function) if is_alone or kind.__module__ == "torch._ops" else None
 
 
 # A module whose functions break at each turn of a loop: what they call is compiled alone.

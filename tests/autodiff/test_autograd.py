@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+import fusee
 from fusee.aten.trace import trace
 from fusee.backends.native import compile_aten
 from fusee.backends.report import Report
@@ -377,6 +378,22 @@ def test_other_sizes_with_symbols() -> None:
             (loss + first.sin().sum()).backward()
         same("x", x.grad, other.grad)
         same("w", w.grad, twin.grad)
+
+
+def test_a_size_that_is_found_where_saved_values_are_chosen() -> None:
+    def step(x: Tensor, w: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.gelu(torch.stack([x @ w, x], -1).mean(-1))
+        part = torch.stack([h @ w, h], -1).mean(-1)[:, :16]
+        return torch.stack([part, part * 2], -1) * scale, part
+
+    call = fusee.compile(step)
+    for n in (24, 16, 20, 16):  # of 16 the part is all there is, and dense
+        given = rand(3, n, 8), rand(8, 8), rand(3, 16, 8, 2)
+        found = [
+            torch.autograd.grad([y.sin().sum() for y in f(*given)], given) for f in (call, step)
+        ]
+        for name, one, other in zip("xws", *found, strict=True):
+            same(name, one, other)
 
 
 def test_the_backward_empties_the_list_that_it_takes() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import dataclasses
 import datetime
 import functools
 import inspect
@@ -295,6 +296,71 @@ class Adding:
 
     __add__, __radd__, __iadd__ = _asked("add"), _asked("radd"), _asked("iadd")
     __lt__, __gt__, __eq__ = _asked("lt"), _asked("gt"), _asked("eq")
+
+
+class Named:
+    """Equal by a number; who asks is told, and it has no hash."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, other):
+        LOG.append(("eq", self.n))
+        return isinstance(other, Named) and self.n == other.n
+
+
+@dataclasses.dataclass
+class Held:
+    n: int
+    held: object = None
+
+
+ONE, OTHER = ([Named(1), Named(2)] for _ in range(2))
+TREE, SAME = (Held(1, Held(2, [Held(3)])) for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x + 1, ONE == OTHER, ONE != OTHER, ONE == [*ONE, 3], ONE == ONE),  # noqa: PLR0124
+        lambda x: (x + 1, tuple(ONE) == (*OTHER, 3), ONE == [OTHER[0], 3], (ONE,) == (OTHER,)),
+        lambda x: (x + 1, [Named(x.shape[0])] == [Named(3)], [x.shape[0], ONE] == [3, OTHER]),
+        lambda x: (x + 1, TREE == SAME, [TREE] == [SAME], Held(x.shape[0], TREE) == Held(4, SAME)),
+        lambda x: (x + 1, ONE[1] in OTHER, Named(9) in tuple(ONE), 3 in ONE, OTHER in [0, ONE]),
+    ],
+)
+def test_what_lists_hold_is_compared_by_methods_in_python(fn):
+    traced = Traced(fn)
+    for n in (3, 4, 5):
+        outcomes = []
+        for call in (fn, traced):
+            LOG.clear()
+            outcomes.append((call(torch.ones(n))[1:], [*LOG]))
+        assert outcomes[0] == outcomes[1]
+    assert not traced.stops, traced.stops
+
+
+class Hashed(torch.nn.Linear):
+    """Equal to all, and its hash is a function's: whoever looks for it in a table finds that."""
+
+    def __hash__(self):
+        LOG.append("hash")
+        return hash(len)
+
+    def __eq__(self, other):
+        LOG.append("eq")
+        return True
+
+
+def test_what_is_called_is_not_hashed():
+    layer, other = Hashed(2, 2), torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(layer, other)
+    traced = Traced(lambda x: model(x) + layer(x))
+    LOG.clear()
+    x = torch.ones(3, 2)
+    torch.testing.assert_close(traced(x), other(layer(x)) + layer(x))
+    assert not traced.stops
+    assert not LOG
 
 
 class Twice:
