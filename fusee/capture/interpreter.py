@@ -44,6 +44,7 @@ from fusee.capture.dynamic import (
     compute,
     is_array,
     may_be_open,
+    read,
     takes_late,
 )
 from fusee.capture.effects import effects
@@ -71,7 +72,7 @@ from fusee.capture.symbols import (
     operated,
     whole_text,
 )
-from fusee.capture.torch_api import DYNAMO, FakeTensor
+from fusee.capture.torch_api import DYNAMO, FakeTensor, no_torch_function
 from fusee.sym.ranges import COMPARISONS
 
 _IN_PLACE = len(BINARY) // 2
@@ -414,21 +415,26 @@ class Interpreter(Capturing):
         return operated(operator.not_, x) if is_pending else not self.truth(x)
 
     def decides(self, f: Frame, at: int, x: Any) -> bool:
-        if type(x) is torch.SymBool and x.node.is_pending():
+        if type(x) in (torch.SymBool, FakeTensor, Number):
             raising = raising_truth(f.program, at)
-            if raising is not None and self.expects(operated(operator.not_, x) if raising else x):
+            if raising is not None and self.asserts(x, not raising):
                 return not raising
-        others = self.modes or self.world.seen or self.policy.is_exporting  # hear what is asked
-        if type(x) in (FakeTensor, Number) and self.checks is not None and not others:
-            raising = raising_truth(f.program, at)
-            if raising is not None and not is_heard(self.frames):
-                answer = in_graph(x) if type(x) is Number else x
-                holds = None if answer is None else condition(answer, not raising)
-                if holds is not None:
-                    self.checks.append(holds)
-                    torch._assert_async(holds)
-                    return not raising
         return self.truth(x)
+
+    def asserts(self, x: Any, wanted: bool) -> bool:
+        """Let the graph check the truth of what only data knows; False: it may not."""
+        if type(x) is torch.SymBool:
+            is_pending = x.node.is_pending()
+            return is_pending and self.expects(x if wanted else operated(operator.not_, x))
+        others = self.modes or self.world.seen or self.policy.is_exporting  # hear what is asked
+        if others or self.checks is None or is_heard(self.frames):
+            return False
+        answer = in_graph(x) if type(x) is Number else x
+        holds = None if answer is None else condition(answer, wanted)
+        if holds is not None:
+            self.checks.append(holds)
+            torch._assert_async(holds)
+        return holds is not None
 
     def expects(self, x: Any) -> bool:
         """Let the graph check what only data knows; False: it may not, or nobody needs it."""
@@ -527,6 +533,8 @@ class Interpreter(Capturing):
             x, conversion = self.call(ascii, x), ""
         if type(x) is Text and conversion in ("", "s") and not spec:
             return x
+        if type(x) is FakeTensor and not conversion and spec is not None:
+            x = self._shown_number(x)
         parts = x if type(x) is list else (x,)
         if holds_open(x) and type(x) is not Text and conversion in ("", "r", "s"):
             if spec and not conversion and type(x) is not list:
@@ -534,7 +542,7 @@ class Interpreter(Capturing):
             if not spec and all(map(is_fixed, parts)):
                 return Text.of(symbols.list_text if parts is x else str, *parts)
         is_plain = not (conversion and spec) and type(spec or "") is str
-        if type(x) is Number and x.origins and is_plain:
+        if type(x) is Number and (x.origins or x.is_late) and is_plain:
             format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
             return Text((format, (x, spec or "")))
         x = concrete(x)
@@ -556,6 +564,14 @@ class Interpreter(Capturing):
         x = concrete(self.deep(x))
         self.look((x,), SHOWN)
         return super().format(x, conversion, spec)
+
+    def _shown_number(self, x: FakeTensor) -> Any:
+        """What a format shows of a tensor: of one without axes it is the number in it."""
+        if x.dim() or self.modes or self.kind_of(x) is not torch.Tensor:
+            return x
+        with no_torch_function():
+            found = read(self.recorder, "item", (x,))
+        return x if found is None else found
 
     def joined(self, texts: list[Any]) -> Any:
         return Text.joined(texts)
