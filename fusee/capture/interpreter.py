@@ -44,7 +44,6 @@ from fusee.capture.dynamic import (
     compute,
     is_array,
     may_be_open,
-    read,
     takes_late,
 )
 from fusee.capture.effects import effects
@@ -72,7 +71,7 @@ from fusee.capture.symbols import (
     operated,
     whole_text,
 )
-from fusee.capture.torch_api import DYNAMO, FakeTensor, no_torch_function
+from fusee.capture.torch_api import DYNAMO, FakeTensor
 from fusee.sym.ranges import COMPARISONS
 
 _IN_PLACE = len(BINARY) // 2
@@ -430,7 +429,7 @@ class Interpreter(Capturing):
         if others or self.checks is None or is_heard(self.frames):
             return False
         answer = in_graph(x) if type(x) is Number else x
-        holds = None if answer is None else condition(answer, wanted)
+        holds = None if answer is None else tensor_objects.condition(answer, wanted)
         if holds is not None:
             self.checks.append(holds)
             torch._assert_async(holds)
@@ -534,7 +533,7 @@ class Interpreter(Capturing):
         if type(x) is Text and conversion in ("", "s") and not spec:
             return x
         if type(x) is FakeTensor and not conversion and spec is not None:
-            x = self._shown_number(x)
+            x = tensor_objects.shown_number(self, x)
         parts = x if type(x) is list else (x,)
         if holds_open(x) and type(x) is not Text and conversion in ("", "r", "s"):
             if spec and not conversion and type(x) is not list:
@@ -564,14 +563,6 @@ class Interpreter(Capturing):
         x = concrete(self.deep(x))
         self.look((x,), SHOWN)
         return super().format(x, conversion, spec)
-
-    def _shown_number(self, x: FakeTensor) -> Any:
-        """What a format shows of a tensor: of one without axes it is the number in it."""
-        if x.dim() or self.modes or self.kind_of(x) is not torch.Tensor:
-            return x
-        with no_torch_function():
-            found = read(self.recorder, "item", (x,))
-        return x if found is None else found
 
     def joined(self, texts: list[Any]) -> Any:
         return Text.joined(texts)
@@ -798,17 +789,5 @@ def in_graph(x: Number) -> Any:
                 return None
             one = one.made[1].double()
         given.append(one)
-    function = getattr(torch, function.__name__)
+    function = torch.Tensor.bool if function is bool else getattr(torch, function.__name__)
     return function(*given) if isinstance(given[0], torch.Tensor) else None
-
-
-def condition(x: FakeTensor, wanted: bool) -> torch.Tensor | None:
-    """What holds where the truth of `x` is as wanted; None if nothing may check it in a graph.
-
-    A failed check ends a GPU's context.
-    """
-    if x.device.type != "cpu" or x.numel() != 1:
-        return None
-    if not wanted:
-        return torch.logical_not(x)
-    return x if x.dtype is torch.bool else torch.ne(x, 0)
