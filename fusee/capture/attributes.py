@@ -107,11 +107,13 @@ class Capturing(Semantics):
     checks         what branches that raise rely on; None if they end the graph
     is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
     expects        lets the graph check what only data knows; False: no graph may
+    asserts        the same of the truth, or falsity, of a number or tensor
     ask_length     asks how many elements there will be, as C code does that makes room for them
     """
 
     is_python = False
     expects: Callable[[Any], bool]
+    asserts: Callable[[Any, bool], bool]
     ask_length: Callable[[Any], None]
 
     def __init__(self, policy: Policy, varies: Varying | None = None) -> None:

@@ -433,9 +433,10 @@ SPECIAL[map_aggregate] = lambda m, a, fn: map_aggregate(m.deep(a), Called(m, fn)
 @stands_for(torch._check_with)
 def _check_with(m: Capturing, error_type: Any, cond: Any, message: Any = None) -> None:
     """A check of torch's, whose own code imports sympy. Where it fails, eager says what it says."""
-    if type(cond) is torch.SymBool and cond.node.is_pending() and m.expects(cond):
+    is_late = type(cond) is torch.SymBool or (type(cond) is Number and cond.kind is bool)
+    if is_late and m.asserts(cond, True):
         return
-    if not (type(cond) is bool or is_open(cond)) or not m.truth(cond):
+    if not (type(cond) is bool or is_late) or not m.truth(cond):
         raise GraphBreak("a check of torch's fails", raises=True)
 
 

@@ -120,6 +120,8 @@ def written_by(node: fx.Node) -> Iterable[fx.Node]:
         given = {**dict(zip((row.name for row in rows), node.args)), **node.kwargs}
         written = (given.get(x.name) for x in rows if x.alias_info and x.alias_info.is_write)
         return [x for x in pytree.tree_leaves([*written]) if isinstance(x, fx.Node)]
+    if "anywhere" not in found and (out := node.kwargs.get("out")) is not None:
+        return [x for x in pytree.tree_leaves(out) if isinstance(x, fx.Node)]
     if name in ("batch_norm", "instance_norm") and len(node.args) > 2:
         return [x for x in node.args[1:3] if isinstance(x, fx.Node)] if "writes" in found else ()
     if "anywhere" in found or not says:

@@ -415,21 +415,26 @@ class Interpreter(Capturing):
         return operated(operator.not_, x) if is_pending else not self.truth(x)
 
     def decides(self, f: Frame, at: int, x: Any) -> bool:
-        if type(x) is torch.SymBool and x.node.is_pending():
+        if type(x) in (torch.SymBool, FakeTensor, Number):
             raising = raising_truth(f.program, at)
-            if raising is not None and self.expects(operated(operator.not_, x) if raising else x):
+            if raising is not None and self.asserts(x, not raising):
                 return not raising
-        others = self.modes or self.world.seen or self.policy.is_exporting  # hear what is asked
-        if type(x) in (FakeTensor, Number) and self.checks is not None and not others:
-            raising = raising_truth(f.program, at)
-            if raising is not None and not is_heard(self.frames):
-                answer = in_graph(x) if type(x) is Number else x
-                holds = None if answer is None else condition(answer, not raising)
-                if holds is not None:
-                    self.checks.append(holds)
-                    torch._assert_async(holds)
-                    return not raising
         return self.truth(x)
+
+    def asserts(self, x: Any, wanted: bool) -> bool:
+        """Let the graph check the truth of what only data knows; False: it may not."""
+        if type(x) is torch.SymBool:
+            is_pending = x.node.is_pending()
+            return is_pending and self.expects(x if wanted else operated(operator.not_, x))
+        others = self.modes or self.world.seen or self.policy.is_exporting  # hear what is asked
+        if others or self.checks is None or is_heard(self.frames):
+            return False
+        answer = in_graph(x) if type(x) is Number else x
+        holds = None if answer is None else tensor_objects.condition(answer, wanted)
+        if holds is not None:
+            self.checks.append(holds)
+            torch._assert_async(holds)
+        return holds is not None
 
     def expects(self, x: Any) -> bool:
         """Let the graph check what only data knows; False: it may not, or nobody needs it."""
@@ -528,6 +533,8 @@ class Interpreter(Capturing):
             x, conversion = self.call(ascii, x), ""
         if type(x) is Text and conversion in ("", "s") and not spec:
             return x
+        if type(x) is FakeTensor and not conversion and spec is not None:
+            x = tensor_objects.shown_number(self, x)
         parts = x if type(x) is list else (x,)
         if holds_open(x) and type(x) is not Text and conversion in ("", "r", "s"):
             if spec and not conversion and type(x) is not list:
@@ -535,7 +542,7 @@ class Interpreter(Capturing):
             if not spec and all(map(is_fixed, parts)):
                 return Text.of(symbols.list_text if parts is x else str, *parts)
         is_plain = not (conversion and spec) and type(spec or "") is str
-        if type(x) is Number and x.origins and is_plain:
+        if type(x) is Number and (x.origins or x.is_late) and is_plain:
             format(x.kind(1), spec or "")  # what it refuses it refuses of all of a class
             return Text((format, (x, spec or "")))
         x = concrete(x)
@@ -783,17 +790,5 @@ def in_graph(x: Number) -> Any:
                 return None
             one = one.made[1].double()
         given.append(one)
-    function = getattr(torch, function.__name__)
+    function = torch.Tensor.bool if function is bool else getattr(torch, function.__name__)
     return function(*given) if isinstance(given[0], torch.Tensor) else None
-
-
-def condition(x: FakeTensor, wanted: bool) -> torch.Tensor | None:
-    """What holds where the truth of `x` is as wanted; None if nothing may check it in a graph.
-
-    A failed check ends a GPU's context.
-    """
-    if x.device.type != "cpu" or x.numel() != 1:
-        return None
-    if not wanted:
-        return torch.logical_not(x)
-    return x if x.dtype is torch.bool else torch.ne(x, 0)

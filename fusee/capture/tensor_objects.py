@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 
 from fusee.capture.attributes import Capturing, flat
 from fusee.capture.builtins import SPECIAL, leave_region, stands_for, stands_for_each
+from fusee.capture.dynamic import read
 from fusee.capture.graph_break import Breaking, GraphBreak, Opaque
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.sources import given_by
@@ -384,3 +385,27 @@ def _variable(m: Capturing, data: Any = None, requires_grad: Any = False) -> Any
     """source   torch/csrc/autograd/python_legacy_variable.cpp"""
     detached = m.call(torch.Tensor.detach, _plain(m, data))
     return m.call(torch.Tensor.requires_grad_, detached) if m.truth(requires_grad) else detached
+
+
+# ---------------------------------------------------------------------------- their values
+
+
+def shown_number(m: Capturing, x: FakeTensor) -> Any:
+    """What a format shows of a tensor: of one without axes it is the number in it."""
+    if x.dim() or m.modes or m.kind_of(x) is not torch.Tensor:
+        return x
+    with no_torch_function():
+        found = read(m.recorder, "item", (x,))
+    return x if found is None else found
+
+
+def condition(x: FakeTensor, wanted: bool) -> torch.Tensor | None:
+    """What holds where the truth of `x` is as wanted; None if nothing may check it in a graph.
+
+    A failed check ends a GPU's context.
+    """
+    if x.device.type != "cpu" or x.numel() != 1:
+        return None
+    if not wanted:
+        return torch.logical_not(x)
+    return x if x.dtype is torch.bool else torch.ne(x, 0)

@@ -284,6 +284,69 @@ def test_new_values_are_no_new_version() -> None:
     assert len(backend.graphs) == 1
 
 
+def shown_of_a_sum(x: T) -> T:
+    total = x.sum()
+    text = f"{total:.2f} {total}"
+    total.add_(1)
+    return x * total, text, f"{total}"
+
+
+def shown_of_a_count(x: T) -> T:
+    return x.sin(), f"{(x > 0).sum():3d} of {len(x)}, all {(x > 0).all()}"
+
+
+def shown_of_a_number(x: T) -> T:
+    text = str(x.sum().item())
+    return x.cos(), text, f"{x.max().item():.3f}"
+
+
+@pytest.mark.parametrize("program", [shown_of_a_sum, shown_of_a_count, shown_of_a_number])
+def test_what_a_text_shows_is_no_version(program: T) -> None:
+    fast = fusee.compile(program, backend="eager", fullgraph=True)
+    fast(FLOATS)
+    with fusee.compiler.set_stance("fail_on_recompile"):
+        for x in (FLOATS, FLOATS + 1, -FLOATS, FLOATS / 0):
+            assert shape_of(fast(x)) == shape_of(program(x))
+
+
+def test_texts_of_other_tensors_end_the_graph() -> None:
+    for shown in (lambda x: x[:2], lambda x: torch.nn.Parameter(x[0]), lambda x: x[0] + 1j):
+        same(lambda x, shown=shown: (x + 1, f"{shown(x)}"), FLOATS, breaks=True)
+    same(lambda x: x + 1 if f"{x[0]}" == "1.0" else x - 1, FLOATS, breaks=True)
+
+
+CHECKS: dict[str, T] = {
+    "tensor": lambda x: torch._check_tensor_all(x > 0),
+    "with a class": lambda x: torch._check_tensor_all_with(KeyError, x > 0, lambda: f"{x.sum()}"),
+    "number": lambda x: torch._check_value((x > 0).all().item(), lambda: "not all"),
+    "comparison": lambda x: torch._check_index(x.min().item() > 0),
+    "text before": lambda x: (lambda s: torch._check(bool((x > 0).all()), lambda: s))(f"{x[0]}"),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_check_of_what_only_data_knows_is_in_the_graph(check: T) -> None:
+    def program(x: T) -> T:
+        y = x.sin()
+        check(x)
+        return y.cos()
+
+    fast = fusee.compile(program, fullgraph=True)
+    x = FLOATS.abs()
+    assert torch.allclose(fast(x), program(x))
+    with pytest.raises(Exception) as refused:
+        program(-x)
+    with pytest.raises(refused.type) as found:
+        fast(-x)
+    assert str(found.value) == str(refused.value)
+
+
+@pytest.mark.parametrize("condition", [lambda x: x.all(), lambda x: x.shape[0]])
+def test_a_check_of_no_truth_is_refused(condition: T) -> None:
+    with pytest.raises(TypeError, match="cond must be a bool"):
+        fusee.compile(lambda x: (torch._check(condition(x)), x + 1), dynamic=True)(FLOATS)
+
+
 def test_scalars_are_captured_if_torch_is_told_so() -> None:
     def program(x: T) -> T:
         n = x.max().item()

@@ -128,6 +128,33 @@ def test_a_backward_by_data_costs_its_function_alone(rule: T) -> None:
     assert len(traced.graphs) == 2 and traced.stops
 
 
+OUTS = {
+    "a product": lambda g, x: torch.mm(g, x.t() @ x, out=torch.empty_like(g)),
+    "several": lambda g, x: g * torch.max(x, 1, True, out=(x[:, :1] * 1, X[:, :1].long()))[0],
+    "what was saved": lambda g, x: torch.mul(g, 2, out=x),
+    "a part": lambda g, x: torch.add(g, x, out=torch.zeros(2, *g.shape)[1]),
+}
+
+
+class ByName(ByItsRule):
+    @staticmethod
+    def backward(ctx: T, grad: T) -> T:
+        return OUTS[ctx.rule](grad, *ctx.saved_tensors), None
+
+
+@pytest.mark.parametrize("rule", OUTS)
+def test_a_backward_writes_by_out(rule: str) -> None:
+    def program(x: T) -> T:
+        return ByName.apply(x.sin(), rule).cos()
+
+    traced, found = Traced(program), []
+    for call in (program, traced):
+        x = X.clone().requires_grad_()
+        found += torch.autograd.grad(call(x).sum(), x)
+    torch.testing.assert_close(*found)
+    assert bool(traced.stops) == (rule == "what was saved")
+
+
 def applies(x: T) -> T:
     y = Cube.apply(x * 2, 3)
     first, second = Two.apply(y)
