@@ -39,9 +39,9 @@ from fusee.capture.attributes import (
 )
 from fusee.capture.builtins import BY_CODE, BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS, Computed, Number, compute, takes_late
-from fusee.capture.effects import effects
+from fusee.capture.effects import effects, written_by
 from fusee.capture.frame import ABSENT, CONTAINERS, is_iterable, is_named, is_scalar
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.graph_break import GraphBreak, storages
 from fusee.capture.guards import IdMatch, TypeMatch
 from fusee.capture.mirrors import (
     CALLING,
@@ -480,7 +480,9 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     origin = m.world.origin(function)
     made = [node for node in graph.nodes if node not in known]
     is_pure &= not any(effects(node) - {"writes"} for node in made)
-    is_pure &= not (m.recorder.writers(made) or m.recorder.writers(made, there=known))
+    with no_torch_function():
+        wrote = storages(x for node in made for x in written_by(node))
+        is_pure &= not (m.recorder.writers(made) or wrote & storages(known))
     found = [_before(m, x) for x in given] if is_pure and origin is not None else [None]
     is_changed = any(node.target in STATE_SWITCHES for node in known)
     is_changed |= bool(m.recorder.writers(known))

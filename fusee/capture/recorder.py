@@ -776,22 +776,14 @@ class Recorder(TorchFunctionMode):
             for node in graph.graph.nodes
         )
 
-    def writers(
-        self,
-        nodes: Iterable[fx.Node],
-        *,
-        known: bool = False,
-        there: Iterable[fx.Node] | None = None,
-    ) -> list[fx.Node]:
+    def writers(self, nodes: Iterable[fx.Node], *, known: bool = False) -> list[fx.Node]:
         """Those that write to memory that is there before the graph, as far as can be told.
 
         known   those left out that may write to more than they are given
-        there   what gives that memory; all that the graph is given
         """
         with no_torch_function():
             nodes = [n for n in nodes if effects(n)]
-            there = self.graph.find_nodes(op="placeholder") if there is None else there
-            seen = storages(there) if nodes else set()
+            seen = storages(self.graph.find_nodes(op="placeholder")) if nodes else set()
             return [
                 n for n in nodes
                 if (not known and "anywhere" in effects(n)) or seen & storages(written_by(n))
