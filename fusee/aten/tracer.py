@@ -24,6 +24,7 @@ from fusee.aten.torch_api import (
     composite,
     composite_in_python,
     explicit,
+    guarded_float,
     holds_opaque,
     is_missing_fake,
     is_opaque,
@@ -327,7 +328,7 @@ def _with_size(x: Any, to_size: Callable[[Any], Size]) -> Any:
     if isinstance(x, torch.SymInt):
         return to_size(x)
     if isinstance(x, torch.SymFloat):
-        return float(x)
+        return guarded_float(x)
     return bool(x) if isinstance(x, torch.SymBool) else x
 
 
