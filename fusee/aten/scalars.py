@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusee.aten.torch_api import sym_sqrt
+from fusee.aten.torch_api import guarded_float, sym_sqrt
 from fusee.errors import TraceError
 from fusee.fake.open_composites import spaced
 from fusee.fake.torch_python import opmath
@@ -114,10 +114,7 @@ def returned(x: Any) -> Any:
         return x
     if not isinstance(x.known, torch.SymFloat):
         raise TraceError("a call needs the value of a float that the graph reads from a tensor")
-    node = x.known.node
-    if not isinstance(node, FloatNode) and node.expr.is_number:
-        return float(node.hint)  # SymPy rounds otherwise than Python: torch takes it for an error
-    return float(x.known)
+    return guarded_float(x.known)
 
 
 def passed(x: Any) -> Any:

@@ -16,6 +16,7 @@ Everything here exists from 2.11 to 2.15; the names used are
     torch._C._construct_storage_from_data_pointer   memory that somebody else has
     torch._fused_sdp_choice        which attention kernel eager takes
     SymInt.node                    sizes as sympy's expressions, and what a ShapeEnv knows of them
+    torch.utils._sympy             computes such an expression as a guard does
     ctx.maybe_clear_saved_tensors  frees what a Function saved, unless retain_graph keeps it
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,7 +48,7 @@ from fusee.fake.layouts import is_transforming as is_transforming
 from fusee.fake.torch_python import overloads_of, python_kernels
 from fusee.source import Args, Kwargs, leaves, mapped, tensors_in
 from fusee.sym import Expr, Size, Symbol, floordiv, maximum, minimum, mod, product, symbols
-from fusee.sym.shape_env import ShapeEnv, size_of
+from fusee.sym.shape_env import FloatNode, ShapeEnv, size_of
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -650,14 +652,38 @@ class TorchSymbols:
         name = str(expr)
         found = self.by_name.get(name)
         if found is None:
-            is_new = hasattr(env, "backed_var_to_val")
-            hint = (env.backed_var_to_val if is_new else env.var_to_val).get(expr)
+            hint = _values_of(env).get(expr)
             if not getattr(hint, "is_Integer", False):  # of jagged tensors, too
                 raise TraceError(f"the size {name} depends on the values of tensors")
             bounds = env.var_to_range.get(expr)
             low = int(bounds.lower) if bounds and bounds.lower.is_Integer else 0
             found = self.by_name[name] = Symbol(name, max(low, 0), hint=int(hint))
         return found
+
+
+def _values_of(env: Any) -> Any:
+    """What the symbols of a ShapeEnv of torch's are in this call."""
+    return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+
+
+def guarded_float(x: torch.SymFloat) -> float:
+    """Its value, which is a guard of torch.compile's if it may vary.
+
+    SymPy orders what a float is computed from anew, and a guard computes it in that order: where
+    that rounds otherwise than Python did, the symbols are guarded in its place.
+    """
+    node = x.node
+    if isinstance(node, FloatNode) or not node.has_hint():
+        return float(x)
+    values, expr = _values_of(node.shape_env), node.shape_env.simplify(node.expr)
+    numbers = {s: float(v) if v.is_Float else int(v) for s, v in values.items()}
+    python = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
+    compute = importlib.import_module("torch.utils._sympy.interp").sympy_interp
+    if not expr.is_number and compute(python, numbers, expr) == node.hint:
+        return float(x)
+    for symbol in sorted(expr.free_symbols, key=str):
+        node.shape_env.evaluate_expr(symbol, values[symbol])
+    return float(node.hint)
 
 
 _OPERATORS: dict[str, Callable[[Size, Size], Size]] = {

@@ -25,6 +25,7 @@ from fusee.aten.torch_api import (
     composite,
     composite_in_python,
     explicit,
+    guarded_float,
     holds_opaque,
     is_missing_fake,
     is_opaque,
@@ -331,7 +332,7 @@ def with_sizes(given: Any, to_size: Callable[[Any], Size]) -> Any:
         if isinstance(x, torch.SymInt):
             return to_size(x)
         if isinstance(x, torch.SymFloat):
-            return float(x)
+            return guarded_float(x)
         return bool(x) if isinstance(x, torch.SymBool) else x
 
     return mapped(given, part)

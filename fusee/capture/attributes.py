@@ -424,7 +424,7 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
 def _lookup(m: Capturing, obj: Any, name: str) -> Any:
     kind = type(obj)
     if kind is FakeTensor:
-        m.world.mirrors.read = None
+        m.world.mirrors.only_reads = False
         return _of_tensor(m, obj, name)
     if issubclass(kind, Computed):
         return obj.attribute(m, name)

@@ -479,7 +479,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
             m.world.hold(inner, str(m.world.origin(function)))
         return _instead(m, -1, call(m, inner, *args, **kwargs))
     stand = m.policy.replacement(function) or special(function)
-    if m.world.mirrors.read is not None:
+    if m.world.mirrors.only_reads:
         m.world.mirrors.called(function, stand)
     if stand is not None:
         if symbols.Text in map(type, args):  # few functions know open numbers in them

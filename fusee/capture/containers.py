@@ -39,9 +39,9 @@ from fusee.capture.attributes import (
 )
 from fusee.capture.builtins import BY_CODE, BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS, Computed, Number, compute, takes_late
-from fusee.capture.effects import effects
+from fusee.capture.effects import effects, written_by
 from fusee.capture.frame import ABSENT, CONTAINERS, is_iterable, is_named, is_scalar
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.graph_break import GraphBreak, storages
 from fusee.capture.guards import IdMatch, TypeMatch
 from fusee.capture.mirrors import (
     CALLING,
@@ -479,12 +479,21 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
         found = [_before(m, x) for x in args]
         if (origin := m.world.origin(function)) is not None and all(found):
             return _kept(m, function, origin, args, (), found)
+    mirrors, slots_read = m.world.mirrors, m.world.slots_read
+    outer, mirrors.read = mirrors.read, []
     try:
         result = m.call(m.world.slot(function, "__wrapped__"), *args, **kwargs)
+        is_stale = m.world.slots_read > slots_read
+        is_stale |= any(mirror.is_changed() for mirror in mirrors.read)
     except GraphBreak as ending:
         _ENDING.add(function)
         ending.once = True  # the next call may find what Python's call keeps
         raise
+    finally:
+        mirrors.read = None if outer is None else outer + mirrors.read
+    if is_stale:
+        why = "a function under lru_cache uses what the program has written to"
+        raise GraphBreak(why, once=True)
     is_found = is_named(result) and m.world.origin(result) is not None  # and not made anew
     is_number = is_scalar(result) or is_open(result)
     if m.world.changes() == before and (is_number or is_found):
@@ -497,13 +506,23 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
         say_later(m, function, args, kwargs)  # it warns, once
         return None
     origin = m.world.origin(function)
-    is_pure &= not any(effects(node) for node in graph.nodes if node not in known)
+    made = [node for node in graph.nodes if node not in known]
+    is_pure &= not any(effects(node) - {"writes"} for node in made)
+    with no_torch_function():
+        wrote = storages(x for node in made for x in written_by(node))
+        is_pure &= not (m.recorder.writers(made) or wrote & storages(known))
     found = [_before(m, x) for x in given] if is_pure and origin is not None else [None]
     is_changed = any(node.target in STATE_SWITCHES for node in known)
     is_changed |= bool(m.recorder.writers(known))
     if not all(found) or (is_changed and not all(map(is_scalar, given))):
         why = "a function under lru_cache is given what no call before the graph can be"
         raise GraphBreak(why, once=True)
+    written: dict[Any, None] = {}  # nodes that wrote into memory of its own, or read that
+    for node in made:
+        if effects(node) or not written.keys().isdisjoint(node.all_input_nodes):
+            written[node] = None
+    for node in reversed(written):
+        graph.erase_node(node)
     return _kept(m, function, origin, given, tuple(kwargs), found)
 
 

@@ -147,6 +147,7 @@ class World:
         self.recorder = Recorder(self)
         self.mirrors = Mirrors()
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
+        self.slots_read = 0  # how often one of these was asked for
         # what backward passes in the graph have used up of autograd's; None: there may be none
         self.passed: list[Any] | None = None
         # of `slots`, those that are None before the graph, so that what was there is let go of
@@ -709,6 +710,7 @@ class World:
         """An attribute that lies outside of `__dict__`, such as a cell's contents."""
         written = self.slots.get((id(obj), name))
         if written is not None:
+            self.slots_read += 1
             if written[2] is DELETED:
                 raise AttributeError(name)
             return written[2]

@@ -597,13 +597,15 @@ _CALLABLE = type, types.BuiltinFunctionType, types.WrapperDescriptorType
 class Mirrors(dict[int, Mirror]):
     """The mirrors of a world, by id of what they are of.
 
-    read     those that the method which runs has asked for; None: none runs, or it does more
-    given    by method, object and name: what it gave, and the mirrors that it had asked for
+    read        those that what runs has asked for; None: nobody listens
+    only_reads  whether the method that runs does no more
+    given       by method, object and name: what it gave, and the mirrors that it had asked for
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.read: list[Mirror] | None = None
+        self.only_reads = False
         self.given: dict[tuple[Any, int, str], tuple[Any, list[Mirror]]] = {}
 
     def get(self, key: int, default: Any = None) -> Mirror | None:  # type: ignore[override]
@@ -628,29 +630,27 @@ class Mirrors(dict[int, Mirror]):
         else:
             is_known = type(function) is types.MethodType
         if not is_known:
-            self.read = None
+            self.only_reads = False
 
 
 def got(m: Any, method: Callable[..., Any], obj: Any, name: str) -> Any:
     """`method(obj, name)`, a method that is called `__getattribute__`."""
     mirrors: Mirrors = m.world.mirrors
-    key, outer = (method, id(obj), name), mirrors.read
+    key, outer, outer_reads = (method, id(obj), name), mirrors.read, mirrors.only_reads
     value, known = mirrors.given.get(key, (None, None))
     try:
         if known is None or not _hold(m, known):
-            mirrors.read = []
+            mirrors.read = known = []
+            mirrors.only_reads = True
             value = m.call(method, obj, name)
-            known = mirrors.read
             is_outside = m.world.passed_from(obj) is not None
-            if known is not None and is_outside and is_scalar(value) and _hold(m, known):
+            if mirrors.only_reads and is_outside and is_scalar(value) and _hold(m, known):
                 mirrors.given[key] = value, known
-        else:
-            mirrors.read = known
         return value
     finally:  # what an outer one reads
-        known, mirrors.read = mirrors.read, None
-        if outer is not None and known is not None:
-            mirrors.read = outer + known
+        mirrors.read, mirrors.only_reads = outer, mirrors.only_reads and outer_reads
+        if outer is not None:
+            outer += known or []
 
 
 def _hold(m: Any, known: list[Mirror]) -> bool:

@@ -475,3 +475,20 @@ def test_an_average_of_weights_that_is_used_at_once() -> None:
         warnings.simplefilter("error", FuseeWarning)
         found = trained(torch.compile(backend="fusee"))
     torch.testing.assert_close(found, trained(lambda f: f))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [torch.nn.functional.leaky_relu, torch.nn.functional.elu, torch.fill, torch.clamp, torch.mul],
+)
+def test_floats_that_sympy_orders_anew(call: Callable[..., Any]) -> None:
+    """A guard computes `0.9 * v + 0.1 * x` in another order, and rounds otherwise."""
+
+    def step(x: torch.Tensor, v: float, now: float, beta: float, n: int) -> torch.Tensor:
+        return call(x, (beta * v + (1 - beta) * now) / (1 - beta**n))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="fusee", dynamic=True)
+    for n in range(1, 5):
+        given = torch.arange(-2.0, 3.0), 0.3 * n, 1.3 + 0.37 * n, 0.9, n
+        torch.testing.assert_close(compiled(*given), step(*given))

@@ -16,6 +16,7 @@ import operator
 import re
 import sys
 import threading
+import types
 import typing
 import warnings
 import weakref
@@ -459,6 +460,60 @@ def test_functions_with_a_cache_that_do_more() -> None:
         assert traced(y).tolist() == traced(y).tolist() == fn(y).tolist()
         assert traced.stops != []
     assert heard == [3]
+
+
+@functools.lru_cache
+def masked(count: int) -> T:
+    made = torch.full((count, count), -9.0).triu_(1)
+    made[0] = 1
+    made.diagonal().add_(count)
+    return made.add_(1).neg()
+
+
+def test_functions_with_a_cache_that_fill_what_they_make() -> None:
+    traced = Traced(lambda x: x @ masked(x.shape[0]))
+    for count in (3, 4, 5):
+        assert traced(torch.ones(count)).tolist() == masked(count).sum(0).tolist()
+    assert (len(traced.graphs), traced.stops) == (2, [])
+    assert not any("_(" in gm.code for gm in traced.graphs)
+
+
+def test_functions_with_a_cache_that_read_what_was_written() -> None:
+    """What they keep is not made before the graph, since that is before the program's writes."""
+    table, scaled = {"by": 1.0}, types.SimpleNamespace(by=1.0)
+    cell = 1.0
+    by_dict = functools.lru_cache(lambda n: torch.ones(n) * table["by"])
+    by_field = functools.lru_cache(lambda n: torch.ones(n) * scaled.by)
+    by_cell = functools.lru_cache(lambda n: torch.ones(n) * cell)
+    by_none = functools.lru_cache(lambda n: torch.ones(n) * 2)
+
+    def of_dict(x: T) -> T:
+        table["by"] += x.shape[0]
+        return x * by_dict(x.shape[0])
+
+    def of_field(x: T) -> T:
+        scaled.by += x.shape[0]
+        return x * by_field(x.shape[0])
+
+    def of_cell(x: T) -> T:
+        nonlocal cell
+        cell += x.shape[0]
+        return x * by_cell(x.shape[0])
+
+    def of_none(x: T) -> T:
+        table["last"] = x.shape[0]
+        return x * by_none(x.shape[0])
+
+    for fn in (of_dict, of_field, of_cell, of_none):
+        told, stops = [], []
+        for run in (fn, Traced(fn)):
+            cell = table["by"] = scaled.by = 1.0
+            for function in (by_dict, by_field, by_cell, by_none):
+                function.cache_clear()
+            told.append([run(torch.ones(n)).tolist() for n in (3, 3, 2, 3)])
+            stops = getattr(run, "stops", [])
+        assert told[0] == told[1]
+        assert bool(stops) == (fn is not of_none), stops
 
 
 def test_tuples_of_a_class_made_inside() -> None:
