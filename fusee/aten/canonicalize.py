@@ -32,7 +32,6 @@ from fusee.fake.layouts import (
     is_dense,
     is_row_major,
     is_written,
-    known,
     let_be_filled,
     may_repeat,
     same_ints,
@@ -43,6 +42,7 @@ from fusee.fake.open_sizes import narrowed, selected
 from fusee.fake.rules import LAYERS
 from fusee.fake.torch_python import moved
 from fusee.source import Args, Kwargs, OpRules, overloads
+from fusee.sym.shape_env import is_unbacked
 
 # ---------------------------------------------------------------------------- always
 # Operators that give a view or not, depending on what they get: decided while tracing.
@@ -316,7 +316,8 @@ def _within(
     """raises  TraceError unless these elements are among those of `base`, a whole storage"""
     if base.dtype != dtype or base.storage_offset() != 0:
         raise t.b.unsupported("as_strided of a tensor that starts inside a larger storage")
-    if known((*size, *stride, offset, *base.shape, *base.stride())) and 0 not in size:
+    is_told = not any(map(is_unbacked, (*size, *stride, offset, *base.shape, *base.stride())))
+    if is_told and 0 not in size:
         if offset + extent(size, stride) > extent(base.shape, base.stride()):
             raise t.b.unsupported("as_strided reaches beyond the elements of its tensor")
 

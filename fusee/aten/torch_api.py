@@ -86,6 +86,12 @@ def with_autograd() -> Iterator[None]:
         yield
 
 
+def unresolved() -> contextlib.AbstractContextManager[Any]:
+    """Inside, operators get tensors that are lazily conjugated or negated as they are."""
+    keys, of = torch._C.DispatchKey, torch._C.DispatchKeySet
+    return torch._C._ExcludeDispatchKeyGuard(of(keys.Conjugate) | of(keys.Negative))
+
+
 def recurrent_layer(*args: Any) -> Any:
     """aten.mkldnn_rnn_layer, which leaves out what its backward needs unless grad mode is on."""
     with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():

@@ -59,6 +59,7 @@ from fusee.aten.torch_api import (
     TorchSymbols,
     active,
     below_autograd,
+    bits_of,
     data_of,
     is_composite,
     is_explicit,
@@ -69,6 +70,7 @@ from fusee.aten.torch_api import (
     switches_restored,
     symbolic_mode,
     takes_gradients,
+    unresolved,
     unwrapped,
 )
 from fusee.aten.tracer import Builder, Rule, Tracer
@@ -85,7 +87,7 @@ from fusee.fake import (
 from fusee.fake.open_composites import COMPOSITES, IN_OTHERS, WITHOUT_VALUES, of_place
 from fusee.fake.open_sizes import UNBACKED
 from fusee.fake.torch_python import Space, heard, moved
-from fusee.source import Kwargs, Rules
+from fusee.source import Kwargs, Rules, tensors_in
 from fusee.sym.shape_env import Node, ShapeEnv, SizeNode
 
 # ---------------------------------------------------------------------------- nodes
@@ -209,7 +211,11 @@ def _called(t: Tracer, target: Any, call: Any, args: Any, kwargs: Any) -> Any:
             t.b.to_size is not None or call in _DATA or target in _DATA or isinstance(call, _PYTHON)
         ):
             above = WithData(t)
-        with active(t), above:
+        name = getattr(call, "__name__", "")
+        lazy = (
+            unresolved() if name in _OF_VIEWS and any(map(bits_of, tensors_in(args))) else _NOTHING
+        )
+        with active(t), above, lazy:
             found = call(*args, **kwargs)
         if call is data_of or (call is getattr and args[1] == "data"):
             t.value(found).apart = "data"
@@ -219,6 +225,12 @@ def _called(t: Tracer, target: Any, call: Any, args: Any, kwargs: Any) -> Any:
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         name = target if isinstance(target, str) else target.__name__
         raise failed(t, name, error) from error
+
+
+# Composed of views. Below autograd ATen resolves their operands first, which makes copies.
+_OF_VIEWS = frozenset(
+    "broadcast_tensors meshgrid atleast_1d atleast_2d atleast_3d einsum swapaxes_ swapdims_".split()
+)
 
 
 def composite_of(t: Tracer, call: Any) -> Callable[..., Any] | None:

@@ -724,6 +724,12 @@ def _unique_there(found: tuple[Spec, ...], *_: Any) -> Found:
     return rows(found[0].size, found[0].dtype), *found[1:]
 
 
+@_ELSEWHERE.rule("roll")
+def _roll_there(found: Spec, *_: Any) -> Found:
+    """source   aten/src/ATen/native/cuda/TensorTransformations.cu, roll_cuda"""
+    return rows(found.size, found.dtype)
+
+
 @_ELSEWHERE.rule("native_layer_norm")
 def _layer_norm_there(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     statistics = found[1]._replace(dtype=opmath(x.dtype))

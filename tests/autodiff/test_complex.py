@@ -282,6 +282,31 @@ def test_what_goes_from_stage_to_stage_is_negated_as_it_was() -> None:
     assert found[0].is_neg()
 
 
+OF_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "broadcast_tensors": lambda z: torch.broadcast_tensors(z, z.new_ones(3, 3))[0].mul_(2),
+    "meshgrid": lambda z: torch.meshgrid(z[0], z[0], indexing="ij")[0][:, 1],
+    "atleast_3d": lambda z: torch.atleast_3d(z).mul_(3),
+    "einsum": lambda z: torch.einsum("...ii->...i", z).sinh_(),
+    "a product by einsum": lambda z: torch.einsum("ij,jk->ik", z, z),
+    "swapaxes_": lambda z: z.expand_as(z).swapaxes_(0, -1).mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", OF_VIEWS)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_is_composed_of_views_makes_no_copy(name: str, dynamic: bool | None) -> None:
+    compiled = fusee.compile(OF_VIEWS[name], dynamic=dynamic, options={"prices": False})
+    for bits in (lambda x: x, torch.conj, torch._neg_view, lambda x: torch._neg_view(x.conj())):
+        told = []
+        for call in (compiled, OF_VIEWS[name]):
+            memory = cplx(3, 3)
+            found = call(bits(memory))
+            shared = found.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+            told.append((found, memory, shared))
+        same(told[0][:2], told[1][:2])
+        assert told[0][2] == told[1][2]
+
+
 @pytest.mark.parametrize("bits", [torch.conj, torch._neg_view])
 def test_open_sizes_of_a_written_input_that_is_lazily_flipped(bits: Callable[..., Tensor]) -> None:
     def f(x: Tensor) -> Tensor:

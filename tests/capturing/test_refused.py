@@ -359,6 +359,39 @@ def test_masks_that_are_no_bools() -> None:
     alike(fn, torch.zeros(3), torch.ones(3, dtype=torch.uint8))
 
 
+def put_at(x: Tensor, at: Any, value: Any) -> Tensor:
+    x = x * 1
+    x[at] = value
+    return x * 2
+
+
+MASKED: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, m: put_at(x, m, 0.5),
+    lambda x, m: put_at(x, (m, ...), torch.ones(())),
+    lambda x, m: put_at(x, (..., m), 0.5),
+    lambda x, m: put_at(x, m, x[m] + 1),
+    lambda x, m: x.index_put((m,), torch.ones(1)),
+    lambda x, m: x[m],
+]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("fn", MASKED)
+def test_masks_of_other_sizes(fn: Callable[[Tensor, Tensor], Tensor], dynamic: bool | None) -> None:
+    """Not even where the sizes varied alike before."""
+    compiled = fusee.compile(fn, dynamic=dynamic, options={"prices": False})
+    for size, mask in ((5, 5), (5, 3), (3, 5), (3, 3), (0, 3), (4, 4)):
+        x, m = torch.randn(size), torch.arange(mask) % 2 == 0
+        if size != mask:
+            with pytest.raises(IndexError, match="The shape of the mask"):
+                compiled(x, m)
+        else:
+            torch.testing.assert_close(compiled(x, m), fn(x, m))
+    for call in (fn, fusee.compile(fn, dynamic=dynamic)):
+        with pytest.raises(IndexError):
+            call(torch.randn(4, 6), torch.ones(3, 6, dtype=torch.bool))
+
+
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize(
     "write",

@@ -267,6 +267,7 @@ def few_keys(
     three = [*map(aligned, three)] if is_whole else three
     is_short = (
         mask is not None
+        and query.dim() == 4
         and query.dtype == mask.dtype
         and query.dtype in HALVES
         and not (dropout or named.get("enable_gqa"))

@@ -39,6 +39,7 @@ def _last(x: Tensor) -> Tensor:
 
 LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "group norm": (lambda x: F.group_norm(_last(x), 2) * 2, (3, 8, 4, 6)),
+    "a roll": (lambda x: _last(x).roll(1, 3), (3, 8, 4, 6)),
     "group norm of columns": (lambda x: F.group_norm(_last(x), 1), (3, 7, 1, 7)),
     "products that are added": (
         lambda x: torch.baddbmm(x.mT, x.mT, x, alpha=2).diff(dim=0), (4, 5, 5)),
@@ -130,7 +131,7 @@ def test_linear_algebra_again_and_again(name: str) -> None:
     agree(lambda x: run(x @ x.mT + 1) * 2, torch.randn(7, 7), calls=4)
 
 
-@pytest.mark.parametrize("heads", [(1, 17, 16, 3), (16, 1, 5, 1), (2, 2, 5, 24)], ids=str)
+@pytest.mark.parametrize("heads", [(1, 17, 16, 3), (16, 1, 5, 1), (2, 2, 5, 24), (16, 8)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_attention_of_heads_that_are_not_aligned(
     heads: tuple[int, ...], dtype: torch.dtype
