@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusee.fake.layouts import broadcast, is_empty, is_row_major, is_transforming, let_be_equal
+from fusee.fake.layouts import (
+    broadcast,
+    equal,
+    is_empty,
+    is_row_major,
+    is_transforming,
+    let_be_equal,
+)
 from fusee.fake.open_sizes import POOLS
 from fusee.fake.rules import attention
 from fusee.fake.torch_python import FORMS, moved
@@ -133,6 +140,9 @@ def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
 
     source   aten/src/ATen/native/LossMultiLabelMargin.cpp
     """
+    let_be_equal(x.shape, target.shape)
+    if not equal(x.shape, target.shape):
+        raise RuntimeError("inconsistent target size of multilabel_margin_loss()")
     is_label = (target >= 0).cumprod(-1) > 0
     at = torch.where(is_label, target, 0)
     classes = torch.arange(x.shape[-1], device=x.device)

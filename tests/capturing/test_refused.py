@@ -392,6 +392,15 @@ def test_masks_of_other_sizes(fn: Callable[[Tensor, Tensor], Tensor], dynamic: b
             call(torch.randn(4, 6), torch.ones(3, 6, dtype=torch.bool))
 
 
+def test_targets_of_other_sizes() -> None:
+    compiled = fusee.compile(F.multilabel_margin_loss, dynamic=True)
+    for classes in (5, 4):
+        x, target = torch.randn(3, classes), torch.zeros(3, classes, dtype=torch.int64)
+        torch.testing.assert_close(compiled(x, target), F.multilabel_margin_loss(x, target))
+        with pytest.raises(RuntimeError, match="inconsistent target size"):
+            compiled(x, target[:, 1:])
+
+
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize(
     "write",
