@@ -171,6 +171,8 @@ def is_mutable(func: Any) -> bool:
 _MOST_COMPUTED = 64
 # Methods that give what is known then.
 _READING = frozenset("item tolist __bool__ __int__ __float__ __index__ is_nonzero data_ptr".split())
+# Those by which a float becomes one of Python's.
+_AS_FLOATS = ("item", "tolist", "__float__")
 
 
 def decided(recorder: Any, name: str, fake: torch.Tensor) -> Any:
@@ -183,6 +185,8 @@ def decided(recorder: Any, name: str, fake: torch.Tensor) -> Any:
     with no_torch_function(), without_modes():
         if name != "data_ptr":
             given = _computed(node, recorder, kept)
+            if kept and given is not None and given.is_floating_point() and name in _AS_FLOATS:
+                return None  # which the graph reads, whatever they are
             recorder.told += [place.of for place, _ in kept]
         elif (found := _kept(recorder, node, name)) is not None:
             world.passing.append("an address")

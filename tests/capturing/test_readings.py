@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch._dynamo
 
 import fusee
+from fusee.backends.report import live_reports
 from fusee.errors import GraphBreakError
 from tests.capturing.same import same, shape_of
 from tests.counting import Counting
@@ -525,6 +527,18 @@ def asks_after_another_write(m: T, x: T) -> T:
 
 def of_signs(m: T, x: T) -> T:
     return x / float(m.part) if m.part == m.part else x + 1
+
+
+def test_a_float_that_an_object_keeps_is_read_by_the_graph() -> None:
+    """Whatever it is: a rate that changes makes no versions."""
+    module = Asking(lambda m, x: x * m.part.item())
+    fast = fusee.compile(module, options={"prices": False})
+    gc.collect()
+    before = len(live_reports())
+    for k in range(4):
+        module.part.fill_(0.5 + k)
+        assert torch.equal(fast(torch.ones(2)), torch.full((2,), 0.5 + k))
+    assert len(live_reports()) == before + 1
 
 
 # What may happen to the buffers before a call, by its number.
