@@ -184,9 +184,9 @@ def decided(recorder: Any, name: str, fake: torch.Tensor) -> Any:
     world, given = recorder.world, None
     with no_torch_function(), without_modes():
         if name != "data_ptr":
-            given = _computed(node, recorder, kept)
-            if kept and given is not None and given.is_floating_point() and name in _AS_FLOATS:
-                return None  # which the graph reads, whatever they are
+            # floats that objects keep are read by the graph, whatever they are
+            is_read = fake.is_floating_point() and name in _AS_FLOATS
+            given = _computed(node, recorder, None if is_read else kept)
             recorder.told += [place.of for place, _ in kept]
         elif (found := _kept(recorder, node, name)) is not None:
             world.passing.append("an address")
@@ -199,13 +199,17 @@ def decided(recorder: Any, name: str, fake: torch.Tensor) -> Any:
         return getattr(given, name)()
 
 
-def _computed(node: fx.Node, recorder: Any, kept: list[Any]) -> torch.Tensor | None:
+def _computed(node: fx.Node, recorder: Any, kept: list[Any] | None) -> torch.Tensor | None:
+    """What a call gives that has numbers alone, and results of such calls; None for other calls.
+
+    kept   what is found in tensors that objects keep, and where, goes there; None: in none
+    """
     left, needed, values = [node], dict[fx.Node, None](), dict[fx.Node, torch.Tensor]()
     while left:
         one = left.pop()
         if len(needed) > _MOST_COMPUTED:
             return None
-        if (found := _number_in(recorder, one)) is not None:
+        if kept is not None and (found := _number_in(recorder, one)) is not None:
             values[one], place = found
             kept.append((place, values[one].item()))
             continue

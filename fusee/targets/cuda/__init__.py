@@ -96,14 +96,10 @@ _EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
 _EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
 
 
-def _aligned(*operands: Any) -> list[Any]:
-    return [None if x is None else aligned(x) for x in operands]
-
-
 def _attention(*operands: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Its seed and offset are on the GPU always: a kernel leaves them there if it is recorded,
     and else on the CPU. source: aten/src/ATen/native/transformers/cuda/attention.cu"""
-    result, logsumexp, *drawn = _EFFICIENT(*_aligned(*operands[:4]), *operands[4:], **kwargs)
+    result, logsumexp, *drawn = _EFFICIENT(*map(aligned, operands[:4]), *operands[4:], **kwargs)
     seed, offset = (x.to(result.device) for x in drawn)
     return result, logsumexp, seed, offset
 
@@ -114,7 +110,7 @@ def _attention_backward(*operands: Any, **kwargs: Any) -> Any:
     if dropout and not torch.cuda.is_current_stream_capturing():
         seed, offset = seed.cpu(), offset.cpu()
     drawn = logsumexp, seed, offset, dropout
-    return _EFFICIENT_BACKWARD(*_aligned(*operands[:6]), *drawn, *operands[10:], **kwargs)
+    return _EFFICIENT_BACKWARD(*map(aligned, operands[:6]), *drawn, *operands[10:], **kwargs)
 
 
 _CALLS = {

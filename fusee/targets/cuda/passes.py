@@ -244,12 +244,15 @@ def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
 ROW, _FEW_KEYS = 16, 64
 
 
-def aligned(x: Tensor) -> Tensor:
+def aligned(x: Any) -> Any:
     """As ATen's memory-efficient kernels read heads and masks: rows of multiples of 16 bytes.
+    There may be no mask.
 
     source: aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h,
     check_supported
     """
+    if x is None:
+        return None
     step, count = 16 // x.itemsize, x.shape[-1]
     if x.stride(-1) == 1 and not any(n % step for n in x.stride()[:-1]):
         return x
