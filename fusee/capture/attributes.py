@@ -24,6 +24,7 @@ from fusee.capture.frame import (
     CONTAINERS,
     FIXED,
     METHODS_IN_C,
+    SCALARS,
     Frame,
     Semantics,
     is_scalar,
@@ -54,7 +55,7 @@ from fusee.capture.sources import (
 )
 from fusee.capture.symbols import OPEN, concrete, is_open
 from fusee.capture.torch_api import FakeTensor, own_classes, run_for_real
-from fusee.source import Function
+from fusee.source import Function, Rules
 
 # ---------------------------------------------------------------------------- capturing
 
@@ -348,7 +349,6 @@ class Capturing(Semantics):
 # source https://docs.python.org/3/howto/descriptor.html#technical-tutorial
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
 
 
 def class_lookup(m: Capturing, cls: type, name: str) -> Any:
@@ -423,23 +423,13 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
 
 def _lookup(m: Capturing, obj: Any, name: str) -> Any:
     kind = type(obj)
-    if kind is FakeTensor:
-        m.world.mirrors.only_reads = False
-        return _of_tensor(m, obj, name)
-    if issubclass(kind, Computed):
-        return obj.attribute(m, name)
-    if is_open(obj):
-        return symbols.attribute(obj, name)
-    if issubclass(kind, types.ModuleType):
-        return _of_module(m, obj, name)
-    if issubclass(kind, type):
-        return _of_class(m, obj, name)
-    if type(obj) in (super, Super):
-        return _of_super(m, obj, name)
-    if type(obj) is types.MethodType and name not in _OF_METHODS:
+    if kind in READERS:
+        return READERS[kind](m, obj, name)
+    if issubclass(kind, _WITH_DERIVED):
+        base: Any = next(x for x in _WITH_DERIVED if issubclass(kind, x))
+        return READERS[base](m, obj, name)
+    if kind is types.MethodType and name not in _OF_METHODS:
         return _lookup(m, obj.__func__, name)
-    if is_scalar(obj) or kind in _PLAIN:
-        return _of_plain(m, obj, name)
     custom = python_method(m, obj, "__getattribute__")
     try:
         return got(m, custom, obj, name) if custom else of_instance(m, obj, name)
@@ -470,7 +460,16 @@ _IN_CPP = type(torch._C.CompilationUnit.__dict__["__getattr__"])
 # ------------------------------------------------------------------------------ kinds of objects
 
 
+# What reads attributes of objects of a class, `(m, obj, name)`; of others Python's rules do.
+READERS: Rules[type, Function] = Rules()
+READERS[Computed] = lambda m, obj, name: obj.attribute(m, name)
+READERS.update(dict.fromkeys(OPEN, lambda m, obj, name: symbols.attribute(obj, name)))
+_WITH_DERIVED = (Computed, types.ModuleType, type, enum.Enum, torch.Size)
+
+
+@READERS.rule(FakeTensor)
 def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
+    m.world.mirrors.only_reads = False
     if name == "__class__":
         return m.kind_of(obj)
     if id(obj) in m.world.seen:  # a subclass and an instance's own attributes come first
@@ -514,6 +513,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     raise AttributeError(text)  # not above: it would have a context
 
 
+@READERS.rule(types.ModuleType)
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     own = _own_of_module(obj)
     mirror, is_property = m.world.mirrors.get(id(obj.__dict__)), is_data_descriptor(own.get(name))
@@ -540,6 +540,7 @@ def _own_of_module(obj: types.ModuleType) -> dict[str, Any]:
     return {name: x for cls in type(obj).__mro__[-3::-1] for name, x in vars(cls).items()}
 
 
+@READERS.rule(type)
 def _of_class(m: Capturing, cls: type, name: str) -> Any:
     meta = type(cls)
     if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__"):
@@ -585,6 +586,7 @@ def super_of(m: Capturing, *args: Any) -> Any:
     return super(*args)
 
 
+@READERS.rule(super, Super)
 def _of_super(m: Capturing, obj: Any, name: str) -> Any:
     start, owner = obj.__thisclass__, obj.__self__
     of_class = issubclass(type(owner), type) and issubclass(owner, start)
@@ -601,6 +603,10 @@ def _of_super(m: Capturing, obj: Any, name: str) -> Any:
     raise AttributeError(f"'super' object has no attribute {name!r}")
 
 
+@READERS.rule(
+    *SCALARS, *CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice,
+    enum.Enum,
+)  # fmt: skip
 def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
     if name == "maxlen" and type(obj) is collections.deque:
         return m.world.slot(obj, name)

@@ -24,7 +24,7 @@ from fusee import log
 from fusee.capture.bytecode import called_from
 from fusee.capture.captured import Captured
 from fusee.capture.dynamic import as_tensor
-from fusee.capture.frame import BINARY, Frame, Semantics, begun, variables
+from fusee.capture.frame import BINARY, Frame, Semantics, begun, suspended, variables
 from fusee.capture.guards import Facts, IdMatch, TypeMatch, Values
 from fusee.capture.mirrors import CALLING, CALLING_NAMES
 from fusee.capture.policy import ORIGINAL, is_plain
@@ -96,6 +96,28 @@ def _driving(body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     return (yield from body)
 
 
+def resumed(
+    nested: Nested,
+    code: types.CodeType,
+    globals_: dict[str, Any],
+    at: int,
+    variables: dict[str, Any],
+    stack: list[Any],
+    cells: dict[str, types.CellType],
+    own: BaseException | None,
+    state: str,
+) -> Generator[Any, Any, Any]:
+    """A generator that goes on where one stood when a graph ended."""
+    f = Frame(Between(nested), code, globals_)
+    f.at, f.locals, f.stack, f.cells, f.own = at, variables, stack, cells, own
+    made = suspended(f, state == inspect.GEN_SUSPENDED)
+    if state == inspect.GEN_CLOSED:
+        made.close()
+    elif state == inspect.GEN_SUSPENDED:
+        next(made)
+    return made
+
+
 def for_c(nested: Nested, function: Any) -> Any:
     """What C code is given to call in place of a function of the program's."""
     return Between(nested).compiled(function)
@@ -154,8 +176,9 @@ class Between(Semantics):
             if own is function and own.__module__ in _DECIDING:
                 args = (*map(self.compiled, args),)
                 kwargs = {name: self.compiled(x) for name, x in kwargs.items()}
-        else:
-            args, kwargs = self._called_back(function, args, kwargs)
+        elif (place := by_function(CALLING, function)) is not None:
+            args = (*(self.compiled(x) if k == place else x for k, x in enumerate(args)),)
+            kwargs = {k: self.compiled(x) if k in CALLING_NAMES else x for k, x in kwargs.items()}
         if self.frames:  # what C calls back later has no caller here
             names = functools.partial(variables, self)
             function = called_from(self.frames[-1], names, function, is_code)
@@ -172,12 +195,6 @@ class Between(Semantics):
             if result is not None:
                 raise TypeError(f"__init__() should return None, not {type(result).__name__!r}")
         return obj
-
-    def _called_back(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if (place := by_function(CALLING, function)) is None:
-            return args, kwargs
-        named = {k: self.compiled(x) if k in CALLING_NAMES else x for k, x in kwargs.items()}
-        return [self.compiled(x) if k == place else x for k, x in enumerate(args)], named
 
     def compiled(self, function: Any) -> Any:
         kinds = (types.FunctionType, types.MethodType, functools.partial, nn.Module)

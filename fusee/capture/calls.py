@@ -382,14 +382,14 @@ def _shown(m: Capturing, x: Any, asks: bool) -> Any:
         iterator = m.iterate(x)
         if asks:
             m.ask_length(x)
-        return _coming(m, iterator)
+
+        def coming() -> Iterator[Any]:
+            for item in Stepping(m, iterator):
+                m.look((item,), COMPARED + AS_NUMBERS)
+                yield item
+
+        return coming()
     return m.listed(x) if asks else m.items(x)
-
-
-def _coming(m: Capturing, iterator: Any) -> Iterator[Any]:
-    for x in Stepping(m, iterator):
-        m.look((x,), COMPARED + AS_NUMBERS)
-        yield x
 
 
 def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -358,23 +358,13 @@ def _now(m: Capturing, x: Any) -> Any:
 
 def item(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
     """What `dict.__getitem__` does."""
-    found = _there(m, container, key)
-    if found is ABSENT:
-        found = ask(m, container, "__missing__", key)
-    if found is ABSENT and isinstance(container, collections.defaultdict):
-        return _made(m, container, key)
-    if found is ABSENT:
-        raise KeyError(key)
-    return found
-
-
-def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
     if not m.is_outside(container):
         m.look((key,), COMPARED + AS_NUMBERS)
-        return dict.get(container, m.plain(key), ABSENT)
-    mirror = m.world.mirror(container)
-    if type(key) is FakeTensor and mirror.copy is None and not mirror.writes:
-        real, origin = m.world.inputs.get(id(key), (None, None))
+        found = dict.get(container, m.plain(key), ABSENT)
+    else:
+        mirror = m.world.mirror(container)
+        is_tensor = type(key) is FakeTensor and mirror.copy is None and not mirror.writes
+        real, origin = m.world.inputs.get(id(key) if is_tensor else 0, (None, None))
         if real is not None and real in mirror.obj:
             if origin is None or mirror.is_changed():
                 raise GraphBreak("a dict from outside is asked for a tensor that it does not have")
@@ -385,11 +375,18 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
                 place = FoundBy(Several((mirror.origin, origin)), at_key, "")
             place = m.world.one(place, "entry", id(mirror.obj), id(real))
             return m.world.load(dict.__getitem__(mirror.obj, real), place)
-    if not is_key(key) and mirror.copy is None:
-        m.world.whole(container)
-    if isinstance(key, torch.nn.Module):
-        m.world.origin(key)  # which module it is is a fact now
-    return m.world.get(mirror, key)
+        if not is_key(key) and mirror.copy is None:
+            m.world.whole(container)
+        if isinstance(key, torch.nn.Module):
+            m.world.origin(key)  # which module it is is a fact now
+        found = m.world.get(mirror, key)
+    if found is ABSENT:
+        found = ask(m, container, "__missing__", key)
+    if found is ABSENT and isinstance(container, collections.defaultdict):
+        return _made(m, container, key)
+    if found is ABSENT:
+        raise KeyError(key)
+    return found
 
 
 def _made(m: Capturing, container: Any, key: Any) -> Any:

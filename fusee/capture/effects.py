@@ -539,8 +539,11 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
     while before != (begin, end):
         before = begin, end
         stop = next((k for k in passes if k >= end), len(calls))
-        with no_torch_function():
-            begin = _before_saved(calls, begin, stop)
+        with no_torch_function():  # before what saves for its backward what is written to
+            wrote = storages(x for node in calls[begin:stop] for x in written_by(node))
+            saving = filter(_requires_grad, calls[:begin] if torch.is_grad_enabled() else ())
+            lost = (x for x in saving if storages((x, *x.all_input_nodes)) & wrote)
+            begin = next((places[x] for x in lost), begin)
             end = _behind_writes(calls[:stop], begin, end)
         begin = min([begin, *(k for k, last in whole if k < begin <= last)])
         end = max([end, *(last + 1 for k, last in whole if k < end <= last)])
@@ -588,21 +591,6 @@ def _users(node: fx.Node, kept: set[int]) -> list[fx.Node]:
 def _requires_grad(node: fx.Node) -> bool:
     found = pytree.tree_leaves(node.meta.get("example_value"))
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in found)
-
-
-def _before_saved(calls: list[fx.Node], begin: int, end: int) -> int:
-    """`begin`, or a call before it such that those from there to `end` write to nothing that the
-    backward of those before it may read."""
-    saving = [
-        k for k, x in enumerate(calls[:begin]) if torch.is_grad_enabled() and _requires_grad(x)
-    ]
-    memory = {k: storages((calls[k], *calls[k].all_input_nodes)) for k in saving}
-    while True:
-        written = storages(x for node in calls[begin:end] for x in written_by(node))
-        first = next((k for k in saving if k < begin and memory[k] & written), begin)
-        if first == begin:
-            return begin
-        begin = first
 
 
 def _behind_writes(calls: list[fx.Node], begin: int, end: int) -> int:

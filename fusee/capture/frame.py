@@ -729,7 +729,7 @@ def checked(x: Any, function: Any = None) -> Any:
 # Kinds of objects, by how a capture guards them: by value, by identity, or part by part.
 
 # Guarded by value. Their instances hold nothing else.
-_SCALARS = frozenset((
+SCALARS: frozenset[Any] = frozenset((
     int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, re.Pattern,
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
@@ -776,4 +776,4 @@ def is_named(x: Any) -> bool:
 def is_scalar(x: Any) -> bool:
     """Whether `x` is guarded by its value and needs no origin."""
     kind = type(x)
-    return kind in _SCALARS or issubclass(kind, (enum.Enum, torch.Size))
+    return kind in SCALARS or issubclass(kind, (enum.Enum, torch.Size))

@@ -25,10 +25,10 @@ import torch
 from torch import fx
 
 from fusee.capture.attributes import Capturing
-from fusee.capture.between import Between, Nested, around, for_c
+from fusee.capture.between import around, for_c, resumed
 from fusee.capture.bytecode import call_from, passed, passing
 from fusee.capture.dynamic import Number
-from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Frame, Marker, is_scalar, suspended
+from fusee.capture.frame import HELD_OWNERS, METHODS_IN_C, Marker, is_scalar
 from fusee.capture.graph_break import Anew, Lost, is_spent, spent
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
@@ -59,19 +59,14 @@ from fusee.capture.torch_api import (
     FakeTensor,
     leaf_of_inference,
     no_torch_function,
+    of_array,
     of_inference,
     of_subclass,
 )
 from fusee.runtime.cache import GRADIENTS
+from fusee.source import Function
 
 # ---------------------------------------------------------------------------- rebuild
-
-
-def _of_array(x: torch.Tensor) -> torch.Tensor:
-    """What torch.from_numpy() makes of an array that lies here: nobody can resize its memory."""
-    with no_torch_function():
-        # one with a history is left as it is: its memory alone would lose that
-        return x if x.requires_grad else torch.from_numpy(x.numpy())
 
 
 def require_normal(world: World, fake: torch.Tensor) -> None:
@@ -85,28 +80,6 @@ def require_normal(world: World, fake: torch.Tensor) -> None:
     if is_one:
         raise Lost(f"{origin} is of inference mode, and is written to outside of it")
     world.gives(origin, torch.is_inference, "inference mode of ", False)
-
-
-def _resumed(
-    nested: Nested,
-    code: types.CodeType,
-    globals_: dict[str, Any],
-    at: int,
-    variables: dict[str, Any],
-    stack: list[Any],
-    cells: dict[str, types.CellType],
-    own: BaseException | None,
-    state: str,
-) -> Generator[Any, Any, Any]:
-    """A generator that goes on where one stood when a graph ended."""
-    f = Frame(Between(nested), code, globals_)
-    f.at, f.locals, f.stack, f.cells, f.own = at, variables, stack, cells, own
-    made = suspended(f, state == inspect.GEN_SUSPENDED)
-    if state == inspect.GEN_CLOSED:
-        made.close()
-    elif state == inspect.GEN_SUSPENDED:
-        next(made)
-    return made
 
 
 # Iterators that know when their dict or set has grown, and so must go on over that itself.
@@ -227,7 +200,7 @@ class Rebuild:
             self.outputs[-1] = self.world.recorder.call(torch.Tensor.detach, x)
             text = self._named(self.call(spent, text))
         elif id(x) in self.world.of_arrays:
-            text = self._named(self.call(_of_array, text))
+            text = self._named(self.call(of_array, text))
         kind, mirror = self.world.seen.get(id(x)), self.world.put_on.get(id(x))
         if (grad := self.world.put_grads.get(id(x))) is not None:
             text = self._memo[id(x)] = self._named(text)
@@ -404,7 +377,7 @@ class Rebuild:
             return self._named(self.call(around, "_nested", function, *given))
         parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
         parts += yield from _each([dict(f.locals), list(f.stack), dict(f.cells), f.own, state])
-        return self._named(self.call(_resumed, "_nested", *parts))
+        return self._named(self.call(resumed, "_nested", *parts))
 
     def _instance(self, x: Any) -> Making:
         cls = type(x)
@@ -610,42 +583,6 @@ def _braces(*texts: str) -> str:
     return "{" + ", ".join(f"{k}: {v}" for k, v in zip(texts[::2], texts[1::2])) + "}"
 
 
-_OF_FUNCTIONS = ("__qualname__", "__module__", "__doc__", "__kwdefaults__", "__annotations__")
-
-
-def _own(x: types.FunctionType) -> list[str]:
-    """The attributes of a function that `def` alone would not give it."""
-    plain = types.FunctionType(x.__code__, x.__globals__, closure=x.__closure__)
-    return [key for key in _OF_FUNCTIONS if getattr(x, key) != getattr(plain, key)]
-
-
-def _function(r: Rebuild, x: types.FunctionType, defaults: str, *rest: str) -> str:
-    parts = [r.source.constant(x.__code__), r.source.constant(x.__globals__), repr(x.__name__)]
-    count, own = len(x.__closure__ or ()), _own(x)
-    cells, values, attributes = rest[:count], rest[count:][: len(own)], rest[count + len(own) :]
-    parts += [defaults, f"({', '.join(cells)},)" if cells else "None"]
-    text = r.call(types.FunctionType, *parts)
-    if not own and not x.__dict__:
-        return text
-    name = r._named(text)
-    r.lines += [f"{name}.{key} = {value}" for key, value in zip(own, values)]
-    if x.__dict__:
-        r.lines.append(f"{name}.__dict__.update({_braces(*attributes)})")
-    return name
-
-
-def _cell(r: Rebuild, x: types.CellType) -> str:
-    made = r.call(types.CellType)
-    try:
-        contents = x.cell_contents
-    except ValueError:
-        return made
-    # its contents come later: a function may close over itself
-    name = r._named(made)
-    r._empty_cells.append((name, contents))
-    return name
-
-
 def _referent(x: weakref.ref[Any]) -> tuple[Any]:
     if (obj := x()) is None:
         raise Lost("a weak reference to what is gone is alive")
@@ -695,7 +632,8 @@ MAKERS: dict[type, Maker] = {
     ),
     types.MappingProxyType: _calling(types.MappingProxyType, gc.get_referents),
     Called: Maker(
-        lambda r, x, t: t if r.is_return else r.call(for_c, "_nested", t), lambda x: (x.function,)
+        lambda r, x, t: t if r.is_return else r.call(for_c, "_nested", t),
+        lambda x: (x.function,),
     ),
     Stepping: Maker(lambda r, x, t: t, lambda x: (x.iterator,)),
     Indexed: Maker(lambda r, x, t: t, lambda x: (x.sequence,)),
@@ -714,17 +652,7 @@ MAKERS: dict[type, Maker] = {
     operator.itemgetter: _REDUCED,
     operator.attrgetter: _REDUCED,
     **dict.fromkeys(VIEWS, _VIEW),
-    types.FunctionType: Maker(
-        _function,
-        lambda x: [
-            x.__defaults__ or None,
-            *(x.__closure__ or ()),
-            *(getattr(x, key) for key in _own(x)),
-            *_pairs(x.__dict__),
-        ],
-    ),
     types.MethodDescriptorType: AS_IT_IS,
-    types.CellType: Maker(_cell),
     types.GenericAlias: _calling(types.GenericAlias, lambda x: (x.__origin__, x.__args__)),
     types.UnionType: _calling(functools.reduce, lambda x: (operator.or_, x.__args__)),
     functools.partial: Maker(
@@ -737,6 +665,64 @@ MAKERS: dict[type, Maker] = {
         lambda x: _pairs(vars(x)),
     ),
 }
+
+
+def makes(
+    kind: type, parts: Callable[[Any], Iterable[Any]] = lambda x: ()
+) -> Callable[[Function], Function]:
+    """Enter the decorated function as the source of a Maker."""
+
+    def enter(source: Function) -> Function:
+        MAKERS[kind] = Maker(source, parts)
+        return source
+
+    return enter
+
+
+_OF_FUNCTIONS = ("__qualname__", "__module__", "__doc__", "__kwdefaults__", "__annotations__")
+
+
+def _own(x: types.FunctionType) -> list[str]:
+    """The attributes of a function that `def` alone would not give it."""
+    plain = types.FunctionType(x.__code__, x.__globals__, closure=x.__closure__)
+    return [key for key in _OF_FUNCTIONS if getattr(x, key) != getattr(plain, key)]
+
+
+@makes(
+    types.FunctionType,
+    lambda x: [
+        x.__defaults__ or None,
+        *(x.__closure__ or ()),
+        *(getattr(x, key) for key in _own(x)),
+        *_pairs(x.__dict__),
+    ],
+)
+def _function(r: Rebuild, x: types.FunctionType, defaults: str, *rest: str) -> str:
+    parts = [r.source.constant(x.__code__), r.source.constant(x.__globals__), repr(x.__name__)]
+    count, own = len(x.__closure__ or ()), _own(x)
+    cells, values, attributes = rest[:count], rest[count:][: len(own)], rest[count + len(own) :]
+    parts += [defaults, f"({', '.join(cells)},)" if cells else "None"]
+    text = r.call(types.FunctionType, *parts)
+    if not own and not x.__dict__:
+        return text
+    name = r._named(text)
+    r.lines += [f"{name}.{key} = {value}" for key, value in zip(own, values)]
+    if x.__dict__:
+        r.lines.append(f"{name}.__dict__.update({_braces(*attributes)})")
+    return name
+
+
+@makes(types.CellType)
+def _cell(r: Rebuild, x: types.CellType) -> str:
+    made = r.call(types.CellType)
+    try:
+        contents = x.cell_contents
+    except ValueError:
+        return made
+    # its contents come later: a function may close over itself
+    name = r._named(made)
+    r._empty_cells.append((name, contents))
+    return name
 
 
 # ---------------------------------------------------------------------------- regions

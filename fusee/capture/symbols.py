@@ -273,8 +273,16 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
         return function(*concrete(args), **concrete(kwargs))  # which does not look at the places
     if function in TAKE:
         return operated(function, *args, **kwargs)
-    if not kwargs and (found := _counted(function, args)) is not None:
-        return found
+    opens = [x for x in args if is_open(x)]
+    if not kwargs and all(type(x) is torch.SymInt and size_of(x) is not None for x in opens):
+        if function in (math.comb, math.perm) and args[0] is opens[0] and args[0] >= 0:
+            if len(args) == 2 and args[1] in range(5):
+                ways: Any = math.prod(args[0] - k for k in range(args[1]))
+                return ways if function is math.perm else ways // math.factorial(args[1])
+        if function in _COUNTS and all(type(x) in (int, torch.SymInt) for x in args):
+            nodes = tuple(x.node if is_open(x) else x for x in args)
+            if (found := opens[0].node.env.computed(function, nodes)) is not None:
+                return torch.SymInt(found)  # type: ignore[no-untyped-call]
     if function is math.log and len(args) == 2:
         return called(function, args[:1], {}) / called(function, args[1:], {})
     if function in FUNCTIONS and len(args) == 1 and type(args[0]) in (torch.SymInt, torch.SymFloat):
@@ -282,22 +290,7 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
     return function(*concrete(args), **concrete(kwargs))
 
 
-def _counted(function: Any, args: Args) -> Any:
-    """What a function in C gives that is an integer; None: it is another one."""
-    open_ones = [x for x in args if is_open(x)]
-    if any(type(x) is not torch.SymInt or size_of(x) is None for x in open_ones):
-        return None
-    if function in (math.comb, math.perm) and args[0] is open_ones[0] and args[0] >= 0:
-        if len(args) == 2 and args[1] in range(5):
-            ways: Any = math.prod(args[0] - k for k in range(args[1]))
-            return ways if function is math.perm else ways // math.factorial(args[1])
-    if function not in _COUNTS or any(type(x) not in (int, torch.SymInt) for x in args):
-        return None
-    node, nodes = open_ones[0].node, [x.node if is_open(x) else x for x in args]
-    found = node.env.computed(function, (*nodes,))
-    return None if found is None else torch.SymInt(found)  # type: ignore[no-untyped-call]
-
-
+# What gives integers.
 _COUNTS = {math.isqrt, math.gcd, math.lcm, math.comb, math.perm, math.factorial, int.bit_length}
 
 

@@ -493,6 +493,13 @@ def of_subclass(x: torch.Tensor, kind: Any, requires_grad: bool) -> torch.Tensor
         return x.as_subclass(kind)  # type: ignore[no-any-return]
 
 
+def of_array(x: torch.Tensor) -> torch.Tensor:
+    """What torch.from_numpy() makes of an array that lies here: nobody can resize its memory."""
+    with no_torch_function():
+        # one with a history is left as it is: its memory alone would lose that
+        return x if x.requires_grad else torch.from_numpy(x.numpy())
+
+
 def was_leaf(x: torch.Tensor) -> bool:
     """Whether it is a leaf of autograd, asked of the tensor and not of its class."""
     with no_torch_function():
@@ -519,13 +526,13 @@ class _CapturedGraph(_LazyGraphModule):
     def _real_recompile(self) -> Any:
         made = super()._real_recompile()
         name = type(self).forward.__code__.co_filename
-        weakref.finalize(self, _forget_source, name).atexit = False
+        _dies_with(self, linecache.cache, name)
+        _dies_with(self, torch.fx.graph_module._loader.eval_cache, name)
         return made
 
 
-def _forget_source(name: str) -> None:
-    linecache.cache.pop(name, None)
-    torch.fx.graph_module._loader.eval_cache.pop(name, None)
+def _dies_with(owner: Any, table: dict[str, Any], key: str) -> None:
+    weakref.finalize(owner, table.pop, key, None).atexit = False
 
 
 def note_lines(module: Any) -> None:
@@ -547,7 +554,7 @@ def note_lines(module: Any) -> None:
         if frame is not None:
             origins[line] = f"{frame['file']}:{frame['line']} in {frame['function']}"
     GENERATED[code.co_filename] = title, origins
-    weakref.finalize(module, GENERATED.pop, code.co_filename, None).atexit = False
+    _dies_with(module, GENERATED, code.co_filename)
 
 
 def set_compiled_call(module: torch.nn.Module, call: Function) -> None:

@@ -49,7 +49,7 @@ from fusee.capture.graph_break import (
     is_in_place,
     storages,
 )
-from fusee.capture.guards import GONE, Fact, Facts, IdMatch, NoOverlap, Values, overlap
+from fusee.capture.guards import GONE, Facts, IdMatch, NoOverlap, Values, overlap
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.mirrors import Later
 from fusee.capture.policy import Policy
@@ -653,8 +653,12 @@ def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
     if len({*map(id, instead.values())}) < len(instead):  # two modules would be one
         return None
     others = {k for k, module in instead.items() if id(module) != k}
-    if any(_has_keys(fact, others) for fact in captured.facts.rows):
-        return None  # the other's are there under other keys, or not at all
+    for fact in captured.facts.rows:
+        keys = [getattr(part, "key", None) for part in fact.origin.path()]
+        if not isinstance(fact, IdMatch):
+            keys += fact.value if type(fact.value) in (tuple, set, frozenset) else (fact.value,)
+        if not others.isdisjoint(map(id, keys)):
+            return None  # the other's are there under other keys, or not at all
     inputs = [at(origin) for origin in captured.inputs]
     names = {name: instead.get(id(x), x) for name, x in captured.names.items()}
     with no_torch_function():
@@ -664,11 +668,3 @@ def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
         captured, place=place, facts=facts, names=names, inputs=inputs, examples=examples,
         symbols=symbols,
     )  # fmt: skip
-
-
-def _has_keys(fact: Fact, modules: set[int]) -> bool:
-    """Whether a fact is about a container with one of these modules as a key."""
-    keys = [getattr(part, "key", None) for part in fact.origin.path()]
-    if not isinstance(fact, IdMatch):
-        keys += fact.value if type(fact.value) in (tuple, set, frozenset) else (fact.value,)
-    return not modules.isdisjoint(map(id, keys))

@@ -262,11 +262,6 @@ def _by_class(kind: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     with unheard(m):
         if not kwargs and first in (list, tuple):
             items = [x.item() if isinstance(x, NUMPY) else x for x in m.items(args[0])]
-            if any(isinstance(x, Array) for x in items):
-                alone = (
-                    x.tensor if isinstance(x, Array) else m.call(torch.tensor, x) for x in items
-                )
-                return _stacked(m, [*alone], given)
             return m.call(torch.tensor, items, **given)
         if not kwargs and (first is torch.Size or all(type(x) is int for x in args)):
             return m.call(torch.empty, *(args or (0,)), **given)
@@ -301,21 +296,39 @@ def _listed(m: Capturing, data: Any, most: int = 16) -> Any:
     return [_listed(m, x, most - 1) for x in m.items(data)] if most else data
 
 
-def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
-    """torch.tensor of a list, in which numbers are tensors."""
-    items = pytree.tree_leaves(data)
-    kinds = {int: torch.int64, float: torch.get_default_dtype(), bool: torch.bool}
-    given: list[Any] = [x.dtype if type(x) is FakeTensor else kinds.get(type(x)) for x in items]
+def _of_parts(m: Capturing, data: Any, given: Kwargs) -> Any:
+    """torch.tensor of a number that varies, or of nested lists with such numbers, or with tensors
+    of one number; None of anything else."""
+    items, kinds = pytree.tree_leaves(data), {int: torch.int64, float: torch.get_default_dtype()}
+    tensors = [x for x in items if type(x) is FakeTensor]
+    if not tensors and (m.modes or not (symbols.holds_open(data) or holds_number(data))):
+        return None
+    dtypes: list[Any] = [
+        x.dtype if type(x) is FakeTensor else torch.bool if type(x) is bool
+        else kinds.get(m.kind_of(x)) for x in items
+    ]  # fmt: skip
     shape, part = [], data
     while isinstance(part, (list, tuple)):
         shape.append(len(part))
         part = part[0] if part else None
-    is_even = _is_even(data, shape)
-    if m.modes or m.world.seen or None in given or not is_even:
-        raise GraphBreak("torch.tensor of a list of more than numbers and tensors of one")
-    dtype = dtype or functools.reduce(torch.promote_types, given)
-    plain = [x.detach() if type(x) is FakeTensor else m.call(torch.tensor, x) for x in items]
-    stacked = _stacked(m, plain, {"dtype": dtype, "device": "cpu"})
+    if None in dtypes or not _is_even(data, shape):
+        if tensors:
+            raise GraphBreak("torch.tensor of a list of more than numbers and tensors of one")
+        return None
+    dtype = given.get("dtype") or functools.reduce(torch.promote_types, dtypes)
+    is_lossy = any(x.is_floating_point() and not dtype.is_floating_point for x in tensors)
+    if m.modes or (tensors and m.world.seen) or is_lossy or any(x.dim() for x in tensors):
+        raise GraphBreak("a tensor is made of arrays, an integer of a float, or modes hear of it")
+    given = {"dtype": dtype, "device": given.get("device") or "cpu"}
+
+    def of_one(x: Any) -> Any:
+        if type(x) is FakeTensor:
+            return m.call(Tensor.to, m.call(Tensor.detach, x), **given)
+        return m.call(torch.full, (), x, **given)
+
+    if not shape:
+        return of_one(data)
+    stacked = m.call(torch.stack, [*map(of_one, items)])
     return stacked if len(shape) == 1 else m.call(Tensor.reshape, stacked, shape)
 
 
@@ -327,14 +340,6 @@ def _is_even(data: Any, shape: list[int]) -> bool:
     return is_row and all(_is_even(x, shape[1:]) for x in data)
 
 
-def _stacked(m: Capturing, numbers: list[Tensor], given: Kwargs) -> Any:
-    """Of numbers that the graph computes."""
-    is_whole = not given["dtype"].is_floating_point
-    if any(x.dim() or (x.is_floating_point() and is_whole) for x in numbers):
-        raise GraphBreak("a tensor is made of arrays, or an integer of a float")
-    return m.call(torch.stack, [m.call(Tensor.to, x, **given) for x in numbers])
-
-
 _COPIES = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
 
 
@@ -343,23 +348,19 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
     """torch.tensor and the like."""
     if args and function is not torch.from_numpy:
         args = (_listed(m, args[0]), *args[1:])
-    if len(args) == 1 and isinstance(args[0], (list, tuple)) and not {*kwargs} - {"dtype"}:
-        data = pytree.tree_map(  # what holds a scalar of NumPy's
-            lambda x: x.tensor if isinstance(x, Array) and isinstance(x.shadow, NUMPY) else x,
-            m.deep(args[0]),
-        )
-        if any(type(x) is FakeTensor for x in pytree.tree_leaves(data)):
-            return _of_tensors(m, data, kwargs.get("dtype"))
+    is_usual = len(args) == 1 and function is not torch.from_numpy
+    if is_usual and not isinstance(args[0], Array) and {*kwargs} <= {"dtype", "device"}:
+        data: Any = args[0]
+        if isinstance(data, (list, tuple)):
+            data = pytree.tree_map(lambda x: x.tensor if isinstance(x, Array) else x, m.deep(data))
+        if type(data) is not FakeTensor and (made := _of_parts(m, data, kwargs)) is not None:
+            return made
     if args and isinstance(args[0], NUMPY) and function is not torch.from_numpy and not m.modes:
         dtype = kwargs.get("dtype") or torch_dtype(args[0].dtype)
         if dtype is not None:
             args, kwargs = (args[0].item(), *args[1:]), {**kwargs, "dtype": dtype}
     if not args or not isinstance(args[0], Array):
-        is_open = args and (symbols.holds_open(args[0]) or holds_number(args[0]))
-        is_open = is_open and len(args) == 1 and not m.modes
-        is_open = is_open and {*kwargs} <= {"dtype", "device"}
-        made = _of_numbers(m, args[0], kwargs) if is_open else None
-        return calls.on_tensors(m, function, args, kwargs) if made is None else made
+        return calls.on_tensors(m, function, args, kwargs)
     x, *rest = args
     if rest or {*kwargs} - {"dtype", "device"} or not x.shadow.flags.writeable:  # a scalar's never
         raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
@@ -380,22 +381,6 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
     if found is plain and x.shadow.size:
         m.world.of_arrays[id(found)] = found
     return found
-
-
-def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:
-    """The tensor of numbers some of which vary; None of other things."""
-    kinds = {*map(m.kind_of, pytree.tree_leaves(x))}
-    if not kinds <= {int, float}:
-        return None
-    usual = torch.get_default_dtype() if float in kinds else torch.int64
-    given = {**kwargs, "dtype": kwargs.get("dtype") or usual}
-
-    def made(x: Any) -> Any:
-        if isinstance(x, (list, tuple)):
-            return m.call(torch.stack, [*map(made, x)])
-        return m.call(torch.full, (), x, **given)
-
-    return made(x)
 
 
 # ------------------------------------------------------------------------------ scans

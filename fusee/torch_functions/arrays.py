@@ -23,14 +23,14 @@ from torch import Tensor
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_TYPE, SPECIAL, leave_region, stands_for_each
+from fusee.capture.builtins import BY_TYPE, SPECIAL, leave_region, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS, Computed, Number, is_array, load_fixed
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
 from fusee.capture.inputs import World
 from fusee.capture.mirrors import Indexed
-from fusee.capture.reconstruct import AS_IT_IS, MAKERS, Maker, Rebuild
+from fusee.capture.reconstruct import AS_IT_IS, MAKERS, Rebuild, makes
 from fusee.capture.sources import Held, Origin, ResultOf
 from fusee.capture.symbols import concrete, is_unbacked
 from fusee.capture.torch_api import FakeTensor, as_array, by_torch, counterparts, pytree, tensor_of
@@ -40,6 +40,10 @@ from fusee.source import Args, Kwargs
 
 
 np: Any = sys.modules.get("numpy")  # torch imports it, where there is one
+if np is not None and int(np.__version__.partition(".")[0]) < 2:
+    np = None  # whose dtypes hang on values
+_SCALARS: tuple[Any, ...] = () if np is None else (*{*np.sctypeDict.values()},)
+_KINDS_OF_DTYPE = tuple(type(np.dtype(kind)) for kind in _SCALARS)
 
 # What NumPy's own result says of an array, and capture may tell the program.
 _FACTS = frozenset("dtype itemsize nbytes ndim shape size strides".split())
@@ -233,7 +237,16 @@ def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 def _operands(m: Capturing, function: Any, name: str, given: list[Any]) -> list[Any]:
     """Arguments as NumPy takes them, which knows no sizes that vary."""
     if (_is_loop(function) and "pow" not in name) or function in (np.where, np.clip):
-        _make_elements(m, given)  # powers look at their exponents
+        # powers look at their exponents; of others a number of Python's that varies has the dtype
+        # of the arrays beside it, and becomes an element of these where they are floats
+        dtype, *others = {x.shadow.dtype for x in given if is_array(x)} - {np.dtype(bool)} or {None}
+        is_float = not others and dtype is not None and dtype.kind == "f"
+        for k in [k for k, x in enumerate(given) if is_float and _varies(x)]:
+            one = m.call(torch.ones, (), dtype=torch.float64)
+            tensor = m.call(Tensor.to, m.call(torch.mul, one, given[k]), torch_dtype(dtype))
+            if dtype.itemsize < 8:
+                _expect_no_warning(m, tensor, [])  # of an overflow
+            given[k] = Array(m, _meaningless(dtype.type(1)), tensor)
     for k, x in enumerate(given):
         given[k] = concrete(x)
         if type(x) is slice:
@@ -284,7 +297,12 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     before = _versions(operands)
     try:
         with m.world.mode, by_torch():
-            others = _others(function, given, made, shadow, is_rounded)
+            # to NumPy operands have the dtype of what it makes of them
+            dtype = getattr(made, "dtype", np.dtype(bool))
+            to = torch_dtype(dtype) if _is_loop(function) and dtype.kind in "fc" else None
+            is_wide = is_rounded or dtype.char in "dD"
+            pairs = [(_other(x, to), getattr(x, "shadow", None) is shadow) for x in given]
+            others = [_cast(x, _WIDER) if is_wide and not is_out else x for x, is_out in pairs]
             if is_list:  # of tensors, which torch._numpy stacks
                 others = [x if tensor_of(x) is None else tensor_of(x) for x in others]
             args, kwargs = pytree.tree_unflatten(others, spec)
@@ -305,22 +323,6 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         for x in found if isinstance(found, tuple) else (found,):
             _expect_no_warning(m, tensor_of(x), [x for x in operands if x not in written])
     return _joined(m, name, operands, shadow, found)
-
-
-def _make_elements(m: Any, given: list[Any]) -> None:
-    """Make operands that are numbers which vary elements of the arrays beside them, if these are
-    floats.
-
-    To NumPy a number of Python's has the dtype of such an array.
-    """
-    dtype, *others = {x.shadow.dtype for x in given if is_array(x)} - {np.dtype(bool)} or {None}
-    for k, x in enumerate(given):
-        if not others and dtype is not None and dtype.kind == "f" and _varies(x):
-            one = m.call(torch.ones, (), dtype=torch.float64)
-            tensor = m.call(Tensor.to, m.call(torch.mul, one, x), torch_dtype(dtype))
-            if dtype.itemsize < 8:
-                _expect_no_warning(m, tensor, [])  # of an overflow
-            given[k] = Array(m, _meaningless(dtype.type(1)), tensor)
 
 
 def _varies(x: Any) -> bool:
@@ -374,23 +376,21 @@ def _of_constants(m: Capturing, name: str, function: Any, given: list[Any], spec
     if found is None or is_written or len(set(owners)) < len(owners):
         return _IN_MEMORY
     for k, x in enumerate(leaves):
-        if isinstance(x, np.ndarray):
-            with m.world.mode:
-                literal = None if any(_root(x) is y for y in roots) else _literal(x)
-            if literal is None:
-                return _IN_MEMORY
-            leaves[k] = _array(m, name, [], x, literal)
+        if not isinstance(x, np.ndarray):
+            continue
+        if (dtype := torch_dtype(x.dtype)) is None:
+            raise GraphBreak(f"an array of {x.dtype} in a graph")
+        is_full = x.size and x.tobytes() == x.flat[0].tobytes() * x.size
+        if any(_root(x) is y for y in roots) or not (is_full or x.size <= 256):
+            return _IN_MEMORY  # or only its call is short
+        with m.world.mode:
+            literal = (
+                torch.full(x.shape, x.flat[0].item(), dtype=dtype)
+                if is_full
+                else torch.tensor(x.tolist(), dtype=dtype).reshape(x.shape)
+            )
+        leaves[k] = _array(m, name, [], x, literal)
     return pytree.tree_unflatten(leaves, of)
-
-
-def _literal(x: Any) -> Tensor | None:
-    """An array that NumPy made of constants, as torch writes it; None if only its call is short."""
-    dtype, count = torch_dtype(x.dtype), x.size
-    if dtype is None:
-        raise GraphBreak(f"an array of {x.dtype} in a graph")
-    if count and x.tobytes() == x.flat[0].tobytes() * count:
-        return torch.full(x.shape, x.flat[0].item(), dtype=dtype)
-    return torch.tensor(x.tolist(), dtype=dtype).reshape(x.shape) if count <= 256 else None
 
 
 # Functions that look at a tensor as an array and give an array; others leave it to torch.
@@ -463,15 +463,6 @@ def _other(x: Any, to: torch.dtype | None) -> Any:
         return as_array(torch.full((), x.item(), dtype=to or getattr(torch, x.dtype.name)))
     is_dtype = isinstance(x, np.dtype) or (isinstance(x, type) and issubclass(x, np.generic))
     return np.dtype(x).name if is_dtype else x
-
-
-def _others(function: Any, given: list[Any], made: Any, result: Any, is_rounded: bool) -> list[Any]:
-    """What torch._numpy is given: to NumPy operands have the dtype of what it makes of them."""
-    dtype = getattr(made, "dtype", np.dtype(bool))
-    to = torch_dtype(dtype) if _is_loop(function) and dtype.kind in "fc" else None
-    is_wide = is_rounded or dtype.char in "dD"
-    pairs = [(_other(x, to), getattr(x, "shadow", None) is result) for x in given]
-    return [_cast(x, _WIDER) if is_wide and not is_out else x for x, is_out in pairs]
 
 
 def _cast(x: Any, dtypes: dict[torch.dtype, torch.dtype]) -> Any:
@@ -636,6 +627,7 @@ def as_numpy(
     return made
 
 
+@makes(Array, parts=lambda x: (x.tensor,))
 def _rebuilt(r: Rebuild, x: Array, tensor: str) -> str:
     is_scalar = not isinstance(x.shadow, np.ndarray)
     # a view must lie where it does
@@ -644,6 +636,7 @@ def _rebuilt(r: Rebuild, x: Array, tensor: str) -> str:
     return r.call(as_numpy, tensor, f"{is_scalar}, {x.shadow.flags.writeable}, {strides}")
 
 
+@LOADERS.rule(*_SCALARS, *([] if np is None else [np.ndarray]))
 def _load(world: World, x: Any, origin: Origin) -> Any:
     """The array that stands for one from outside; None if no graph takes it."""
     if id(x) in world.arrays:
@@ -670,6 +663,7 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
     return made
 
 
+@LOADERS.rule(*_KINDS_OF_DTYPE)
 def _load_dtype(world: World, x: Any, origin: Origin) -> Any:
     world.fact(EqualsMatch, origin, x)
     return x
@@ -696,6 +690,7 @@ def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
     return Array(m, shadow, m.attribute(x, "data"))  # whose writes nobody counts
 
 
+@stands_for(*([] if np is None else [np.errstate.__enter__]))
 def _enter_errstate(m: Capturing, manager: Any) -> None:
     """A graph checks what NumPy would warn of, and does nothing else about wrong values."""
     wanted = {_set_by(manager, kind, "warn") for kind in _KINDS}
@@ -704,27 +699,19 @@ def _enter_errstate(m: Capturing, manager: Any) -> None:
     m.regions.append((manager, contextlib.nullcontext()))
 
 
-def _register() -> None:
+if np is not None:
     _operators()
-    functions = types.FunctionType, types.BuiltinFunctionType
-    scalars = set(np.sctypeDict.values())
-    bases = {x for kind in scalars for x in kind.__mro__ if issubclass(x, np.generic)}
-    found: list[Any] = [
-        x for one in (np, np.linalg) for x in vars(one).values() if isinstance(x, functions)
-    ]
-    for kind in (np.ndarray, *bases):
-        found += [x for x in vars(kind).values() if isinstance(x, types.MethodDescriptorType)]
-    stands_for_each(*found, *scalars, np.dtype, np.finfo, np.iinfo)(_call)
-    for kind in (np.ufunc, type(np.sum)):
-        BY_TYPE[kind], LOADERS[kind] = _call, load_fixed
-    for kind in scalars:
-        LOADERS[kind], MAKERS[kind] = _load, AS_IT_IS
-        LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, AS_IT_IS
-    LOADERS[np.ndarray], MAKERS[Array] = _load, Maker(_rebuilt, lambda x: (x.tensor,))
-    SPECIAL[Tensor.numpy] = _numpy
-    SPECIAL[np.errstate.__enter__] = _enter_errstate
-    SPECIAL[np.errstate.__exit__] = leave_region
-
-
-if np is not None and int(np.__version__.partition(".")[0]) >= 2:  # before, dtypes hung on values
-    _register()
+    _FUNCTIONS = types.FunctionType, types.BuiltinFunctionType
+    _BASES = {x for kind in _SCALARS for x in kind.__mro__ if issubclass(x, np.generic)}
+    stands_for_each(
+        *(x for one in (np, np.linalg) for x in vars(one).values() if isinstance(x, _FUNCTIONS)),
+        *(
+            x for kind in (np.ndarray, *_BASES) for x in vars(kind).values()
+            if isinstance(x, types.MethodDescriptorType)
+        ),
+        *_SCALARS, np.dtype, np.finfo, np.iinfo,
+    )(_call)  # fmt: skip
+    BY_TYPE.rule(np.ufunc, type(np.sum))(_call)
+    LOADERS.rule(np.ufunc, type(np.sum))(load_fixed)
+    MAKERS.update(dict.fromkeys((*_SCALARS, *_KINDS_OF_DTYPE), AS_IT_IS))
+    SPECIAL[Tensor.numpy], SPECIAL[np.errstate.__exit__] = _numpy, leave_region

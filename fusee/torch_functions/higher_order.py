@@ -23,7 +23,7 @@ import functools
 import math
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -143,9 +143,14 @@ def run_body(
     picked, shown = list[int](), list(leaves)
     for k, x in enumerate(leaves):
         axis = None if axes is None or k >= count else axes[k]
-        if type(x) is FakeTensor and (axes is None or axis is not None):
-            shown[k] = _example(m, x, axis)
-            picked.append(k)
+        if type(x) is not FakeTensor or (axes is not None and axis is None):
+            continue
+        picked.append(k)
+        with no_torch_function(), m.world.mode:  # a stand-in in the same memory
+            if axis is not None and not x.shape[axis]:
+                shown[k] = x.new_empty([n for j, n in enumerate(x.shape) if j != axis])
+            else:
+                shown[k] = (x if axis is None else x.select(axis, 0)).detach()
     with no_torch_function():
         needs = any(type(x) is FakeTensor and x.requires_grad for x in leaves)
     outer = m.within
@@ -174,16 +179,6 @@ def run_body(
     return FunctionBody(
         short, graph_module(inner, recorder.bodies), picked, outside, found, out_spec, calls
     )
-
-
-def _example(m: Capturing, x: Tensor, axis: int | None) -> Tensor:
-    """A stand-in for `x`, or for one of a batch along `axis`, in the same memory."""
-    with no_torch_function(), m.world.mode:
-        if axis is None:
-            return x.detach()
-        if not x.shape[axis]:
-            return x.new_empty([n for k, n in enumerate(x.shape) if k != axis])
-        return x.select(axis, 0).detach()
 
 
 def effects_of(m: Capturing) -> Any:
@@ -250,17 +245,6 @@ def _look_into(name: str, x: Any) -> None:
         x.need()
 
 
-@contextlib.contextmanager
-def _with_grad(is_on: bool) -> Iterator[None]:
-    """As torch.func has it for the function that it differentiates."""
-    before = torch.is_grad_enabled()
-    set_grad_enabled(is_on or before)
-    try:
-        yield
-    finally:
-        set_grad_enabled(before)
-
-
 @BY_CODE.rule(*_TRANSFORMS)
 def _of_closure(function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """A call of the function that a transform has returned."""
@@ -279,7 +263,9 @@ def _of_closure(function: types.FunctionType, m: Capturing, /, *args: Any, **kwa
             axes = batch_axes(values["in_dims"], args, func)
         except Exception as error:  # noqa: BLE001  # what torch says of wrong arguments
             raise GraphBreak(f"vmap raises {error!r}") from None
-    with _with_grad(name in ("grad", "grad_and_value", "jacrev")):
+    # as torch.func has it for the function that it differentiates
+    is_on = torch.is_grad_enabled() or name in ("grad", "grad_and_value", "jacrev")
+    with torch.set_grad_enabled(is_on):
         body = run_body(m, name, func, args, kwargs, axes)
 
     def transformed(inner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -309,7 +295,7 @@ def _jvp(m: Capturing, /, func: Any, primals: Any, tangents: Any, **kwargs: Any)
 def _vjp(m: Capturing, func: Any, /, *primals: Any, **kwargs: Any) -> Any:
     """What the function gives, and another function: the graph runs the first again for that."""
     primals = _arguments(m, "vjp", primals)
-    with _with_grad(True):
+    with torch.enable_grad():
         body = run_body(m, "vjp", func, primals, {}, None)
     if any(effects(n) & {"writes", "draws"} for n in body.calls):
         raise GraphBreak("the function under vjp has effects, and would have them twice")

@@ -447,6 +447,28 @@ def test_sequences_that_are_no_lists_as_data_of_a_tensor(kind: Any, make: Any) -
     assert not traced.stops, traced.stops
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, n, r: torch.tensor([3.1, x.sum().double(), n]),
+        lambda x, n, r: torch.tensor([[n, x[0]], [r, 2.1]], dtype=torch.float64),
+        lambda x, n, r: torch.as_tensor([x.sum(), r], device="cpu"),
+        lambda x, n, r: torch.Tensor([x[0], 0.1]),
+        lambda x, n, r: torch.tensor([[r, 1], [n, True]]),
+        lambda x, n, r: torch.tensor([True, x[0] > 1, False]),
+    ],
+)
+def test_lists_of_tensors_beside_numbers_as_data_of_a_tensor(make: Any) -> None:
+    def fn(x, n, r):
+        return make(x, n, r) * 2
+
+    traced = Traced(fn)
+    for n, r in ((3, 2.5), (5, 0.1), (7, 4.3)):
+        want, got = (f(torch.arange(1.0, 4.0), n, r) for f in (fn, traced))
+        assert got.dtype is want.dtype and torch.equal(got, want)
+    assert not traced.stops, traced.stops
+
+
 def test_what_is_no_sequence_as_data_of_a_tensor() -> None:
     def outcome(call: Any) -> Any:
         try:
@@ -460,6 +482,11 @@ def test_what_is_no_sequence_as_data_of_a_tensor() -> None:
             return torch.tensor(data) + x
 
         assert outcome(Traced(fn)) == outcome(fn)
+
+    def of_list(x):
+        return torch.from_numpy([x.sum()])
+
+    assert outcome(Traced(of_list)) == outcome(of_list)
 
 
 class Scratch(torch.nn.Module):
