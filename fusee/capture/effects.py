@@ -209,7 +209,7 @@ def _computed(node: fx.Node, recorder: Any, kept: list[Any] | None) -> torch.Ten
         one = left.pop()
         if len(needed) > _MOST_COMPUTED:
             return None
-        if kept is not None and (found := _number_in(recorder, one)) is not None:
+        if kept is not None and (found := _kept(recorder, one, "item")) is not None:
             values[one], place = found
             kept.append((place, values[one].item()))
             continue
@@ -235,7 +235,8 @@ def _computed(node: fx.Node, recorder: Any, kept: list[Any] | None) -> torch.Ten
 
 def _kept(recorder: Any, node: fx.Node, method: str) -> tuple[torch.Tensor, ReadOf] | None:
     """An input that an object keeps, such as a flag or a parameter, and what says so; None for
-    others, and where the method has given something else at several calls."""
+    others, and where the method has given something else at several calls. What gives a number
+    has to be one, to which no call has written yet."""
     real, origin = recorder.given.get(id(node.meta.get("example_value")), (None, None))
     if real is None or node.op != "placeholder" or not recorder.is_main:
         return None
@@ -245,21 +246,17 @@ def _kept(recorder: Any, node: fx.Node, method: str) -> tuple[torch.Tensor, Read
     world, place = recorder.world, ReadOf(origin, method)
     if world.seen or world.machine.modes or world.machine.policy.is_exporting:
         return None
-    return None if str(place) in world.varies.known else (real, place)
-
-
-def _number_in(recorder: Any, node: fx.Node) -> tuple[torch.Tensor, ReadOf] | None:
-    """Such an input that is one number, and to which no call has written yet."""
-    if (found := _kept(recorder, node, "item")) is None:
+    if str(place) in world.varies.known:
         return None
-    real, _ = found
-    is_plain = real.layout is torch.strided and real.device.type == "cpu"
-    if not is_plain or real.requires_grad or real.numel() != 1:
-        return None
-    memory = memory_of(real)
-    if any("anywhere" in effects(x) for x in recorder.graph.nodes):
-        return None
-    return None if any(memory & memory_of(x) for x, _ in written(recorder)) else found
+    if method == "item":
+        is_plain = real.layout is torch.strided and real.device.type == "cpu"
+        if not is_plain or real.requires_grad or real.numel() != 1:
+            return None
+        if any("anywhere" in effects(x) for x in recorder.graph.nodes):
+            return None
+        if any(memory_of(real) & memory_of(x) for x, _ in written(recorder)):
+            return None
+    return real, place
 
 
 def written(recorder: Any) -> list[tuple[torch.Tensor, Origin]]:

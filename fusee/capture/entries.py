@@ -122,10 +122,9 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
 def _source(function: types.FunctionType, names: Sequence[str], first: list[str]) -> str:
     """Both functions, with § before names of ours; `first` comes before the parameters."""
     listed = ", ".join([*first, *names])
-    signature, passed = _signature(function)
     pairs = [f"'.f': {name}" for name in first] + [f"{name!r}: {name}" for name in names]
     values = f"{{{', '.join(pairs)}}}"
-    fill, filled = _filled(function, values)
+    signature, passed, fill, filled = _parameters(function, values)
     current = "True" if first else "§function.__code__ is §code"
     names_caller = any({"warn", "_getframe"} & {*c.co_names} for c in codes(function.__code__))
     by_python = f"{'§at_caller()(§function, ' if names_caller else '§function('}{passed})"
@@ -189,29 +188,6 @@ def _call_given(code: types.CodeType, function: Function, values: Values) -> Any
     return function(*bound.args, **bound.kwargs)
 
 
-def _filled(function: types.FunctionType, values: str) -> tuple[str, str]:
-    """Source: parameters that are not given get the default that the function has now.
-
-    And the same, with Python's own error if the function has lost a default.
-    """
-    count, named = function.__code__.co_argcount, function.__kwdefaults__ or {}
-    optional = function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
-    if not optional and not named:
-        return "", ""
-    places = [(name, f"§d[{k - len(optional)}]") for k, name in enumerate(optional)]
-    places += [(name, f"§w[{name!r}]") for name in named]
-    lines = [f"if {name} is §unset: {name} = {place}" for name, place in places]
-    lines.insert(0, "§d, §w = §function.__defaults__, §function.__kwdefaults__")
-    fill = "".join(f"        {line}\n" for line in lines)
-    return fill, (
-        f"    try:\n{fill}"
-        f"    except (TypeError, LookupError):\n"
-        f"        §d = §unset\n"
-        f"    if §d is §unset:\n"
-        f"        return §call_given(§function, {values})\n"  # which raises: there are too few
-    )
-
-
 _PASSED: dict[Any, str] = {
     inspect.Parameter.VAR_POSITIONAL: "*{0}",
     inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
@@ -219,16 +195,38 @@ _PASSED: dict[Any, str] = {
 }
 
 
-def _signature(function: types.FunctionType) -> tuple[str, str]:
-    """The parameters as in a `def`, and as a call passes them on."""
-    bare = types.FunctionType(program(function.__code__).taking, {}, argdefs=function.__defaults__)
+def _parameters(function: types.FunctionType, values: str) -> tuple[str, str, str, str]:
+    """Source: the parameters as in a `def`, and as a call passes them on; what gives those that are
+    not given the default that the function has now; the same, with Python's own error if the
+    function has lost a default."""
+    code, named = function.__code__, function.__kwdefaults__ or {}
+    bare = types.FunctionType(program(code).taking, {}, argdefs=function.__defaults__)
     bare.__kwdefaults__ = function.__kwdefaults__
     found = inspect.signature(bare)
     listed = found.parameters.values()
     taken = [p if p.default is p.empty else p.replace(default=UNBOUND) for p in listed]
-    passed = [_PASSED.get(p.kind, "{0}").format(p.name) for p in listed]
-    text = str(found.replace(parameters=taken)).replace(f"={UNBOUND}", "=§unset")
-    return text[1:-1], ", ".join(passed)
+    passed = ", ".join(_PASSED.get(p.kind, "{0}").format(p.name) for p in listed)
+    text = str(found.replace(parameters=taken)).replace(f"={UNBOUND}", "=§unset")[1:-1]
+    optional = [p.name for p in taken if p.default is UNBOUND and p.name not in named]
+    if not optional and not named:
+        return text, passed, "", ""
+    lines = ["§d, §w = §function.__defaults__, §function.__kwdefaults__"]
+    places = [(name, f"§d[{k - len(optional)}]") for k, name in enumerate(optional)]
+    places += [(name, f"§w[{name!r}]") for name in named]
+    lines += [f"if {name} is §unset: {name} = {place}" for name, place in places]
+    fill = "".join(f"        {line}\n" for line in lines)
+    return (
+        text,
+        passed,
+        fill,
+        (
+            f"    try:\n{fill}"
+            f"    except (TypeError, LookupError):\n"
+            f"        §d = §unset\n"
+            f"    if §d is §unset:\n"
+            f"        return §call_given(§function, {values})\n"  # which raises: there are too few
+        ),
+    )
 
 
 # ---------------------------------------------------------------------------- dispatch

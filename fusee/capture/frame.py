@@ -19,7 +19,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -465,6 +465,17 @@ UNARY = {name: getattr(operator, name) for name in ("neg", "pos", "invert")}
 _CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
 
+@contextlib.contextmanager
+def having(owner: Any, **values: Any) -> Iterator[None]:
+    """Inside, attributes of an object have these values."""
+    before = {name: getattr(owner, name) for name in values}
+    vars(owner).update(values)
+    try:
+        yield
+    finally:
+        vars(owner).update(before)
+
+
 class Semantics:
     """Python's own.
 
@@ -536,9 +547,6 @@ class Semantics:
     def passes(self, error: BaseException, *place: Any) -> None:
         """An exception comes to a frame, at an instruction that raises it."""
         error.__traceback__ = passed(without_ours(error.__traceback__), *place)
-
-    def made_function(self, function: types.FunctionType) -> None:
-        """A function was made in a frame."""
 
     def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
         return builtins.__import__(name, f.globals, f.names or f.locals, names or (), level)

@@ -157,26 +157,22 @@ class Anew(BaseException):
         self.how = how
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Breaking:
     """What ends the graph in place of a function."""
 
     reason: str
     remedy: str = ""
 
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise GraphBreak(self.reason, self.remedy)
-
-
-@dataclass(eq=False)
-class Opaque:
-    """Stands for a value from outside of a kind that no graph takes, until something needs it."""
-
-    reason: str
-    remedy: str
-
     def met(self) -> GraphBreak:
         return GraphBreak(self.reason, self.remedy)
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise self.met()
+
+
+class Opaque(Breaking):
+    """Stands for a value from outside of a kind that no graph takes, until something needs it."""
 
 
 # ---------------------------------------------------------------------------- failures

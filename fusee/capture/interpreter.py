@@ -260,10 +260,10 @@ class Interpreter(Capturing):
         """An operand beside a Number: an open number, which has a value, is one without."""
         if type(x) not in (torch.SymInt, torch.SymFloat):
             return x
-        recorder = self.recorder
+        recorder, symbols = self.recorder, self.world.symbols
         kind = int if type(x) is torch.SymInt else float
         made = operator.pos, x
-        return Number(lambda: recorder.node_of(x), self.world.symbols.words(x), kind, made)
+        return Number(lambda: symbols.node(x, recorder), symbols.words(x), kind, made)
 
     def _in_turn(self, first: Any, second: Any) -> list[Any]:
         """Which operand is asked first: the right one if its class derives from the left one's."""

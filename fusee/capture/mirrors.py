@@ -11,7 +11,7 @@ import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +48,7 @@ class Later(NamedTuple):
     lines: list[Line]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Mirror:
     """What becomes of one list, dict, set or deque from outside, or of an instance's attributes.
 
@@ -59,18 +60,15 @@ class Mirror:
     reader   of a deque's copy: an iterator, which knows whether that has moved elements
     """
 
-    __slots__ = ("before", "copy", "done", "moved", "obj", "origin", "reader", "tail", "writes")
-
-    def __init__(self, obj: Any, origin: Origin) -> None:
-        self.obj = obj
-        self.origin = origin
-        self.writes: dict[Any, Any] = {}
-        self.moved: set[Any] = set()
-        self.tail: list[Any] = []
-        self.copy: Any = None
-        self.before: Any = None
-        self.done: list[tuple[Any, list[Any]]] = []
-        self.reader: Any = iter(())
+    obj: Any
+    origin: Origin
+    writes: dict[Any, Any] = field(default_factory=dict)
+    moved: set[Any] = field(default_factory=set)
+    tail: list[Any] = field(default_factory=list)
+    copy: Any = None
+    before: Any = None
+    done: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    reader: Any = field(default_factory=().__iter__)
 
     def is_changed(self) -> bool:
         if self.copy is None or isinstance(self.obj, set):

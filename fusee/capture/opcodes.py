@@ -746,7 +746,6 @@ def MAKE_FUNCTION(f: Frame, i: Instruction) -> None:
     for bit in _OF_FUNCTIONS:
         if i.arg & bit:
             _set_in_function(made, bit, f.pop())
-    f.machine.made_function(made)
     f.push(made)
 
 
@@ -757,7 +756,6 @@ def SET_FUNCTION_ATTRIBUTE(f: Frame, i: Instruction) -> None:
         before, made = made, types.FunctionType(made.__code__, made.__globals__, closure=value)
         for name in ("__name__", *_OF_FUNCTIONS.values()):
             setattr(made, name, getattr(before, name))
-        f.machine.made_function(made)
     else:
         _set_in_function(made, i.arg, value)
     f.push(made)

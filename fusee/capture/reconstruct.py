@@ -284,7 +284,7 @@ class Rebuild:
                 listed = self._lists.get(id(shown)) or self._named(f"{text}.tolist()")
                 self._lists[id(shown)] = listed
                 read[symbol] = f"{listed}[{symbols.places[symbol]}]"
-            return self._named(symbols.source(x, self.source, read), is_late=bool(read))
+            return self._named(symbols.source(x.node, self.source, read), is_late=bool(read))
         if id(x) in self.world.popped and x:
             raise Lost("a set is alive that knows which of its elements it gives next")
         maker = MAKERS.get(kind)

@@ -186,7 +186,7 @@ class Recorder(TorchFunctionMode):
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
         self.raised_by = ""
-        self.by_index = 0  # how often `x[i]` with numbers in tensors is a lookup, no view
+        self.by_index = False  # whether `x[i]` with numbers in tensors is a lookup, no view
         self.off = 0  # how often subclasses are told to let calls pass
         self.begins_off: bool | None = None  # whether once from the start; None: modes hear them
         self.seen: dict[int, Any] = {}  # their instances, by id
@@ -654,13 +654,8 @@ class Recorder(TorchFunctionMode):
         if is_open(x):
             if id(x) in asked:  # what the call tells of it the graph is to hear from the call
                 return self.symbols.size_node(asked[id(x)], self)
-            return self.node_of(x)
+            return self.symbols.node(x, self)
         return argument(printable(x), name, self.graph)
-
-    def node_of(self, x: Any) -> fx.Node:
-        """What gives an open number in the graph."""
-        found: fx.Node = self.symbols.node(x, self)
-        return found
 
     def check(self, holds: Any) -> None:
         """Let the graph raise where a relation of sizes that only data knows does not hold."""

@@ -723,25 +723,23 @@ class Symbols:
 
     # ---------------------------------------------------------------------- after the graph
 
-    def source(self, x: Any, source: Source, read: Mapping[Symbol, str]) -> str:
+    def source(self, node: Any, source: Source, read: Mapping[Symbol, str]) -> str:
         """Python that gives an open number after the graph; `read`: of its unbacked symbols."""
-        return self._node_source(x.node, source, read)
 
-    def _node_source(self, node: Any, source: Source, read: Mapping[Symbol, str]) -> str:
         def text(a: Size) -> str:
             return size_source(self.env.simplified(a), self.origins, source, read)
 
         if node.kind is bool and not node.is_pending():
             return repr(node.guarded())
         if isinstance(node, AllNode):
-            return " and ".join(self._node_source(x, source, read) for x in node.parts)
+            return " and ".join(self.source(x, source, read) for x in node.parts)
         if node.kind is bool:
             return f"{text(node.a)} {node.op} {text(node.b)}"
         if not isinstance(node, FloatNode):
             return text(node.size)
         if not isinstance(node.operands[0], Node):
             return source.constant(node.value)
-        operands = ", ".join(self._node_source(x, source, read) for x in node.operands)
+        operands = ", ".join(self.source(x, source, read) for x in node.operands)
         return f"{source.constant(node.function)}({operands})"
 
     def facts(self) -> Iterable[tuple[Origin, Relation | bool, str]]:

@@ -10,9 +10,7 @@ source   https://docs.pytorch.org/docs/stable/notes/extending.html#extending-tor
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from types import FunctionType, MethodWrapperType
 from typing import Any
 
@@ -24,6 +22,7 @@ from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 from fusee.capture.attributes import Capturing, flat
 from fusee.capture.builtins import SPECIAL, leave_region, stands_for, stands_for_each
 from fusee.capture.dynamic import read
+from fusee.capture.frame import having
 from fusee.capture.graph_break import Breaking, GraphBreak, Opaque
 from fusee.capture.guards import EqualsMatch
 from fusee.capture.sources import given_by
@@ -217,7 +216,7 @@ def _by_default(
         return NotImplemented
     given = [*map(m.deep, m.items(args))]
     named = {key: m.deep(x) for key, x in m.mapping(kwargs or {}).items()}
-    with _turned_off(m.recorder):
+    with having(m.recorder, off=m.recorder.off + 1):
         result = m.recorder.call(func, *given, **named)
     if func in get_default_nowrap_functions():
         return result
@@ -277,19 +276,9 @@ stands_for_each(*_OFF)(lambda cls, m: cls())
 def _enter(m: Capturing, manager: Any) -> None:
     if m.modes:
         raise GraphBreak("torch functions are switched off within a torch function mode")
-    context = _turned_off(m.recorder)
+    context = having(m.recorder, off=m.recorder.off + 1)  # torch's own state is as it was
     context.__enter__()
     m.regions.append((manager, context))
-
-
-@contextlib.contextmanager
-def _turned_off(recorder: Any) -> Iterator[None]:
-    """Subclasses hear of no call inside; torch's own state is as it was."""
-    recorder.off += 1
-    try:
-        yield
-    finally:
-        recorder.off -= 1
 
 
 stands_for(*(cls.__exit__ for cls in _OFF))(leave_region)

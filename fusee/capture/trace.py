@@ -346,7 +346,7 @@ class _Attempt:
     def _load(self, name: str, is_unread: bool) -> Any:
         """What stands for a variable. One of a kind that no graph takes ends it where it is met."""
         if is_unread and is_scalar(self.values[name]):  # whose value is no fact
-            return self.world.know(Opaque(f"{name}, which nothing reads", ""), Local(name))
+            return self.world.know(Opaque(f"{name}, which nothing reads"), Local(name))
         try:
             return self.world.load(self.values[name], Local(name))
         except GraphBreak as found:

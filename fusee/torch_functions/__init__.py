@@ -28,6 +28,7 @@ from fusee.capture import calls, symbols
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_NAME, SPECIAL, Stand, stands_for, stands_for_each
 from fusee.capture.dynamic import NUMPY, Number, holds_number
+from fusee.capture.frame import having
 from fusee.capture.graph_break import GraphBreak, associative_scan, combine_of
 from fusee.capture.guards import IdMatch
 from fusee.capture.policy import inlined
@@ -43,7 +44,7 @@ from fusee.capture.torch_api import (
 from fusee.capture.torch_api import higher_order as operators
 from fusee.source import Args, Kwargs
 from fusee.torch_functions import training  # noqa: F401
-from fusee.torch_functions.arrays import Array, torch_dtype, unheard
+from fusee.torch_functions.arrays import Array, torch_dtype
 from fusee.torch_functions.higher_order import effects_of, run_body
 
 
@@ -259,7 +260,7 @@ def _by_class(kind: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     given = {"dtype": _CLASSES[kind] or torch.get_default_dtype(), "device": "cpu"}
     if not kwargs and first is not None and _is_other_sequence(first):
         first, args = list, (_listed(m, args[0]),)
-    with unheard(m):
+    with having(m, modes=[]):
         if not kwargs and first in (list, tuple):
             items = [x.item() if isinstance(x, NUMPY) else x for x in m.items(args[0])]
             return m.call(torch.tensor, items, **given)
@@ -369,7 +370,7 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
     copies = _COPIES[function]
     if not copies and torch.is_inference_mode_enabled():
         raise GraphBreak("a tensor of inference mode that shares an array's memory")
-    with unheard(m):
+    with having(m, modes=[]):
         given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
         plain = m.call(Tensor.detach, x.tensor)
         if not x.shadow.size:  # it has no memory, and NumPy's strides

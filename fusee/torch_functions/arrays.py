@@ -25,7 +25,7 @@ from fusee.capture import calls
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_TYPE, SPECIAL, leave_region, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS, Computed, Number, is_array, load_fixed
-from fusee.capture.frame import is_scalar
+from fusee.capture.frame import having, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
 from fusee.capture.inputs import World
@@ -208,20 +208,10 @@ def _wanted(numpy: Any) -> tuple[str, ...]:
 _ERRORS = ResultOf(Held(np, "numpy"), _wanted, "what is done about wrong values in ")
 
 
-@contextlib.contextmanager
-def unheard(m: Capturing) -> Iterator[None]:
-    """Torch function modes of the program's hear nothing of arrays, nor of torch's old classes."""
-    modes, m.modes = m.modes, []
-    try:
-        yield
-    finally:
-        m.modes = modes
-
-
 def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if m.modes and function in (np.array, np.asarray):
         raise GraphBreak("tensors may be in what an array is made of, and modes hear of them")
-    with unheard(m):
+    with having(m, modes=[]):  # which hear nothing of arrays
         x: Any = args[0] if args else None
         places = args[1:] if function is operator.getitem else ()
         places = places[0] if places and type(places[0]) is tuple else places

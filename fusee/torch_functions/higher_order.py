@@ -36,7 +36,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, stands_for, stands_for_each
 from fusee.capture.dynamic import Computed, Number
 from fusee.capture.effects import BODY, effects, written_by
-from fusee.capture.frame import EXACT, is_scalar
+from fusee.capture.frame import EXACT, having, is_scalar
 from fusee.capture.graph_break import GraphBreak, storages
 from fusee.capture.policy import inlined
 from fusee.capture.torch_api import (
@@ -751,11 +751,8 @@ def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _body(m: Capturing, function: Any, given: Args) -> FunctionBody:
-    m.recorder.by_index += 1
-    try:
+    with having(m.recorder, by_index=True):
         body = run_body(m, "flex_attention", function, given, {}, None)
-    finally:
-        m.recorder.by_index -= 1
     if len(body.results) != 1 or any(effects(n) & {"writes", "draws"} for n in body.calls):
         raise GraphBreak(
             f"the function {body.name} under flex_attention does more than compute a number"

@@ -131,27 +131,22 @@ def _leaves(m: Capturing, loss: Any, tangent: Any) -> list[Tensor] | None:
     if is_odd or not {*map(id, world.passed)}.isdisjoint(map(id, nodes)):
         return None
     leaves = [x for node in nodes if (x := getattr(node, "variable", None)) is not None]
-    if not all(id(x) in world.inputs and _is_plain(m, x) for x in leaves) or not leaves:
+    if not leaves or not all(id(x) in world.inputs for x in leaves):
         return None
+    with no_torch_function():
+        for real, origin in (world.inputs[id(x)] for x in leaves):
+            # nothing but the pass itself, and what is guarded, may decide on its grad
+            if not real.is_leaf or real.layout is not torch.strided or _HOOKS(real) != _NONE:
+                return None
+            grad = real.grad
+            is_odd = grad is not None and (grad.layout is not torch.strided or grad.requires_grad)
+            if is_odd or is_held(real):
+                return None
+            world.gives(origin, _HOOKS, "hooks and base of ", _NONE)
     world.fact(EqualsMatch, given_by(is_watched, "torch.autograd"), False)
     world.passed += using or [loss]
     order = {key: k for k, key in enumerate(world.inputs)}  # the same for later versions
     return sorted(leaves, key=lambda x: order[id(x)])
-
-
-def _is_plain(m: Capturing, leaf: Tensor) -> bool:
-    """Whether nothing but the pass itself, and what is guarded, decides on the grad of a leaf."""
-    real, origin = m.world.inputs[id(leaf)]
-    with no_torch_function():
-        if not real.is_leaf or real.layout is not torch.strided or _HOOKS(real) != _NONE:
-            return False
-        if is_held(real):
-            return False
-        grad = real.grad
-        if grad is not None and (grad.layout is not torch.strided or grad.requires_grad):
-            return False
-    m.world.gives(origin, _HOOKS, "hooks and base of ", _NONE)
-    return True
 
 
 _register(Tensor.backward, "backward()", "self", "gradient")
