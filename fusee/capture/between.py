@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import fusee.capture.opcodes  # noqa: F401  # fills the table that frames run by
 from fusee import log
 from fusee.capture.bytecode import called_from
 from fusee.capture.captured import Captured
@@ -27,6 +26,7 @@ from fusee.capture.dynamic import as_tensor
 from fusee.capture.frame import BINARY, Frame, Semantics, begun, suspended, variables
 from fusee.capture.guards import Facts, IdMatch, TypeMatch, Values
 from fusee.capture.mirrors import CALLING, CALLING_NAMES
+from fusee.capture.opcodes import waiting  # and the table that frames run by is full
 from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.sources import ComputedAt, Local, by_function, in_classes
 from fusee.capture.torch_api import dynamo_switch, has_global_hooks
@@ -59,7 +59,7 @@ def around(nested: Nested, function: types.FunctionType, /, *args: Any, **kwargs
     body = begun(f)
     if flags & inspect.CO_GENERATOR:
         return body
-    made: Any = _coroutine(body)
+    made: Any = waiting(_driving(body))
     made.__name__, made.__qualname__ = f.code.co_name, f.code.co_qualname
     return made
 
@@ -85,10 +85,6 @@ def suspending(nested: Nested, function: types.FunctionType) -> Callable[..., An
     if not flags & _SUSPENDING:
         return plain
     return generator if flags & inspect.CO_GENERATOR else coroutine
-
-
-async def _coroutine(body: Generator[Any, Any, Any]) -> Any:
-    return await _driving(body)
 
 
 @types.coroutine

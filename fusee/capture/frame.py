@@ -450,16 +450,11 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
 # (interpreter.py).
 
 _BINARY_NAMES = "add and_ floordiv lshift matmul mul mod or_ pow rshift sub truediv xor".split()
-_IN_PLACE_NAMES = (
-    "iadd iand ifloordiv ilshift imatmul imul imod ior ipow irshift isub itruediv ixor".split()
-)
-
 # By the argument of BINARY_OP. source   CPython's Include/opcode.h, NB_ADD and so on
 BINARY: list[Callable[[Any, Any], Any]] = [
-    getattr(operator, name) for name in (*_BINARY_NAMES, *_IN_PLACE_NAMES)
+    *(getattr(operator, name) for name in _BINARY_NAMES),
+    *(getattr(operator, f"i{name.strip('_')}") for name in _BINARY_NAMES),
 ]
-
-
 UNARY = {name: getattr(operator, name) for name in ("neg", "pos", "invert")}
 
 _CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}

@@ -277,7 +277,8 @@ def _leaves(error: BaseException) -> Iterable[BaseException]:
 # ------------------------------------------------------------------------------ coroutines
 
 
-async def _waiting(x: Any) -> Any:
+async def waiting(x: Any) -> Any:
+    """A coroutine that gives what another awaitable does."""
     return await x
 
 
@@ -302,19 +303,19 @@ def _awaited(x: Any, manager: int | None = 0) -> Any:
     """
     kind: Any = type(x)
     if kind is types.GeneratorType and x.gi_code.co_flags & inspect.CO_ITERABLE_COROUTINE:
-        return _waiting(x).__await__()
+        return waiting(x).__await__()
     if getattr(kind, "__await__", None) is None:
         if manager:
             raise TypeError(_FROM.format(("__aenter__", "__aexit__")[manager - 1]) + kind.__name__)
         raise TypeError(f"object {kind.__name__} can't be used in 'await' expression")
     if kind is types.CoroutineType:
-        return _waiting(x).__await__()
+        return waiting(x).__await__()
     found = kind.__await__(x)
     if inspect.iscoroutine(found):
         raise TypeError("__await__() returned a coroutine")
     if not hasattr(type(found), "__next__"):
         raise TypeError(f"__await__() returned non-iterator of type {type(found).__name__!r}")
-    return _waiting(_Awaitable(found)).__await__()
+    return waiting(_Awaitable(found)).__await__()
 
 
 def _of_loop(f: Frame, x: Any, name: str, words: str) -> Any:
@@ -351,7 +352,7 @@ def GET_YIELD_FROM_ITER(f: Frame, i: Instruction) -> None:
     if type(x) is types.CoroutineType:
         if not f.code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE):
             raise TypeError("cannot 'yield from' a coroutine object in a non-coroutine generator")
-        x = _waiting(x).__await__()
+        x = waiting(x).__await__()
     f.push(f.machine.iterate(x))
 
 

@@ -336,7 +336,7 @@ def _of_parts(m: Capturing, data: Any, given: Kwargs) -> Any:
 def _is_even(data: Any, shape: list[int]) -> bool:
     """Whether a nested list has this shape."""
     if not shape:
-        return not isinstance(data, (list, tuple))
+        return pytree.tree_is_leaf(data)
     is_row = isinstance(data, (list, tuple)) and len(data) == shape[0]
     return is_row and all(_is_even(x, shape[1:]) for x in data)
 

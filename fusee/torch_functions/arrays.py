@@ -16,6 +16,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ _PARTS = {name: operator.attrgetter(name) for name in ("T", "real", "imag")}
 _UNKNOWN = "needs the elements of an array, which are known only when the graph has run"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Array(Computed):
     """A NumPy array or scalar that the graph computes.
 
@@ -61,16 +63,11 @@ class Array(Computed):
              made of constants; then the shadow's elements are its own
     """
 
-    __slots__ = ("known", "m", "shadow", "tensor")
+    m: Capturing
+    shadow: Any
+    tensor: Tensor
+    known: list[Any] = field(default_factory=list)
     __array_ufunc__ = None  # NumPy's own operators leave it to those below
-
-    def __init__(
-        self, m: Capturing, shadow: Any, tensor: Tensor, known: list[Any] | None = None
-    ) -> None:
-        self.m = m
-        self.shadow = shadow
-        self.tensor = tensor
-        self.known = [] if known is None else known
 
     @property
     def kind(self) -> Any:
@@ -368,11 +365,13 @@ def _of_constants(m: Capturing, name: str, function: Any, given: list[Any], spec
     for k, x in enumerate(leaves):
         if not isinstance(x, np.ndarray):
             continue
+        if any(_root(x) is y for y in roots):
+            return _IN_MEMORY
         if (dtype := torch_dtype(x.dtype)) is None:
             raise GraphBreak(f"an array of {x.dtype} in a graph")
         is_full = x.size and x.tobytes() == x.flat[0].tobytes() * x.size
-        if any(_root(x) is y for y in roots) or not (is_full or x.size <= 256):
-            return _IN_MEMORY  # or only its call is short
+        if not is_full and x.size > 256:
+            return _IN_MEMORY  # only its call is short
         with m.world.mode:
             literal = (
                 torch.full(x.shape, x.flat[0].item(), dtype=dtype)

@@ -483,10 +483,8 @@ def test_what_is_no_sequence_as_data_of_a_tensor() -> None:
 
         assert outcome(Traced(fn)) == outcome(fn)
 
-    def of_list(x):
-        return torch.from_numpy([x.sum()])
-
-    assert outcome(Traced(of_list)) == outcome(of_list)
+    for of in (lambda x: torch.from_numpy([x.sum()]), lambda x: torch.tensor([{0: x.sum()}])):
+        assert outcome(Traced(of)) == outcome(of)
 
 
 class Scratch(torch.nn.Module):
