@@ -250,11 +250,15 @@ def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
 def why_not(graph: fx.Graph) -> str | None:
     """Why the sparse gradients of a joint graph cannot be made after it, if they cannot."""
     for node in sparse_nodes(graph):
-        if node.target is SPARSE:
-            continue
-        if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
+        if node.target is not SPARSE and not is_sum(node):
             return f"{node.target} of a sparse gradient"
     return None
+
+
+def is_sum(node: fx.Node) -> bool:
+    """Whether a node is the sum of two others."""
+    factor: Any = node.kwargs.get("alpha", 1)
+    return node.target is aten.add.Tensor and bool(factor == 1)
 
 
 # ---------------------------------------------------------------------------- norms
@@ -363,18 +367,18 @@ library.define("generator_state(Tensor x) -> Tensor", tags=(torch.Tag.nondetermi
 library.define("redrawn_bernoulli(Tensor state, SymInt[] size, float p) -> Tensor")
 
 
+@torch.library.impl(library, "generator_state", "CompositeExplicitAutograd")
 def _state(x: Tensor) -> Tensor:
     return torch.default_generator.get_state()
 
 
+@torch.library.impl(library, "redrawn_bernoulli", "CompositeExplicitAutograd")
 def _redrawn(state: Tensor, size: Sequence[int], p: float) -> Tensor:
     generator = torch.Generator()
     generator.set_state(state)
     return torch.empty(size, dtype=torch.bool).bernoulli_(p, generator=generator)
 
 
-library.impl("generator_state", _state, "CompositeExplicitAutograd")
-library.impl("redrawn_bernoulli", _redrawn, "CompositeExplicitAutograd")
 REDRAWN = torch.ops.fusee.redrawn_bernoulli.default
 _STATE = torch.ops.fusee.generator_state.default
 
@@ -422,31 +426,23 @@ def prepare(joint: Joint) -> None:
     for node in list(graph.nodes):
         if replay(joint, node):
             continue
-        dtype, val = _narrow_dtype(node), node.meta.get("val")
+        val: Any = node.meta.get("val")
+        dtype: torch.dtype | None = None  # a smaller one that holds each value that it can have
+        source: Any = node.args[0] if node.target is operator.getitem else None
+        if node.target in (aten.bernoulli.p, aten.bernoulli.default):
+            dtype = torch.bool if val.dtype is not torch.bool else None  # zeros and ones
+        elif source is not None and node.args[1] == 1 and source.target in _WINDOWS:
+            plane = source.args[0].meta["val"].shape[-_WINDOWS[source.target] :]
+            if known(plane) and math.prod(plane) < 2**31:
+                dtype = torch.int32  # positions in a plane
         users = [user for user in node.users if user.op != "output"]
-        if dtype is None or not users:
+        if dtype is None or node.meta.get("backward") or not users:
             continue
         write = _After(graph, node, {k: x for k, x in node.meta.items() if k != "recompute"})
         small = write(aten._to_copy.default, node, dtype=dtype, val=_like(val, dtype))
         wide = write(aten._to_copy.default, small, dtype=val.dtype, val=_like(val, val.dtype))
         for user in users:
             user.replace_input_with(node, wide)
-
-
-def _narrow_dtype(node: fx.Node) -> torch.dtype | None:
-    """A smaller dtype that holds every value that `node` can have."""
-    val: Any = node.meta.get("val")
-    if node.op != "call_function" or node.meta.get("backward"):
-        return None
-    if node.target in (aten.bernoulli.p, aten.bernoulli.default):
-        return None if val.dtype is torch.bool else torch.bool  # zeros and ones
-    if node.target is operator.getitem and node.args[1] == 1:
-        source: Any = node.args[0]
-        if source.target in _WINDOWS:
-            plane = source.args[0].meta["val"].shape[-_WINDOWS[source.target] :]
-            if known(plane) and math.prod(plane) < 2**31:
-                return torch.int32  # positions in a plane
-    return None
 
 
 _WINDOWS = {

@@ -64,7 +64,13 @@ def differentiable(
     count = joint.forward_results
     constant = sorted(set(range(count)).difference(joint.tangents))
     gradients, pick = _gradients(split, again, backward), picker(joint.tangents)
-    keep, compute = _keeper(split, again.count), _below(forward)
+    keep = _keeper(split, again.count)
+
+    def below(inputs: Sequence[Any]) -> Sequence[Any]:
+        with below_autograd():  # what it returns is a view of nothing
+            return forward(inputs)
+
+    compute = forward if _is_alone(forward) else below
 
     class CompiledGraph(torch.autograd.Function):
         @staticmethod
@@ -202,16 +208,6 @@ def _in_parts(
 def _is_alone(run: Run | HostFunction) -> bool:
     """As HostFunction has it; of what is around one nobody knows."""
     return getattr(run, "is_alone", False)
-
-
-def _below(run: Run) -> Run:
-    """What it returns is a view of nothing."""
-
-    def below(inputs: Sequence[Any]) -> Sequence[Any]:
-        with below_autograd():
-            return run(inputs)
-
-    return run if _is_alone(run) else below
 
 
 def _keeper(split: Split, count: int) -> Callable[[Any, Sequence[Any], Sequence[Any]], None]:
@@ -437,7 +433,12 @@ class Again:
         self.written = joint.written
         self.joint, self.count = joint, len(specs)
         self.copied = self.behind(frozenset(range(len(self.tangents)))) & self.written
-        self.generators = [*dict.fromkeys(map(_generator, joint.generators))]
+        cpu, gpus = torch.default_generator, torch.cuda.default_generators
+        drawn = [
+            x if isinstance(x, torch.Generator) else gpus[x.index or 0] if x.type == "cuda" else cpu
+            for x in joint.generators
+        ]
+        self.generators = [*dict.fromkeys(drawn)]
         kinds = {spec.device.type for spec in specs if spec.device is not None}
         kind = next((x for x in kinds if x != "cpu"), "cpu")
         self.autocast = kind, joint.aten.no_autocast, torch.get_autocast_dtype(kind)
@@ -460,7 +461,9 @@ class Again:
         if self.is_plain:
             return HeldValues(self.plain, *found, _NO_OTHERS, _NO_STATES)
         others = dict(zip(self.others, self.pick_others(inputs)))
-        others.update({k: self._other(k, inputs[k]) for k in self.changing})
+        for k in self.changing:
+            with torch.enable_grad():
+                others[k] = inputs[k].clone() if k in self.copied else inputs[k].detach()
         return HeldValues(self.plain, *found, others, [g.get_state() for g in self.generators])
 
     def hold_saved(self, held: HeldValues, saved: Sequence[Any]) -> HeldValues:
@@ -472,12 +475,6 @@ class Again:
             watched=[*held.watched, *watched],
             versions=[*held.versions, *versions],
         )
-
-    def _other(self, index: int, x: Tensor) -> Tensor:
-        if index in self.copied:
-            with torch.enable_grad():
-                return x.clone()
-        return x.detach()
 
     def inputs(self, held: HeldValues, saved: Sequence[Any]) -> list[Any]:
         """The forward's inputs, with their places in autograd.
@@ -507,7 +504,17 @@ class Again:
 
         raises   DoubleBackwardError for a graph that does not say how
         """
-        if isinstance(self.gm, fx.GraphModule) and any(map(_hides_grad, self.gm.modules())):
+        # backwards that TorchDynamo has captured, with gradients off inside
+        captured = isinstance(self.gm, fx.GraphModule)
+        outer = [m for m in self.gm.modules() if isinstance(m, fx.GraphModule)] if captured else []
+        backwards = (
+            module.get_submodule(str(node.args[1].target))
+            for module in outer
+            for node in module.graph.nodes
+            if getattr(node.target, "__name__", "") == _FUNCTION
+        )
+        inner = (x for m in backwards if isinstance(m, fx.GraphModule) for x in m.graph.nodes)
+        if any(x.target is torch._C._set_grad_enabled for x in inner):
             raise DoubleBackwardError(
                 "a torch.autograd.Function in a graph of torch.compile has a backward without"
                 " gradients of its own",
@@ -539,7 +546,10 @@ class Again:
             self.told = True
             self.tell(_REASON)
         with torch.enable_grad():
-            twins = [self._twin(k, x) for k, x in enumerate(inputs)]
+            twins = list(inputs)  # tensors that the graph may write to, and that are no leaves
+            for k, x in enumerate(inputs):
+                if isinstance(x, Tensor) and (k in self.written or x.requires_grad):
+                    twins[k] = x.clone() if k in self.written else x.view_as(x)
             wanted = {
                 k: torch.autograd.graph.get_gradient_edge(x)
                 for k, x in enumerate(twins)
@@ -549,14 +559,6 @@ class Again:
                 ends = self._results(twins)
             pairs = [(x, t) for x, t in zip(ends, tangents, strict=True) if t is not None]
         return _differentiated(pairs, wanted, self.count, create_graph)
-
-    def _twin(self, index: int, x: Any) -> Any:
-        """What the graph gets for an input: a tensor that it may write to, and that is no leaf."""
-        if not isinstance(x, Tensor):
-            return x
-        if index in self.written:
-            return x.clone()
-        return x.view_as(x) if x.requires_grad else x
 
     @contextlib.contextmanager
     def _as_it_was(self, states: Sequence[Tensor]) -> Iterator[None]:
@@ -599,13 +601,6 @@ class Again:
                 )
             found.append(result)
         return found
-
-
-def _generator(x: torch.Generator | torch.device) -> torch.Generator:
-    if isinstance(x, torch.Generator):
-        return x
-    gpus = torch.cuda.default_generators
-    return gpus[x.index or 0] if x.type == "cuda" else torch.default_generator
 
 
 def _watch(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], list[int]]:
@@ -700,17 +695,3 @@ def _differentiated(
         )
     by_place = dict(zip(wanted, found))
     return [by_place.get(k) for k in range(count)]
-
-
-def _hides_grad(module: torch.nn.Module) -> bool:
-    """Whether it calls a backward that TorchDynamo has captured, with gradients off inside."""
-    if not isinstance(module, fx.GraphModule):
-        return False
-    calls = (n for n in module.graph.nodes if getattr(n.target, "__name__", "") == _FUNCTION)
-    backwards = [module.get_submodule(str(node.args[1].target)) for node in calls]
-    return any(
-        inner.target is torch._C._set_grad_enabled
-        for backward in backwards
-        if isinstance(backward, fx.GraphModule)
-        for inner in backward.graph.nodes
-    )

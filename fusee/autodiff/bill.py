@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -238,24 +238,27 @@ def _known_layout(costs: Costs, nodes: Sequence[fx.Node], layouts: dict[Any, str
     return layouts[form]
 
 
+# ---------------------------------------------------------------------------- layout
+# What decides on lanes, as words:
+#
+# narrow     of less than 4 bytes
+# integer    no floating point
+# number     nor operands of that, and one is a number: what divides by it multiplies
+# across     a result's lanes lie elsewhere in an operand; far: each on a page of its own, there
+#            and back
+# permuted   a result's lanes are not its last axis
+# tiny       there are two or three of them; short, scant, brief: some more
+# down       other axes are reduced, or gone along, than the one that an operand's lanes are on
+# few        a result is of few elements then
+# spread     an operand is broadcast
+# repeated   elements of an operand lie in one place
+# order      of a norm, another one than 2, for which ATen has a kernel of its own
+#
+# What a call says in text is a word, too: one way of several to compute it.
+
+
 def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
-    """What decides on lanes, as words, each after a space.
-
-    narrow     of less than 4 bytes
-    integer    no floating point
-    number     nor operands of that, and one is a number: what divides by it multiplies
-    across     a result's lanes lie elsewhere in an operand; far: each on a page of its own, there
-               and back
-    permuted   a result's lanes are not its last axis
-    tiny       there are two or three of them; short, scant, brief: some more
-    down       other axes are reduced, or gone along, than the one that an operand's lanes are on
-    few        a result is of few elements then
-    spread     an operand is broadcast
-    repeated   elements of an operand lie in one place
-    order      of a norm, another one than 2, for which ATen has a kernel of its own
-
-    What a call says in text is a word, too: one way of several to compute it.
-    """
+    """The words of a call of eager's, each after a space."""
     own = [x for x in nodes if x.meta.get("call", (0, ""))[1].endswith(f"::{name_of(op_of(x))}")]
     (result, *_) = tensors_in((own or nodes)[-1].meta["val"])
     given = [t for node in nodes for x in node.all_input_nodes for t in tensors_in(x.meta["val"])]
@@ -278,6 +281,18 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     length = max(rows or [costs.size(result.shape[k]) for k in lanes], default=1)
     apart = [_apart(costs, x, result, lanes, is_moved) for x in given]
     is_integer = not any(x.dtype.is_floating_point or x.is_complex() for x in given)
+    places = (pair for x in given if costs.count(x) >= least for pair in zip(x.shape, x.stride()))
+    smaller = (x for x in given if costs.count(x) < costs.count(result) and not is_moved)
+    # from the last axis on: each is the result's, or has one element
+    spread = (
+        zip(x.shape[::-1], result.shape[::-1]) for x in smaller if 0 < x.dim() <= result.dim()
+    )
+    texts = {
+        text: True
+        for node in nodes
+        for name, (_, _, usual) in _parameters(op_of(node)).items()
+        if isinstance(text := node.kwargs.get(name, _given(node, name)), str) and text != usual
+    }
     words = {
         "narrow": any(x.itemsize < 4 for x in (result, *given)),
         "integer": not (result.dtype.is_floating_point or result.is_complex()),
@@ -291,10 +306,10 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
         "brief": 32 <= length <= 128,
         "down": is_down,
         "few": is_down and any(least < costs.count(x) < 16 * least for x in sums),
-        "spread": not is_moved and any(_is_spread(costs, x, result) for x in given),
-        "repeated": any(_is_repeated(x) for x in given if costs.count(x) >= least),
+        "spread": any(all(is_written(n, 1) or is_written(n, m) for n, m in x) for x in spread),
+        "repeated": any(is_written(step, 0) and not is_written(n, 1) for n, step in places),
         "order": any(_given(x, "ord") not in (None, 2) for x in nodes),
-        **dict.fromkeys((text for node in nodes for text in _texts(node)), True),
+        **texts,
     }
     return "".join(f" {word}" for word, holds in words.items() if holds)
 
@@ -313,32 +328,10 @@ def _reduced(costs: Costs, x: Tensor, axes: Sequence[int], is_all: bool) -> int:
     return length
 
 
-def _is_repeated(x: Tensor) -> bool:
-    steps = zip(x.shape, x.stride(), strict=True)
-    return any(is_written(step, 0) and not is_written(n, 1) for n, step in steps)
-
-
-def _texts(node: fx.Node) -> Iterator[str]:
-    """What a call says in text that is not what it would say anyway."""
-    for name, (_, _, usual) in _parameters(op_of(node)).items():
-        given = node.kwargs.get(name, _given(node, name))
-        if isinstance(given, str) and given != usual:
-            yield given
-
-
 def _given(node: fx.Node, name: str) -> Any:
     """What a call was given for a parameter, by its place; None of none."""
     place = _parameters(op_of(node)).get(name, (len(node.args),))[0]
     return node.args[place] if place < len(node.args) else None
-
-
-def _is_spread(costs: Costs, x: Tensor, result: Tensor) -> bool:
-    pairs = zip(reversed(x.shape), reversed(result.shape), strict=False)
-    return (
-        0 < x.dim() <= result.dim()
-        and costs.count(x) < costs.count(result)
-        and all(is_written(n, 1) or is_written(n, m) for n, m in pairs)
-    )
 
 
 def _apart(
@@ -377,8 +370,14 @@ def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> in
         if into_new or (name.endswith("_scatter") and kind(node) is Kind.MOVING):
             given = given[1:]
             total += costs.bytes(node if whole else given[-1]) if given else 0
-        elif _is_needed(node, inner):
-            total += costs.bytes(node)
+        else:
+            row = list(node.users)
+            for user in row:  # in memory for a user of it, or of its views
+                if user.target is operator.getitem or is_view(user.target):
+                    row += user.users
+                elif user not in inner:
+                    total += costs.bytes(node)
+                    break
         for x in given:
             root = _memory(x)
             if root not in inner:
@@ -392,14 +391,3 @@ def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> in
 def _memory(node: fx.Node) -> fx.Node:
     node = memory_root(node)
     return node if node.target is not operator.getitem else memory_root(node.all_input_nodes[0])
-
-
-def _is_needed(node: fx.Node, inner: Collection[fx.Node]) -> bool:
-    """Whether a result must be in memory for a user of it, or of its views."""
-    row = list(node.users)
-    for user in row:
-        if user.target is operator.getitem or is_view(user.target):
-            row += user.users
-        elif user not in inner:
-            return True
-    return False

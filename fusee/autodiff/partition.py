@@ -48,6 +48,7 @@ from fusee.autodiff import (
     Saved,
     SparseRows,
     Split,
+    is_sum,
     prepare,
     sparse_nodes,
 )
@@ -91,17 +92,12 @@ def instead_of(joint: Joint, facts: JointFacts, absent: frozenset[int]) -> Inste
         there = [x for x in given if found.get(x, x) is not None]
         if not there:
             found[node] = None
-        elif len(there) < len(given) and number is None and _is_sum(node, there[0]):
-            found[node] = found.get(there[0], there[0])
+        elif len(there) < len(given) and number is None and is_sum(node):
+            x, y = val(node), val(there[0])
+            is_alike = x.dtype is y.dtype and same_ints(x.shape, y.shape)
+            if is_alike and same_ints(x.stride(), y.stride()):
+                found[node] = found.get(there[0], there[0])
     return found
-
-
-def _is_sum(node: fx.Node, other: fx.Node) -> bool:
-    """Whether `node` adds something to `other`, and lies in memory as that does."""
-    if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
-        return False
-    x, y = val(node), val(other)
-    return x.dtype is y.dtype and same_ints(x.shape, y.shape) and same_ints(x.stride(), y.stride())
 
 
 class _BackwardCopier(Copier):
@@ -304,7 +300,12 @@ class _Splitter:
         if base in tangents and not crosses:
             return ViewOfInput(tangents[base], size, stride, start, val.dtype)
         made_here = base in copy.made and copy.made[base].op == "call_function"  # and not saved
-        if self._is_moved(node) or not made_here:
+        # whether it is a view of something that another node has taken the place of
+        below, is_moved = node, False
+        while below.op == "call_function" and is_view(below.target):
+            below = below.all_input_nodes[0]
+            is_moved |= below in self.instead
+        if is_moved or not made_here:
             results[position] = made = copy.own(copy.made[node])
             return Fresh(position, size, tuple(map(to_size, made.meta["val"].stride())))
         if any(step == 0 and n != 1 for n, step in zip(size, stride)) and not crosses:
@@ -312,14 +313,6 @@ class _Splitter:
             results[position] = copy.made[base]
             return ViewOfOutput(position, size, stride, start, val.dtype)
         return Fresh(position, size, stride)
-
-    def _is_moved(self, node: fx.Node) -> bool:
-        """Whether it is a view of something that another node has taken the place of."""
-        while node.op == "call_function" and is_view(node.target):
-            node = node.all_input_nodes[0]
-            if node in self.instead:
-                return True
-        return False
 
 
 # ---------------------------------------------------------------------------- partition

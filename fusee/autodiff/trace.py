@@ -20,7 +20,6 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten import (
-    Mutation,
     OutputSpec,
     ViewOfInput,
     ViewOfOutput,
@@ -440,7 +439,10 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
     def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if self.is_backward:
             number, is_function = current_node_number()
-            self.b.stack_trace, self.b.call, self.here = self._line(number)
+            line: Line = None, None, self.here
+            if number is not None:
+                line = self._lines[bisect_right(self._first, number) - 1]
+            self.b.stack_trace, self.b.call, self.here = line
             self.b.marks["function"] = number if is_function else None
         # what we ask twins for is no call of the program's: `functions` need not see it
         with without_torch_functions():
@@ -458,11 +460,6 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         finally:
             self.is_backward, self.b.stack_trace, self.b.marks = False, line, marks
             self.b.call = call
-
-    def _line(self, number: int | None) -> Line:
-        if number is None:
-            return None, None, self.here
-        return self._lines[bisect_right(self._first, number) - 1]
 
     def begin(self) -> None:
         if not self.is_backward:
@@ -553,7 +550,12 @@ class _Finish:
     ):
         self.tracer, self.b, self.inputs, self.leaves = tracer, tracer.b, inputs, leaves
         self.results, mutations = results, results.mutations
-        self.rebinds = tuple(m for m in mutations if self._is_differentiable(m))
+        # autograd knows of what was written there
+        written = ((m, inputs.values[m.index]) for m in mutations)
+        origins = leaves.origins
+        self.rebinds = tuple(
+            m for m, x in written if x is not None and x.tensor.grad_fn is not origins.get(m.index)
+        )
         self.mutations = tuple(m for m in mutations if m not in self.rebinds)
         self.forward_results = len(self.results.nodes)
         self.detached = tuple(map(self._is_detached, results.leaves, results.outputs, shown))
@@ -564,12 +566,6 @@ class _Finish:
         tensors = enumerate(results.tensors)
         self.tangents = tuple(at for at, x in tensors if x.requires_grad and at in known)
         self.gradients: list[int | None] = []
-
-    def _is_differentiable(self, mutation: Mutation) -> bool:
-        """Whether autograd knows of what was written to an input."""
-        value = self.inputs.values[mutation.index]
-        assert value
-        return value.tensor.grad_fn is not self.leaves.origins.get(mutation.index)
 
     def backward(self) -> None:
         """Record the backward of all results that require grad, and append the gradients.

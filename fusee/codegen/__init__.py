@@ -106,14 +106,6 @@ def emit_host(plan: Plan, launches: Sequence[Launch], arguments: HostArguments) 
     return _Writer(plan, launches, arguments).write()
 
 
-def _fills(view: View) -> bool:
-    """Whether a view has all elements of its buffer, and neither has holes."""
-    return product(view.shape) == product(view.buffer.shape) and all(
-        same_strides(shape, strides, dense(shape, stride_order(shape, strides)))
-        for shape, strides in ((view.shape, view.strides), (view.buffer.shape, view.buffer.strides))
-    )
-
-
 class _Writer:
     def __init__(self, plan: Plan, launches: Sequence[Launch], arguments: HostArguments) -> None:
         self.plan, self.arguments = plan, arguments
@@ -163,10 +155,16 @@ class _Writer:
                 self._run([k for k in items[position:end] if isinstance(k, Kernel)])
             if position < first:
                 unchanged = len(self.lines)
-            position = end
-            self._release(position)
-        results = ", ".join(map(self._result, self.graph.outputs))
-        results = f"({results}{',' if results else ''})"
+            position, gone = end, []
+            while self.alive and self.alive[0][0] < position:  # nothing reads them any more
+                gone.append(heapq.heappop(self.alive)[1:])
+            if gone:
+                self.lines.append(f"del {', '.join(self.variables[b] for _, b in sorted(gone))}")
+        texts = [self._constant(output) for output in self.graph.outputs]
+        if self.graph.late:  # the grad of a leaf is no view, and may be detached in place
+            made = zip(texts, self.graph.outputs, strict=True)
+            texts = [f"{x}.data" if isinstance(y, View) and x[-1] == ")" else x for x, y in made]
+        results = f"({', '.join(texts)}{',' if texts else ''})"
         is_alone = all(isinstance(item, Kernel) for item in items) and "(" not in results[1:]
         is_alone &= not self.arguments.followed and not self.arguments.brought
         body = ["n = threads()"] if self.launches else []
@@ -220,12 +218,19 @@ class _Writer:
         named = Counter(view.buffer for view in given)
         for item in self.schedule.items:
             named.update(() if isinstance(item, Kernel) else (*reads(item), *writes(item)))
-        return {
-            view.buffer: (view.shape, view.strides)
-            for view in given
-            if view.buffer.role == "result" and named[view.buffer] == 1
-            if view.offset == view.buffer.offset and _fills(view)
-        }
+        found: dict[Buffer, tuple[Shape, Shape]] = {}
+        for view in given:
+            buffer = view.buffer
+            if buffer.role != "result" or named[buffer] != 1 or view.offset != buffer.offset:
+                continue
+            # it has all elements of the buffer, and neither has holes
+            forms = (view.shape, view.strides), (buffer.shape, buffer.strides)
+            if product(view.shape) == product(buffer.shape) and all(
+                same_strides(shape, strides, dense(shape, stride_order(shape, strides)))
+                for shape, strides in forms
+            ):
+                found[buffer] = forms[0]
+        return found
 
     def _name(self, buffer: Buffer, name: str) -> None:
         """From here on the buffer is a tensor of that name, until its last use."""
@@ -270,12 +275,6 @@ class _Writer:
             name = f"k{len(self.names)}"
         self.names[name] = value
         return name
-
-    def _result(self, output: object) -> str:
-        """What is returned: the grad of a leaf is no view, and may be detached in place."""
-        text = self._constant(output)
-        is_made = isinstance(output, View) and text.endswith(")")
-        return f"{text}.data" if is_made and self.graph.late else text
 
     def _view(self, view: View) -> str:
         """A tensor for a View: the whole tensor, a view made ahead, or one made now."""
@@ -358,7 +357,15 @@ class _Writer:
         self.lines.append("    fail(status, frame)")
 
     def _extern(self, step: Extern) -> None:
-        call = self._callable(step)
+        base = "".join(c if c.isalnum() else "_" for c in step.name) or "extern"
+        call = self.callables.get((base, id(step.call)))
+        if call is None:
+            call = base
+            while call in self.names:
+                self.numbers[base] = self.numbers.get(base, 1) + 1
+                call = f"{base}_{self.numbers[base]}"
+            self.callables[base, id(step.call)] = call
+            self.names[call] = step.call
         arguments = [self._constant(argument) for argument in step.args]
         arguments += [f"{key}={self._constant(value)}" for key, value in step.kwargs.items()]
         if step.out:
@@ -376,8 +383,7 @@ class _Writer:
             if buffer is None:
                 targets.append("_")
                 continue
-            if buffer not in self.variables:
-                self._name(buffer, f"e{len(self.variables)}")
+            self._allocate(buffer)
             targets.append(self.variables[buffer])
         call_text = f"{call}({', '.join(arguments)})"
         if not targets:
@@ -391,26 +397,6 @@ class _Writer:
                 name, at = self.variables[buffer], self._constant(buffer.strides)
                 self.names["laid_out"] = laid_out
                 self.lines.append(f"if {name}.stride() != {at}: {name} = laid_out({name}, {at})")
-
-    def _callable(self, step: Extern) -> str:
-        base = "".join(c if c.isalnum() else "_" for c in step.name) or "extern"
-        name = self.callables.get((base, id(step.call)))
-        if name is None:
-            name = base
-            while name in self.names:
-                self.numbers[base] = self.numbers.get(base, 1) + 1
-                name = f"{base}_{self.numbers[base]}"
-            self.callables[base, id(step.call)] = name
-            self.names[name] = step.call
-        return name
-
-    def _release(self, position: int) -> None:
-        """Tensors that nothing reads any more give their memory back."""
-        gone = []
-        while self.alive and self.alive[0][0] < position:
-            gone.append(heapq.heappop(self.alive)[1:])
-        if gone:
-            self.lines.append(f"del {', '.join(self.variables[b] for _, b in sorted(gone))}")
 
     # -------------------------------------------------------------------- sizes
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusee.loops.operators import is_pointwise, named, opmath
-from fusee.source import Args, Kwargs
+from fusee.source import Args
 
 T = Tensor
 Apply = Callable[..., Any]
@@ -76,6 +76,10 @@ class Combine(NamedTuple):
             known.append(apply(call, held(call.args), kwargs))
         return [known[k] for k in self.results]
 
+    def __call__(self, *operands: T) -> list[T]:
+        """Its results by ATen."""
+        return self.values(operands, lambda call, args, kwargs: call.op(*args, **kwargs))
+
 
 @functools.cache
 def parsed(text: str) -> Combine:
@@ -93,20 +97,15 @@ def associative_scan(xs: Sequence[T], combine: str) -> list[T]:
 
     In a captured graph it stands for itself: who cannot make a loop of it runs or traces this.
     """
-    function = parsed(combine)
-
-    def joined(*operands: T) -> list[T]:
-        return function.values(operands, lambda call, args, kwargs: call.op(*args, **kwargs))
-
-    found = _tree([x.to(opmath(x.dtype)) for x in xs], joined)
+    found = _tree([x.to(opmath(x.dtype)) for x in xs], parsed(combine))
     return [y.to(x.dtype).contiguous() for x, y in zip(xs, found, strict=True)]
 
 
-def _tree(xs: list[T], joined: Callable[..., list[T]]) -> list[T]:
+def _tree(xs: list[T], joined: Combine) -> list[T]:
     """Of each pair first, which gives every second result; the others come one element later."""
     count = len(xs[0])
     if count < 2:
-        return xs
+        return [x.clone() for x in xs]
     odd = _tree(joined(*(x[:-1:2] for x in xs), *(x[1::2] for x in xs)), joined)
     after = joined(*(x[: (count - 1) // 2] for x in odd), *(x[2::2] for x in xs))
     even = [torch.cat([x[:1], y]) for x, y in zip(xs, after, strict=True)]
@@ -115,16 +114,10 @@ def _tree(xs: list[T], joined: Callable[..., list[T]]) -> list[T]:
     return [torch.cat([x.flatten(0, 1), y]) for x, y in zip(pairs, rest, strict=True)]
 
 
-def _run(xs: Sequence[T], combine: str) -> list[T]:
-    """The same in memory of its own."""
-    pairs = zip(xs, associative_scan(xs, combine), strict=True)
-    return [y.clone() if y.data_ptr() == x.data_ptr() else y for x, y in pairs]
-
-
 _make: Any = torch.library.Library  # torch does not annotate it
 _library = _make("fusee", "FRAGMENT")
 _library.define("associative_scan(Tensor[] xs, str combine) -> Tensor[]")
-_library.impl("associative_scan", _run, "CompositeExplicitAutograd")
+_library.impl("associative_scan", associative_scan, "CompositeExplicitAutograd")
 _library.impl(
     "associative_scan",
     lambda xs, text: [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs],
@@ -238,15 +231,10 @@ def _is_associative(text: str, dtypes: tuple[torch.dtype, ...]) -> bool:
         x = torch.randint(0 if dtype is torch.uint8 else lowest, 2, (3, 32), generator=random)
         return x.to(dtype)
 
-    def apply(call: CombineCall, args: Args, kwargs: Kwargs) -> Any:
-        return call.op(*args, **kwargs)
-
-    def joined(a: Sequence[T], b: Sequence[T]) -> list[T]:
-        return combine.values([*a, *b], apply)
-
     def holds(lowest: int) -> bool:
         a, b, c = zip(*(some(dtype, lowest).unbind() for dtype in dtypes))
-        pairs = zip(joined(joined(a, b), c), joined(a, joined(b, c)), strict=True)
+        left, right = combine(*combine(*a, *b), *c), combine(*a, *combine(*b, *c))
+        pairs = zip(left, right, strict=True)
         return all(torch.allclose(x.double(), y.double(), 1e-4, 1e-6, True) for x, y in pairs)
 
     return holds(-2) or holds(0)

@@ -154,28 +154,25 @@ def scopes(kernel: Kernel, inside: Inside) -> Iterator[str]:
 def types(kernel: Kernel, inside: Inside, checked: set[object]) -> Iterator[str]:
     """Each value has the dtype that its operation gives to its operands; stores take theirs."""
     for value in itertools.chain.from_iterable(inside):
-        if value not in checked:
-            checked.add(value)
-            fault = _type_fault(value)
-            if fault:
-                yield f"{value} of {value.dtype}: {fault}"
+        if value in checked:
+            continue
+        checked.add(value)
+        given, row, fault = [arg.dtype for arg in value.args], SCALAR_OPS.get(value.op), ""
+        if row is None and value.op not in SPECIAL_OPS:
+            fault = "the vocabulary has no such operation"
+        elif row is None:
+            fault = "" if _SPECIAL[value.op](value, given) else f"its operands are {given}"
+        elif len(given) != row.arity or len(set(given)) != 1 or _kind(given[0]) not in row.kinds:
+            fault = f"its operands are {given}"
+        else:
+            wanted = given[0] if row.result == "same" else getattr(torch, row.result)
+            fault = "" if value.dtype is wanted else f"its operation gives {wanted}"
+        if fault:
+            yield f"{value} of {value.dtype}: {fault}"
     for statement in kernel.statements():
         if isinstance(statement, Store) and statement.value.dtype is not statement.buffer.dtype:
             buffer = statement.buffer
             yield f"{statement.value.dtype} is stored into {buffer}, which is {buffer.dtype}"
-
-
-def _type_fault(value: Value) -> str | None:
-    dtypes, dtype = [arg.dtype for arg in value.args], value.dtype
-    row = SCALAR_OPS.get(value.op)
-    if row is not None:
-        if len(dtypes) != row.arity or len(set(dtypes)) != 1 or _kind(dtypes[0]) not in row.kinds:
-            return f"its operands are {dtypes}"
-        wanted = dtypes[0] if row.result == "same" else getattr(torch, row.result)
-        return None if dtype is wanted else f"its operation gives {wanted}"
-    if value.op not in SPECIAL_OPS:
-        return "the vocabulary has no such operation"
-    return None if _SPECIAL[value.op](value, dtypes) else f"its operands are {dtypes}"
 
 
 def _kind(dtype: torch.dtype) -> str:
@@ -284,7 +281,13 @@ def stored_once(kernel: Kernel) -> Iterator[str]:
                 value = store.value
                 is_read = store.mode == "set" and value.op == "load" and not value.args
                 is_copied = is_read and isinstance(store.index - value.attr[1], int)
-                if is_copied or _is_nested(store.index, axes):
+                steps = [stride(store.index, axis) for axis in axes]
+                known = [0 if n is None else hint(n) for n in steps]
+                rows = sorted((abs(n), hint(axis.size)) for n, axis in zip(known, axes))
+                reach = itertools.accumulate((n * (count - 1) for n, count in rows), initial=0)
+                # each axis steps over all that the smaller steps reach: then no two points meet
+                is_nested = all(n > far for (n, _), far in zip(rows, reach))
+                if is_copied or (None not in steps and is_nested):
                     continue
                 at = _Points([store.index], axes)
                 found = at.places(store.index, None)
@@ -292,22 +295,6 @@ def stored_once(kernel: Kernel) -> Iterator[str]:
                     points = torch.stack([at.known[axis].expand(POINTS) for axis in axes], 1)
                     if len(set(map(tuple, points.tolist()))) > len(set(found.tolist())):
                         yield f"two points store to one place of {store.buffer}"
-
-
-def _is_nested(index: Size, axes: Sequence[Symbol]) -> bool:
-    """Whether each axis steps over all that the smaller steps reach: then no two points meet."""
-    steps = []
-    for axis in axes:
-        step = stride(index, axis)
-        if step is None:
-            return False
-        steps.append((abs(hint(step)), hint(axis.size)))
-    reach = 0
-    for step, count in sorted(steps):
-        if step <= reach:
-            return False
-        reach += step * (count - 1)
-    return True
 
 
 # ------------------------------------------------------------------------------ all of them
@@ -588,29 +575,24 @@ class _Body:
     def __init__(self, body: Sequence[Statement]) -> None:
         self.lines: list[str] = []
         self.texts: dict[Value, str] = {}
-        self.names = 0
+        names = 0
         wanted = [statement.operands for statement in body]
         order = walk(value for values in wanted for value in values)
-        self.uses = Counter(operand for value in order for operand in value.operands)
-        self.uses.update(value for values in wanted for value in values)
+        uses = Counter(operand for value in order for operand in value.operands)
+        uses.update(value for values in wanted for value in values)
         indices = [index_of(value) for value in order]
         indices += [statement.index for statement in body if isinstance(statement, Store)]
-        self.hidden = {value for index in indices for value in payloads(index)}
+        hidden = {value for index in indices for value in payloads(index)}
         waiting = iter(order)
         for statement, values in zip(body, wanted, strict=True):
             while any(value not in self.texts for value in values):
-                self._add(next(waiting))
+                value = next(waiting)
+                text, shared = self._text(value), uses[value] > 1 and value.operands
+                if shared or value in hidden or len(text) > LONGEST:
+                    self.lines.append(f"t{names} = {text}")
+                    text, names = f"t{names}", names + 1
+                self.texts[value] = text
             self.lines.append(self._statement(statement))
-
-    def _add(self, value: Value) -> None:
-        text = self._text(value)
-        shared = self.uses[value] > 1 and value.operands
-        if shared or value in self.hidden or len(text) > LONGEST:
-            name = f"t{self.names}"
-            self.names += 1
-            self.lines.append(f"{name} = {text}")
-            text = name
-        self.texts[value] = text
 
     def _text(self, value: Value) -> str:
         args = [self.texts[arg] for arg in value.args]

@@ -242,33 +242,21 @@ class _Fuser:
         for buffer in reads(step):
             self.read.setdefault(buffer, []).append(position)
 
-    def _earliest(self, loop: Loop) -> int:
-        """The first position at which the loop may run."""
-        first = 0
-        for buffer in reads(loop):
-            first = max([first, *self.written.get(buffer, ())])
-        for buffer in writes(loop):
-            first = max([first, *self.read.get(buffer, ()), *self.written.get(buffer, ())])
-        if loop.buffer.role == "input":  # so that an error finds it as it was
-            first = max(first, self.last_check + 1)
-        return first
-
     def _best(self, loop: Loop) -> Placement | None:
         """Where it joins a kernel; None: it begins one."""
-        earliest, best = self._earliest(loop), None
-        if self.merge and not _stands_alone(loop):
-            for group in self._candidates(loop, earliest):
-                answer = self._try(loop, group)
-                folds = [m.loop for m in group.members if m.loop.is_fold]
-                if folds and isinstance(answer, str) and (cut := cut_apart(loop, folds)):
-                    answer = self._try(cut, group)
-                if isinstance(answer, str) and group.profile.shares:
-                    answer = self._try_in_pieces(loop, group) or answer
-                if isinstance(answer, str):
-                    with_whom = group.members[0].loop
-                    self.refusals.append(f"{_label(loop)} with {_label(with_whom)}: {answer}")
-                elif best is None or answer.saved_bytes > best.saved_bytes:
-                    best = answer
+        best = None
+        for group in self._candidates(loop) if self.merge and not _stands_alone(loop) else ():
+            answer = self._try(loop, group)
+            folds = [m.loop for m in group.members if m.loop.is_fold]
+            if folds and isinstance(answer, str) and (cut := cut_apart(loop, folds)):
+                answer = self._try(cut, group)
+            if isinstance(answer, str) and group.profile.shares:
+                answer = self._try_in_pieces(loop, group) or answer
+            if isinstance(answer, str):
+                with_whom = group.members[0].loop
+                self.refusals.append(f"{_label(loop)} with {_label(with_whom)}: {answer}")
+            elif best is None or answer.saved_bytes > best.saved_bytes:
+                best = answer
         return best
 
     def _place(self, loop: Loop) -> None:
@@ -292,7 +280,15 @@ class _Fuser:
             if group not in shared:
                 shared.append(group)
 
-    def _candidates(self, loop: Loop, earliest: int) -> list[Group]:
+    def _candidates(self, loop: Loop) -> list[Group]:
+        """Groups that share data with the loop, from where it may run on; the last ones first."""
+        earliest = 0
+        for buffer in reads(loop):
+            earliest = max([earliest, *self.written.get(buffer, ())])
+        for buffer in writes(loop):
+            earliest = max([earliest, *self.read.get(buffer, ()), *self.written.get(buffer, ())])
+        if loop.buffer.role == "input":  # so that an error finds it as it was
+            earliest = max(earliest, self.last_check + 1)
         found: dict[int, Group] = {}
         for buffer in (*reads(loop), *writes(loop)):
             for group in self.sharing.get(buffer, ())[-4:]:
@@ -314,11 +310,14 @@ class _Fuser:
         in_pieces = loop.buffer in produced
         if in_pieces and not profile.shares:
             return f"{loop.buffer} is written in pieces"
-        is_late = loop.late != group.members[0].loop.late
-        if group.position < self.last_extern and (
-            is_late or not (any(b in produced for b in reads(loop)) or self._makes_room(loop))
-        ):
-            return "its result would lie in memory long before it is read"
+        if group.position < self.last_extern:
+            # it may be as large as what is read here for the last time
+            ends = (b for b in {*reads(loop)} if self.last_reader.get(b) is self.step)
+            freed = (hint(size_bytes(b)) for b in ends if b.role in ("scratch", "extern"))
+            fits = any(b in produced for b in reads(loop))
+            fits = fits or sum(freed) >= hint(size_bytes(loop.buffer))
+            if loop.late != group.members[0].loop.late or not fits:
+                return "its result would lie in memory long before it is read"
         answer = _legality(loop, group, produced)
         if in_pieces and isinstance(answer, Placement):
             # nowhere twice, as far as one look at its indices tells
@@ -332,12 +331,6 @@ class _Fuser:
         if overwrites and isinstance(answer, Placement) and not _may_overwrite(answer):
             return "what overwrites its operands shares only a single pass over the same points"
         return answer
-
-    def _makes_room(self, loop: Loop) -> bool:
-        """Whether as many bytes are read here for the last time as it writes."""
-        ends = (b for b in {*reads(loop)} if self.last_reader.get(b) is self.step)
-        freed = sum(hint(size_bytes(b)) for b in ends if b.role in ("scratch", "extern"))
-        return freed >= hint(size_bytes(loop.buffer))
 
     def _try_in_pieces(self, loop: Loop, group: Group) -> Placement | None:
         """Where the loop joins the group if an axis of the one is two of the other's: the channels

@@ -287,23 +287,21 @@ def cut_apart(loop: Loop, beside: Sequence[Loop]) -> Loop | None:
             own = ((axis, stride(value.attr[1], axis)) for axis in loop.axes)
             back.update((a, a.size - 1 - a.expr) for a, n in own if n == -1 * step and n != 0)
     cut = rewritten(loop, back) if back and loop.acc is None and not loop.ordered else loop
+    # sizes that are two axes of a loop beside it, of which the inner one is scanned; and that one's
+    pieces: list[tuple[Size, Size]] = []
+    for other in beside:
+        for number in other.axes if other.scan else ():
+            (piece,) = other.reduce_axes
+            inner, outer = stride(other.index, piece), stride(other.index, number)
+            if inner is not None and outer == inner * piece.size:
+                pieces.append((piece.size * number.size, piece.size))
     while loop.acc is None and not loop.ordered and len(cut.axes) < 8:
-        found = next(itertools.chain(cuts_of(cut), _in_pieces(cut, beside)), None)
+        inside = ((axis, n) for whole, n in pieces for axis in cut.axes if axis.hi == whole)
+        found = next(itertools.chain(cuts_of(cut), inside), None)
         if found is None:
             break
         cut = cut_loop(cut, *found)
     return None if cut is loop else cut
-
-
-def _in_pieces(loop: Loop, beside: Sequence[Loop]) -> Iterator[tuple[Symbol, Size]]:
-    """Each axis that is two of another loop's, of which the inner one is scanned; its length."""
-    for other in (x for x in beside if x.scan):
-        (piece,) = other.reduce_axes
-        for number in other.axes:
-            step, steps = stride(other.index, piece), stride(other.index, number)
-            if step is not None and steps == step * piece.size:
-                whole = piece.size * number.size
-                yield from ((axis, piece.size) for axis in loop.axes if axis.hi == whole)
 
 
 def split_symbols(axis: Symbol, chunk: Size) -> tuple[Symbol, Symbol, Size]:

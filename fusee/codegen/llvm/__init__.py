@@ -34,7 +34,7 @@ from fusee.codegen.llvm.ops import Context, given_numbers
 from fusee.loops import Acc, Buffer, Kernel, Phase, index_of, payloads, walk
 from fusee.loops.schedule import scanned_rows, scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, memory_type, vector
-from fusee.sym import Size, Symbol, count_points, hint, maximum, minimum, product
+from fusee.sym import Size, Symbol, count_points, hint, maximum, minimum
 
 # ---------------------------------------------------------------------------- strip
 # Reductions down the columns of a block: rows outside, vectors inside.
@@ -74,28 +74,24 @@ class Strip:
         for phase in self.phases:
             self.phase, self.hows = phase, accumulators(phase, two_level=True)
             self.known |= self.hows
-            self._phase(self.hows)
+            for acc, how in self.hows.items():
+                places = range(len(self._starts(how, 1)))
+                self.arrays[acc] = [self.ctx.array(self.width * self._size(acc, k)) for k in places]
+            if self.hows:
+                self._columns(self.first_rank, self._start)
+            self._rows(0)
+            if any(how.two_level for how in self.hows.values()):
+                self._columns(self.first_rank, self._finish)
 
-    def _phase(self, hows: Accumulators) -> None:
-        for acc, how in hows.items():
-            places = range(len(self._starts(how, 1)))
-            self.arrays[acc] = [self.ctx.array(self.width * self._size(acc, k)) for k in places]
-        two_level = {acc: how for acc, how in hows.items() if how.two_level}
+    def _start(self, t: InsertPoint, i: str) -> None:
+        for acc, how in self.hows.items():
+            self._store(t, i, acc, [self._starts(how, t.lanes)] * self.ctx.copies)
 
-        def start(t: InsertPoint, i: str) -> None:
-            for acc, how in hows.items():
-                self._store(t, i, acc, [self._starts(how, t.lanes)] * self.ctx.copies)
-
-        def finish(t: InsertPoint, i: str) -> None:
-            for acc, how in two_level.items():
+    def _finish(self, t: InsertPoint, i: str) -> None:
+        for acc, how in self.hows.items():
+            if how.two_level:
                 sums = self._load(t, i, acc, range(2))
                 self._store(t, i, acc, [settle(t, how, part) for part in sums])
-
-        if hows:
-            self._columns(self.first_rank, start)
-        self._rows(0)
-        if two_level:
-            self._columns(self.first_rank, finish)
 
     # -------------------------------------------------------------------------- loops
 
@@ -301,7 +297,10 @@ class _Emitter:
         elif self.rows:
             self.block = self.rows
         elif reduces:
-            self.block = self._strip_width()
+            self.block = BLOCK_REDUCING
+            if self.lane is not None:  # long runs of columns, but enough strips for threads
+                fair = hint(self.lane.size) * max(hint(count_points(self.parallel)), 1) // STRIPS
+                self.block = min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
 
     def _outer_lane(self) -> Symbol | None:
         """The outer axis for vectors. Ordered kernels come without: their last axis may serve."""
@@ -312,13 +311,6 @@ class _Emitter:
         if last is None or last in kernel.ordered or any(p.inner for p in kernel.phases):
             return None
         return last
-
-    def _strip_width(self) -> int:
-        """Columns that are read row by row: long runs of them, but enough strips for threads."""
-        if self.lane is None:
-            return BLOCK_REDUCING
-        fair = hint(self.lane.size) * max(hint(count_points(self.parallel)), 1) // STRIPS
-        return min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
 
     def _rows_in_a_square(self, machine: Machine) -> int:
         """How many rows of scans, and as many columns, are turned at a time; 0: none are."""
@@ -362,8 +354,8 @@ class _Emitter:
             "done:",
             "  ret void",
         ]
-        total = self._total()
-        grain = (GRAIN_WORK - 1) // maximum(self._work(), 1) + 1
+        total, work = self._total_and_work()
+        grain = (GRAIN_WORK - 1) // maximum(work, 1) + 1
         body = "\n".join(lines)
         name = "k_" + hashlib.sha256(body.encode()).hexdigest()[:20]
         signature = "ptr %bufs, ptr %params, i64 %begin, i64 %end, i64 %thread"
@@ -378,28 +370,20 @@ class _Emitter:
             given=ctx.given(),
         )
 
-    def _total(self) -> Size:
-        total = product(self._count(axis) for axis in self.parallel)
-        if self.lane is None:
-            return total
-        return total * ((self.lane.size + self.block - 1) // self.block)
-
-    def _count(self, axis: Symbol) -> Size:
-        """Parallel iterations along an axis that is not the lanes'."""
-        if self.tile is None or axis != self.tile.axis:
-            return axis.size
-        return (axis.size + self.tile.strip - 1) // self.tile.strip
-
-    def _work(self) -> Size:
-        """About how many additions one parallel iteration takes."""
+    def _total_and_work(self) -> tuple[Size, Size]:
+        """How many parallel iterations there are, and about how many additions one takes."""
+        total: Size = 1
         work: Size = 0
+        for axis in self.parallel:
+            strip = self.tile.strip if self.tile is not None and axis == self.tile.axis else 1
+            total = total * ((axis.size + strip - 1) // strip)
         for phase in self.kernel.phases:
             work = work + phase_cost(phase, self.orders[phase])
-        work = work * count_points(self.ordered)
-        work = work * (self.tile.strip if self.tile else 1)
+        work = work * count_points(self.ordered) * (self.tile.strip if self.tile else 1)
         if self.lane is None:
-            return work
-        return work * minimum(self.lane.size, self.block)
+            return total, work
+        blocks = (self.lane.size + self.block - 1) // self.block
+        return total * blocks, work * minimum(self.lane.size, self.block)
 
     # -------------------------------------------------------------------------- outer loops
 
@@ -413,7 +397,13 @@ class _Emitter:
     def _points(self) -> None:
         """One loop over the linear range; coordinates count along like an odometer."""
         ctx, top = self.ctx, self.writer.top
-        sizes = [self._count_name(axis) for axis in self.parallel]
+        sizes = []
+        for axis in self.parallel:
+            size = ctx.size_of(axis)
+            if self.tile is not None and axis == self.tile.axis:
+                more = top.op(f"add i64 {size}, {self.tile.strip - 1}")
+                size = top.op(f"udiv i64 {more}, {self.tile.strip}")
+            sizes.append(size)
         if self.lane is not None:
             more = top.op(f"add i64 {ctx.size_of(self.lane)}, {self.block - 1}")
             sizes.append(top.op(f"udiv i64 {more}, {self.block}"))
@@ -435,28 +425,15 @@ class _Emitter:
                 self._tiled(self.tile, ctx.axis_name[self.tile.axis], low, high)
             else:
                 self._ordered(0, low, high)
-            following += self._advance(at, sizes)
-
-    def _advance(self, at: list[str], sizes: list[str]) -> list[str]:
-        op = self.writer.top.op
-        carry = "1"
-        following: list[str] = []
-        for name, size in zip(reversed(at), reversed(sizes), strict=True):
-            plus = op(f"add nsw i64 {name}, {carry}")
-            if len(following) == len(at) - 1:
-                following.append(plus)
-                break
-            wraps = op(f"icmp eq i64 {plus}, {size}")
-            following.append(op(f"select i1 {wraps}, i64 0, i64 {plus}"))
-            carry = op(f"zext i1 {wraps} to i64")
-        return following[::-1]
-
-    def _count_name(self, axis: Symbol) -> str:
-        top, size = self.writer.top, self.ctx.size_of(axis)
-        if self.tile is None or axis != self.tile.axis:
-            return size
-        more = top.op(f"add i64 {size}, {self.tile.strip - 1}")
-        return top.op(f"udiv i64 {more}, {self.tile.strip}")
+            op, carry, moved = self.writer.top.op, "1", list[str]()
+            for name, size in zip(reversed(at), reversed(sizes), strict=True):
+                plus = op(f"add nsw i64 {name}, {carry}")
+                if len(moved) < len(at) - 1:  # the first one does not wrap
+                    wraps = op(f"icmp eq i64 {plus}, {size}")
+                    plus = op(f"select i1 {wraps}, i64 0, i64 {plus}")
+                    carry = op(f"zext i1 {wraps} to i64")
+                moved.append(plus)
+            following += moved[::-1]
 
     def _tiled(self, tile: Tile, strip: str, low: str, high: str) -> None:
         """A strip of the tile's axis: whole tiles, then what is left of their rows, and the rest of
@@ -521,36 +498,40 @@ class _Emitter:
         ctx, op = self.ctx, self.writer.top.op
         whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-rows}")
         middle = op(f"add i64 {low}, {whole}")
+        body, rank = self.body, ctx.base_rank + 1
         with self.writer.each(low, middle, rows) as i:
             ctx.open_axis(lane, i, ctx.base_rank)
             for phase in self.kernel.phases:
-                self._square(phase, lane, rows)
+                (axis,) = phase.inner
+                size = ctx.size_of(axis)
+                whole, hows = whole_vectors(ctx, size, rows), accumulators(phase, two_level=False)
+                kinds, parts = hows.kinds(rows), hows.start(rows)
+                pieces = ("0", whole, False), (whole, size, True)
+                for start, stop, is_tail in (x for x in pieces if x[0] != x[1]):
+                    with body.carry(start, stop, rows, parts, kinds) as (j, now, parts):
+                        ctx.open_axis(axis, j, rank)
+                        body.set_stage(lane, Stage(rows, rows), None)
+                        ctx.copy_axis = axis
+                        ctx.tail = body.tail_mask(rows, j, size) if is_tail else None
+                        parts |= body.statements(phase, now, hows, rank)
         with self.writer.each(middle, high) as i:
             ctx.open_axis(lane, i, ctx.base_rank)
             self._point()
-
-    def _square(self, phase: Phase, lane: Symbol, rows: int) -> None:
-        """A phase of so many rows, as many columns at a time."""
-        ctx, body, (axis,) = self.ctx, self.body, phase.inner
-        size, rank = ctx.size_of(axis), ctx.base_rank + 1
-        whole = whole_vectors(ctx, size, rows)
-        hows = accumulators(phase, two_level=False)
-        kinds, parts = hows.kinds(rows), hows.start(rows)
-        for start, stop, is_tail in (("0", whole, False), (whole, size, True)):
-            if start == stop:
-                continue
-            with body.carry(start, stop, rows, parts, kinds) as (j, now, parts):
-                ctx.open_axis(axis, j, rank)
-                body.set_stage(lane, Stage(rows, rows), None)
-                ctx.copy_axis = axis
-                ctx.tail = body.tail_mask(rows, j, size) if is_tail else None
-                parts |= body.statements(phase, now, hows, rank)
 
     # -------------------------------------------------------------------------- lanes
 
     def _outer_lanes(self, lane: Symbol, low: str, high: str) -> None:
         phases = self.kernel.phases
-        parts = self._stage_parts(low, high)
+        parts: list[tuple[Stage, str, str]] = []  # what of [low, high) each stage covers
+        start = low
+        for stage in self.stages:
+            stop = high
+            if not stage.masked and stage.lanes > 1:
+                op = self.writer.top.op
+                whole = op(f"and i64 {op(f'sub i64 {high}, {start}')}, {-stage.width}")
+                stop = op(f"add i64 {start}, {whole}")
+            parts.append((stage, start, stop))
+            start = stop
         if self.is_strip:
             Strip(self.body, phases, lane, parts, (low, high), self.block).emit()
             return
@@ -559,17 +540,3 @@ class _Emitter:
                 self.body.open_lanes(lane, stage, high, i, self.ctx.base_rank)
                 for phase in phases:
                     Across(self.body, phase).emit()
-
-    def _stage_parts(self, low: str, high: str) -> list[tuple[Stage, str, str]]:
-        """Each stage with the part of [low, high) that it covers."""
-        found = []
-        start = low
-        for stage in self.stages:
-            stop = high
-            if not stage.masked and stage.lanes > 1:
-                op = self.writer.top.op
-                whole = op(f"and i64 {op(f'sub i64 {high}, {start}')}, {-stage.width}")
-                stop = op(f"add i64 {start}, {whole}")
-            found.append((stage, start, stop))
-            start = stop
-        return found

@@ -11,11 +11,18 @@ from dataclasses import dataclass
 
 import torch
 
-from fusee.codegen.llvm.index import groups, scalar_size, scalar_sum, split_lanes, vector_sum
 from fusee.codegen.llvm.lanes import Stage, choose_stages, is_short, width_of
 from fusee.codegen.llvm.math import rough_quotient, rough_tanh
-from fusee.codegen.llvm.memory import load_scalar, load_vector, store_value
-from fusee.codegen.llvm.ops import Context, compare, emit, emit_bitcast, emit_cast
+from fusee.codegen.llvm.memory import (
+    load_scalar,
+    load_vector,
+    scalar_size,
+    scalar_sum,
+    split_lanes,
+    store_value,
+    vector_sum,
+)
+from fusee.codegen.llvm.ops import Context, compare, emit, emit_bitcast, emit_cast, groups
 from fusee.loops import REDUCTIONS, Acc, Accumulate, Phase, Store, Value, identity
 from fusee.loops.schedule import is_scan
 from fusee.runtime.llvm_text import (

@@ -26,8 +26,10 @@ from fusee.sym import Size, Symbol, count_points, symbols
 MOST_INLINED = 8
 # An op at least this heavy is a function call or a long sequence: copies would not help it.
 HEAVY = 12
-# Operations in a body up to which four, and two, copies fit the registers and hide latency.
+# Operations in a body up to which four, and two, copies fit the registers and hide latency; what
+# is none.
 FEW, SOME = 6, 16
+PLAIN = ("const", "index", "load", "acc", "carry")
 
 
 class Stage(NamedTuple):
@@ -76,9 +78,14 @@ def choose_stages(
         return [Stage(1, 1)]
     # Without a chain of additions to break up, copies gain nothing; and they leave whole vectors
     # to the end of the axis, where masked stores are dear.
-    copies = 1
-    if any(phase.accumulates for phase in phases):
-        copies = min(_copies(p, order, lane) for p, order in zip(phases, orders, strict=True))
+    copies = 4 if any(phase.accumulates for phase in phases) else 1
+    for phase, order in zip(phases, orders, strict=True) if copies > 1 else ():
+        moved = [(v.op, symbols(index_of(v))) for v in order if v.op in ("load", "index")]
+        is_slow = any(op == "index" and lane in own for op, own in moved)
+        is_slow |= any(op == "load" and s.payload is not None for op, own in moved for s in own)
+        is_slow |= any(SCALAR_OPS[v.op].heavy >= HEAVY for v in order if v.op in SCALAR_OPS)
+        weight = len(phase.accumulates) + sum(v.op not in PLAIN for v in order)
+        copies = min(copies, 1 if is_slow or weight > SOME else 2 if weight > FEW else 4)
     if isinstance(lane.hi, int) and lane.hi < BRIEF * lanes:  # nor more than whole ones in it
         whole = max(lane.hi // lanes, 1)
         copies = min(copies, whole & -whole)
@@ -94,22 +101,6 @@ def choose_stages(
     return [Stage(copies, lanes), *middle, Stage(1, 1)]
 
 
-def _copies(phase: Phase, order: Sequence[Value], lane: Symbol) -> int:
-    weight = 0
-    for value in order:
-        row = SCALAR_OPS.get(value.op)
-        if row is not None and row.heavy >= HEAVY:
-            return 1
-        index = index_of(value)
-        if lane in symbols(index) and value.op == "index":
-            return 1
-        if value.op == "load" and any(s.payload is not None for s in symbols(index)):
-            return 1
-        weight += value.op not in ("const", "index", "load", "acc", "carry")
-    weight += len(phase.accumulates)
-    return 4 if weight <= FEW else 2 if weight <= SOME else 1
-
-
 def outlined(orders: Iterable[Sequence[Value]]) -> frozenset[tuple[str, torch.dtype]]:
     """The elementary functions, by op and dtype, of which a kernel has too many to inline them."""
     values = (value for order in orders for value in order)
@@ -120,13 +111,8 @@ def outlined(orders: Iterable[Sequence[Value]]) -> frozenset[tuple[str, torch.dt
 
 def is_light(orders: Sequence[Sequence[Value]]) -> bool:
     """True if a kernel does little more than move data."""
-    plain = ("const", "index", "load", "acc", "carry", "cast")
-    return sum(value.op not in plain for order in orders for value in order) <= FEW and not any(
-        row.heavy >= HEAVY
-        for order in orders
-        for value in order
-        if (row := SCALAR_OPS.get(value.op)) is not None
-    )
+    ops = [v.op for order in orders for v in order if v.op not in (*PLAIN, "cast")]
+    return len(ops) <= FEW and all(SCALAR_OPS[x].heavy < HEAVY for x in ops if x in SCALAR_OPS)
 
 
 def phase_cost(phase: Phase, order: Sequence[Value]) -> Size:

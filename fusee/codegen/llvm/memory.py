@@ -1,4 +1,7 @@
-"""Loads and stores, of one element or of a vector: contiguous, reversed, strided or scattered.
+"""Index expressions as i64 arithmetic, and what is loaded and stored there.
+
+One element or a vector: contiguous, reversed, strided or scattered. Each part of an address is
+computed where it last changes.
 
 A mask excludes lanes: past the end of the lanes axis, or where the program says that nothing is to
 be read. Where the processor has no masked access of that width, excluded lanes go to a spare place
@@ -8,23 +11,19 @@ on the stack instead of branching.
 from __future__ import annotations
 
 import functools
+import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from fusee.codegen.llvm.index import (
-    coefficient_name,
-    groups,
-    lane_stride,
-    mono_rank,
-    pointer,
-    scalar_sum,
-    split_lanes,
-    vector_sum,
-)
 from fusee.codegen.llvm.ops import (
     Context,
     Group,
     emit,
     from_memory,
+    groups,
+    mono_key,
+    mono_rank,
+    mono_varies,
     picked,
     round_to,
     to_memory,
@@ -39,9 +38,209 @@ from fusee.runtime.llvm_text import (
     mangled,
     memory_type,
     numbered,
+    splat,
     vector,
 )
-from fusee.sym import Size, Symbol, hint, maximum
+from fusee.sym import Atom, Call, Size, Symbol, hint, known_ge, known_lt, maximum
+
+# ---------------------------------------------------------------------------- indices
+
+
+def scalar_size(ctx: Context, size: Size) -> str:
+    """An expression that is the same in all lanes, as an i64."""
+    return scalar_sum(ctx, groups(ctx, size))
+
+
+def scalar_sum(ctx: Context, terms: Sequence[Group]) -> str:
+    """The sum of terms, each added at the rank where it changes."""
+    return _by_rank(ctx, ("sum",), terms, "", functools.partial(_sum, ctx)) or "0"
+
+
+def pointer(ctx: Context, buffer: Buffer, kind: str, terms: Sequence[Group]) -> str:
+    """The address of element sum(terms) of a buffer of `kind`."""
+
+    def further(rank: int, place: str, own: Sequence[Group]) -> str:
+        return ctx.ranked[rank].at(place, _sum(ctx, rank, "", own), kind)
+
+    start = ctx.buffer(buffer)
+    return _by_rank(ctx, ("pointer", ctx.buffers[buffer], kind), terms, start, further)
+
+
+def _by_rank(
+    ctx: Context,
+    key: tuple[object, ...],
+    terms: Sequence[Group],
+    total: str,
+    join: Callable[[int, str, Sequence[Group]], str],
+) -> str:
+    """`join(rank, total so far, the rank's terms)` for each rank that terms have, in its level."""
+    ranks = [mono_rank(ctx, mono) for mono, _ in terms]
+    ordered = [group for _, group in sorted(zip(ranks, terms), key=operator.itemgetter(0))]
+    done = 0
+    for rank, count in sorted(Counter(ranks).items()):
+        made = functools.partial(join, rank, total, ordered[done : done + count])
+        done += count
+        total = ctx.ranked[rank].once((*key, tuple(ordered[:done])), made)
+    return total
+
+
+def _sum(ctx: Context, rank: int, total: str, terms: Sequence[Group]) -> str:
+    """total + terms; "" is no total yet."""
+    level = ctx.ranked[rank]
+    for mono, coef in terms:
+        if coef == -1 and mono:
+            total = level.op(f"sub i64 {total or '0'}, {_product(ctx, rank, mono, 1)}")
+        else:
+            term = _product(ctx, rank, mono, coef)
+            total = level.op(f"add i64 {total}, {term}") if total else term
+    return total
+
+
+def _product(ctx: Context, rank: int, mono: tuple[Atom, ...], coef: Size) -> str:
+    level = ctx.ranked[rank]
+
+    def make() -> str:
+        found = coefficient_name(ctx, mono, coef) if coef != 1 or not mono else ""
+        if found and len(mono) == 1 and mono[0] in ctx.loop_axes:
+            return level.times(found)
+        for atom in mono:
+            name = _scalar_atom(ctx, atom)
+            found = level.op(f"mul nsw i64 {name}, {found}") if found else name
+        return found
+
+    return level.once(("product", mono, coef), make)
+
+
+def coefficient_name(ctx: Context, mono: tuple[Atom, ...], coef: Size) -> str:
+    """A coefficient: 0, 1 and -1 stay in the text, others are the host's to give."""
+    return str(coef) if coef in (0, 1, -1) else ctx.param(("of", mono_key(ctx, mono)), coef)
+
+
+def _scalar_atom(ctx: Context, atom: Atom) -> str:
+    if isinstance(atom, Symbol):
+        if atom in ctx.axis_name:
+            return ctx.axis_name[atom]
+        assert isinstance(atom.payload, Value)
+        return ctx.scalar(atom.payload)
+    rank, _ = ctx.atom_fact(atom)
+
+    def make() -> str:
+        a = scalar_size(ctx, atom.a)
+        b = str(atom.b) if _has_number(atom) else scalar_size(ctx, atom.b)
+        return _call(ctx, rank, atom, a, b, 1)
+
+    return ctx.ranked[rank].once(("call", atom), make)
+
+
+def _has_number(atom: Call) -> bool:
+    """Whether a divisor is a number, which stays in the text."""
+    return isinstance(atom.b, int) and atom.op in ("//", "%")
+
+
+def _call(ctx: Context, rank: int, atom: Call, a: str, b: str, lanes: int) -> str:
+    t = ctx.target(rank, lanes)
+    kind = vector("i64", lanes)
+    if atom.op in ("min", "max"):
+        return t.intrinsic(f"s{atom.op}", "i64", a, b)
+    if atom.op in ("&", "<<"):
+        return t.op(f"{'and' if atom.op == '&' else 'shl'} {kind} {a}, {b}")
+    if known_ge(atom.a, 0):
+        name = "udiv" if atom.op == "//" else "urem"
+        if lanes > 1 and _has_number(atom) and known_lt(atom.a, 1 << 32):
+            # no machine multiplies vectors of 64 bits and keeps the upper half, as a division does
+            half = vector("i32", lanes)
+            a = t.op(f"trunc {kind} {a} to {half}")
+            a = t.op(f"{name} {half} {a}, {splat('i32', atom.b, lanes)}")
+            return t.op(f"zext {half} {a} to {kind}")
+        return t.op(f"{name} {kind} {a}, {b}")
+    # divisors are positive: only a negative remainder has to be moved
+    rest = t.op(f"srem {kind} {a}, {b}")
+    negative = t.op(f"ashr {kind} {rest}, {splat('i64', 63, lanes)}")
+    if atom.op == "//":
+        quotient = t.op(f"sdiv {kind} {a}, {b}")
+        return t.op(f"add {kind} {quotient}, {negative}")
+    moved = t.op(f"and {kind} {negative}, {b}")
+    return t.op(f"add {kind} {rest}, {moved}")
+
+
+# ------------------------------------------------------------------------------ of vectors
+
+
+def split_lanes(ctx: Context, terms: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """(terms that differ between lanes, terms that do not)."""
+    pairs = [(group, mono_varies(ctx, group[0])) for group in terms]
+    return [group for group, varies in pairs if varies], [x for x, varies in pairs if not varies]
+
+
+def lane_stride(ctx: Context, varying: Sequence[Group]) -> list[Group] | None:
+    """The sum by which `varying` grows from lane to lane, or None if it is not constant."""
+    stride: list[Group] = []
+    for mono, coef in varying:
+        rest = tuple(atom for atom in mono if atom != ctx.lane)
+        if len(rest) != len(mono) - 1 or mono_varies(ctx, rest):
+            return None
+        stride.append((rest, coef))
+    return stride
+
+
+def vector_sum(ctx: Context, terms: Sequence[Group], rank: int) -> list[str]:
+    """The sum as vectors of i64, for every copy, emitted at `rank`."""
+    varying, uniform = split_lanes(ctx, terms)
+    stride = lane_stride(ctx, varying)
+    if stride is not None:
+        return _ramp(ctx, [*varying, *uniform], stride, rank)
+    level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
+    start = [ctx.splat(scalar_sum(ctx, uniform), "i64", rank)] if uniform else []
+    products = []
+    for mono, coef in varying:
+        factors = [_vector_atom(ctx, atom, rank) for atom in mono]
+        totals = []
+        for of_copy in zip(*factors, strict=True):
+            total = functools.reduce(lambda x, y: level.op(f"mul {kind} {x}, {y}"), of_copy)
+            if coef != 1:
+                by = ctx.splat(coefficient_name(ctx, mono, coef), "i64", 0)
+                total = level.op(f"mul {kind} {total}, {by}")
+            totals.append(total)
+        products.append(totals)
+    return [
+        functools.reduce(lambda x, y: level.op(f"add {kind} {x}, {y}"), (*start, *terms))
+        for terms in zip(*products, strict=True)
+    ]
+
+
+def _ramp(ctx: Context, terms: Sequence[Group], stride: Sequence[Group], rank: int) -> list[str]:
+    """Start + lane * stride."""
+    level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
+    start, step = scalar_sum(ctx, terms), scalar_sum(ctx, stride)
+    steps = numbered("i64", range(ctx.lanes))
+    if step != "1":
+        steps = level.op(f"mul {kind} {steps}, {ctx.splat(step, 'i64', rank)}")
+    totals = []
+    for copy in range(ctx.copies):
+        first = start
+        if copy:
+            ahead = level.op(f"mul i64 {step}, {copy * ctx.lanes}")
+            first = level.op(f"add i64 {start}, {ahead}")
+        totals.append(level.op(f"add {kind} {ctx.splat(first, 'i64', rank)}, {steps}"))
+    return totals
+
+
+def _vector_atom(ctx: Context, atom: Atom, rank: int) -> list[str]:
+    if not ctx.atom_fact(atom)[1]:
+        name = _scalar_atom(ctx, atom)
+        return [ctx.splat(name, "i64", rank)] * ctx.copies
+    if isinstance(atom, Symbol):
+        if atom == ctx.lane:
+            return _ramp(ctx, [((atom,), 1)], [((), 1)], rank)
+        assert isinstance(atom.payload, Value)
+        return ctx.vectors(atom.payload)
+    a = vector_sum(ctx, groups(ctx, atom.a), rank)
+    if _has_number(atom):
+        b = [splat("i64", atom.b, ctx.lanes)] * ctx.copies
+    else:
+        b = vector_sum(ctx, groups(ctx, atom.b), rank)
+    return [_call(ctx, rank, atom, x, y, ctx.lanes) for x, y in zip(a, b, strict=True)]
+
 
 # ---------------------------------------------------------------------------- access
 
@@ -286,14 +485,22 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
     rank = ctx.facts[value][0]
     place = _place(ctx, buffer, index, rank)
     t = place.t()
+    found: list[str] = []
     if not ctx.size_fact(index)[1]:
-        return _load_shared(ctx, place, value)
+        # one element for all lanes, whose mask differs between them
+        one, kind, wide = place.t(1), HELD[buffer.dtype], vector("i1", ctx.lanes)
+        name = f"llvm.vector.reduce.or.{mangled('i1', ctx.lanes)}"
+        for mask, other in zip(*map(ctx.vectors, value.args), strict=True):
+            any_lane = t.level.call("i1", name, (wide, _both(t, ctx.mask, mask) or mask))
+            address = t.op(f"select i1 {any_lane}, ptr {place.address}, ptr {ctx.spare()}")
+            x = from_memory(one, buffer.dtype, load_element(one, place.kind, address))
+            found.append(t.select(mask, kind, ctx.splat(x, kind, rank), other))
+        return found
     if isinstance(place, TilePlace) and place.is_turned:
         turns = turned(t, place.kind, place.load_rows(), ctx.copies)
         return [from_memory(t, buffer.dtype, x) for x in turns]
     if place.step == 1 and not ctx.machine.is_simt:
         _fetch_ahead(place)
-    found: list[str] = []
     given, guards = value.args, list[str]()  # where something is to be read, and what is elsewhere
     if given and place.step and not ctx.facts[given[0]][1]:
         # one test for all lanes: read from elsewhere instead
@@ -446,24 +653,6 @@ def _shifted(place: AccessPlace, copy: int) -> str:
     return op(f"bitcast <4 x i32> {whole} to {vector(place.kind, t.lanes)}")
 
 
-def _load_shared(ctx: Context, place: AccessPlace, value: Value) -> list[str]:
-    """One element for all lanes whose mask differs between lanes."""
-    t, one = place.t(), place.t(1)
-    masks, others = ctx.vectors(value.args[0]), ctx.vectors(value.args[1])
-    found = []
-    for mask, other in zip(masks, others, strict=True):
-        wide = vector("i1", ctx.lanes)
-        active = _both(t, ctx.mask, mask)
-        any_lane = t.level.call(
-            "i1", f"llvm.vector.reduce.or.{mangled('i1', ctx.lanes)}", (wide, active or mask)
-        )
-        address = t.op(f"select i1 {any_lane}, ptr {place.address}, ptr {ctx.spare()}")
-        x = from_memory(one, place.dtype, load_element(one, place.kind, address))
-        kind = HELD[place.dtype]
-        found.append(t.select(mask, kind, ctx.splat(x, kind, place.rank), other))
-    return found
-
-
 def _load_copy(place: AccessPlace, copy: int, mask: str | None, has_guards: bool = False) -> str:
     """One vector in memory's type; lanes masked out hold anything."""
     ctx, t = place.ctx, place.t()
@@ -528,7 +717,22 @@ def store_value(ctx: Context, store: Store, rank: int) -> None:
         if store.mode != "set":
             old = from_memory(t, dtype, _load_copy(place, copy, ctx.mask))
             x = combined(t, store, old, x)
-        _store_copy(place, copy, to_memory(t, dtype, x))
+        x, mask = to_memory(t, dtype, x), ctx.mask
+        can_mask = ctx.machine.can_mask(BITS[place.kind])
+        if place.step == -1 and (mask is None or can_mask):
+            x = place.reverse(place.kind, x)
+            mask = place.reverse("i1", mask) if mask else None
+        if place.step and mask is None:
+            store_element(t, place.kind, x, place.block(copy))
+        elif place.step and can_mask:
+            place.masked("store", copy, mask, x)
+        elif place.can_gather:
+            place.masked("scatter", copy, mask, x)
+        else:
+            full = vector(place.kind, ctx.lanes)
+            for lane in range(ctx.lanes):
+                element = t.op(f"extractelement {full} {x}, i64 {lane}")
+                store_element(place.t(1), place.kind, element, place.lane(copy, lane, mask))
 
 
 def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
@@ -539,25 +743,3 @@ def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
 def store_element(t: InsertPoint, kind: str, x: str, address: str) -> None:
     align = t.machine.alignment(BITS[kind], t.lanes)
     t.level.do(f"store {vector(kind, t.lanes)} {x}, ptr {address}, align {align}")
-
-
-def _store_copy(place: AccessPlace, copy: int, x: str) -> None:
-    ctx, t, mask = place.ctx, place.t(), place.ctx.mask
-    full = vector(place.kind, ctx.lanes)
-    narrow = not ctx.machine.can_mask(BITS[place.kind])
-    if place.step == -1 and (mask is None or not narrow):
-        x = place.reverse(place.kind, x)
-        mask = place.reverse("i1", mask) if mask else None
-    if place.step and mask is None:
-        store_element(t, place.kind, x, place.block(copy))
-        return
-    if place.step and not narrow:
-        place.masked("store", copy, mask, x)
-        return
-    if place.can_gather:
-        place.masked("scatter", copy, mask, x)
-        return
-    one = place.t(1)
-    for lane in range(ctx.lanes):
-        element = t.op(f"extractelement {full} {x}, i64 {lane}")
-        store_element(one, place.kind, element, place.lane(copy, lane, mask))

@@ -10,6 +10,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ from fusee.runtime.llvm_text import (
     vector,
 )
 from fusee.source import Rules
-from fusee.sym import Atom, Size, Symbol
+from fusee.sym import Atom, Expr, Size, Symbol
 
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
@@ -623,6 +624,65 @@ class Context:
             return f"splat ({kind} {name})"
         level, key = self.ranked[rank], ("splat", name, self.lanes)
         return level.once(key, functools.partial(level.splat, kind, name, self.lanes))
+
+
+# ---------------------------------------------------------------------------- terms
+# Index expressions as sums of terms, each part of which changes at a rank of its own.
+
+
+def changes(ctx: Context, atom: Atom) -> bool:
+    """False for sizes, which a call of the kernel does not change."""
+    if isinstance(atom, Symbol):
+        return atom in ctx.axis_number or atom.payload is not None
+    return any(
+        changes(ctx, inner)
+        for side in (atom.a, atom.b)
+        if not isinstance(side, int)
+        for mono in side.terms
+        for inner in mono
+    )
+
+
+def groups(ctx: Context, size: Size) -> list[Group]:
+    """The expression as a sum of coefficient times atoms, in an order free of names."""
+    if isinstance(size, int):
+        return [((), size)] if size else []
+    known = ctx.groups.get(size)
+    if known is not None:
+        return known
+    found: dict[tuple[Atom, ...], Size] = {}
+    for mono, coef in size.terms.items():
+        moving = tuple(atom for atom in mono if changes(ctx, atom))
+        fixed = tuple(atom for atom in mono if not changes(ctx, atom))
+        part: Size = Expr({fixed: coef}) if fixed else coef
+        found[moving] = found.get(moving, 0) + part
+    result = [(mono, coef) for mono, coef in found.items() if coef != 0]
+    if len(result) > 1:
+        result.sort(key=lambda group: mono_key(ctx, group[0]))
+    ctx.groups[size] = result
+    return result
+
+
+def mono_key(ctx: Context, mono: tuple[Atom, ...]) -> tuple[Any, ...]:
+    """Equal for products that differ in names alone, so that texts do not depend on these."""
+    keys: list[tuple[Any, ...]] = []
+    for atom in mono:
+        if not isinstance(atom, Symbol):
+            sides = (groups(ctx, side) for side in (atom.a, atom.b))
+            keys.append((2, atom.op, *(tuple(mono_key(ctx, x) for x, _ in s) for s in sides)))
+        elif atom in ctx.axis_number:
+            keys.append((0, ctx.axis_number[atom]))
+        else:
+            keys.append((1, ctx.payloads.setdefault(atom.payload, len(ctx.payloads))))
+    return tuple(sorted(keys))
+
+
+def mono_rank(ctx: Context, mono: Iterable[Atom]) -> int:
+    return max((ctx.atom_fact(atom)[0] for atom in mono), default=0)
+
+
+def mono_varies(ctx: Context, mono: Iterable[Atom]) -> bool:
+    return any(ctx.atom_fact(atom)[1] for atom in mono)
 
 
 # ---------------------------------------------------------------------------- numbers

@@ -25,9 +25,9 @@ from collections.abc import Sequence
 
 from fusee.codegen.llvm import KernelCode
 from fusee.codegen.llvm.body import Accumulators, Across, Parts, across, merge_all, result
-from fusee.codegen.llvm.index import groups, pointer
 from fusee.codegen.llvm.lanes import Stage, is_short
-from fusee.codegen.llvm.ops import STATIC_SIZE
+from fusee.codegen.llvm.memory import pointer
+from fusee.codegen.llvm.ops import STATIC_SIZE, groups
 from fusee.codegen.simt.teams import (
     COUNTER_BYTES,
     THREADS,
@@ -175,7 +175,17 @@ class _Mapping:
         most = max((hint(count_points(phase.inner)) for phase in self.inner), default=1)
         threads = hint(count_points(self.kernel.outer))
         alone = ALONE if threads >= ENOUGH else STATIC_SIZE
-        return most <= alone and all(is_short(p) and not self._fills_rows(p) for p in self.inner)
+        if most > alone or not all(map(is_short, self.inner)):
+            return False
+        # threads with a row each that store pieces of a sector and more would write into many
+        # sectors at once, which leave the cache before they are full
+        along = [(s, p.inner[-1]) for p in self.inner for s in p.stores]
+        sizes = [
+            s.buffer.dtype.itemsize * hint(axis.size)
+            for s, axis in along
+            if stride(s.index, axis) == 1
+        ]
+        return self.kernel.lanes is not None or max(sizes, default=0) < SECTOR_BYTES
 
     def _reads_rows(self) -> bool:
         """Whether all that phases load along their rows are rows behind each other, in accesses of
@@ -208,14 +218,6 @@ class _Mapping:
             if not is_row or not stored.isdisjoint(dict(loads)):
                 return False
         return True
-
-    def _fills_rows(self, phase: Phase) -> bool:
-        """Whether a phase stores rows in pieces of a sector and more: threads with a row each would
-        write into many sectors at once, which leave the cache before they are full."""
-        axis, stores = phase.inner[-1], phase.stores
-        along = [s for s in stores if stride(s.index, axis) == 1]
-        sizes = [s.buffer.dtype.itemsize * hint(count_points((axis,))) for s in along]
-        return self.kernel.lanes is None and max(sizes, default=0) >= SECTOR_BYTES
 
     def _team(self) -> Team | None:
         points = self._points()
@@ -431,10 +433,14 @@ class _Mapping:
         elif self.lane is None or divides(self.vec, self.lane.size):
             self._all_phases()
         else:
-            low = ctx.axis_name[self.lane]
-            high = level.op(f"add nsw i64 {low}, {self.vec}")
-            whole = level.op(f"icmp sle i64 {high}, {ctx.size_of(self.lane)}")
-            self._last_elements(whole, low)
+            # a vector where it is whole; at the end of the axis one by one
+            lane, low = self.lane, ctx.axis_name[self.lane]
+            high, size = level.op(f"add nsw i64 {low}, {self.vec}"), ctx.size_of(lane)
+            whole = level.op(f"icmp sle i64 {high}, {size}")
+            stop = level.op(f"select i1 {whole}, i64 1, i64 0")
+            end = level.op(f"select i1 {whole}, i64 {low}, i64 {size}")
+            self._once(lane, low, stop, self.vec)
+            self._along(lane, low, end, 1, 1)
         return (total + (BLOCK - 1)) // BLOCK
 
     def _takes_strips(self) -> bool:
@@ -528,15 +534,6 @@ class _Mapping:
         for phase in self.kernel.phases:
             Across(self.body, phase).emit()
 
-    def _last_elements(self, whole: str, low: str) -> None:
-        """As vectors where `whole`; at the end of the axis one by one."""
-        ctx, lane = self.ctx, self.lane
-        assert lane is not None
-        stop = self.level.op(f"select i1 {whole}, i64 1, i64 0")
-        end = self.level.op(f"select i1 {whole}, i64 {low}, i64 {ctx.size_of(lane)}")
-        self._once(lane, low, stop, self.vec)
-        self._along(lane, low, end, 1, 1)
-
     def _once(self, lane: Symbol, low: str, times: str, lanes: int) -> None:
         """A vector from `low` on, once or not at all."""
         ctx = self.ctx
@@ -593,10 +590,6 @@ class _Mapping:
             blocks = blocks * self.split.blocks
         return blocks, exchange.shared_bytes
 
-    def _is_split(self, phase: Phase) -> bool:
-        """Whether blocks share its points. The last one goes on alone."""
-        return self.split is not None and phase is self.phases[0]
-
     def _at_points(self, phase: Phase, team: Team, others: str | None) -> None:
         """A phase of outer points alone: `others` compute along, and store nothing. At the end
         they don't, since a point may read there what it overwrites."""
@@ -651,7 +644,8 @@ class _Mapping:
             elif team.along:
                 whole = across(t, how, whole)
             found[acc] = exchange.merged(wide, how, whole)
-        if self._is_split(phase):  # what all blocks have found, in the one that goes on
+        # what all blocks have found, in the one that goes on
+        if self.split is not None and phase is self.phases[0]:
             meeting, level, lanes = self.meeting, self.level, wide.lanes
             meeting.lay_out(hows, lanes)
             with level.unless(leads):
@@ -724,7 +718,7 @@ class _Mapping:
         ):  # another team may be storing what it would read
             count = level.op(f"select i1 {body.skips}, i64 0, i64 {count}")
         first, often = member, hint(total) // vec
-        if self.split is not None and self._is_split(phase):
+        if self.split is not None and phase is self.phases[0]:
             steps, often = ctx.param("steps", self.split.steps), hint(self.split.steps)
             low = level.op(f"mul i64 {self.meeting.part}, {steps}")
             first = level.op(f"add i64 {low}, {member}")

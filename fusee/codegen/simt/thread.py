@@ -7,7 +7,7 @@ Two reductions run in one pass where the second needs the first's result (loops/
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -434,7 +434,13 @@ class ThreadBody(Body):
                 self.ctx.ranked[2:] = [Stretch(level)]
                 place(level.op(f"add nsw i64 {at}, {k * step}") if k else at)
                 parts = self.statements(phase, parts, hows, 2)
-            return self._taken_in(parts, hows)
+            for acc, given in self.waiting.items():
+                how = hows[acc]
+                assert isinstance(how, OnlineCarried)
+                t = self.ctx.target(2, self.ctx.lanes)
+                parts[acc] = [how.step(t, parts[acc][0], given)]
+            self.waiting.clear()
+            return parts
 
         op = self.writer.top.op
         if often >= 2 * TOGETHER:
@@ -448,15 +454,6 @@ class ThreadBody(Body):
             found |= several(1, at, now)
         self.ctx.ranked[2:] = []
         return found
-
-    def _taken_in(self, parts: Parts, hows: Mapping[Acc, Carried]) -> Parts:
-        for acc, given in self.waiting.items():
-            how = hows[acc]
-            assert isinstance(how, OnlineCarried)
-            t = self.ctx.target(2, self.ctx.lanes)
-            parts[acc] = [how.step(t, parts[acc][0], given)]
-        self.waiting.clear()
-        return parts
 
     def _flush(self, pending: list[Store], rank: int) -> None:
         ctx, level = self.ctx, self.ctx.ranked[rank]

@@ -74,28 +74,6 @@ def channels_last(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     return dense(shape, CHANNELS_LAST[len(shape)])
 
 
-def _buffer(lowering: Lowering, meta: Meta | None, images: bool, role: Role) -> Buffer | None:
-    if meta is None:
-        return None
-    strides = meta.strides
-    if images and len(meta.shape) in CHANNELS_LAST:
-        strides = channels_last(meta.shape)
-    return lowering.buffer(meta.shape, meta.dtype, strides, role)
-
-
-def _is_taken_for_rows(shape: tuple[Size, ...], strides: tuple[Size, ...]) -> bool:
-    """Whether ATen makes rows of an image that lies by channels: of a single one, where the stride
-    of that axis does not tell. Its copies take ten times as long as a kernel's.
-
-    source   c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4
-    """
-    if len(shape) not in CHANNELS_LAST or shape[0] != 1 or strides == contiguous(shape):
-        return False
-    last = channels_last(shape)
-    is_short = isinstance(last[0], int) and isinstance(strides[0], int) and strides[0] < last[0]
-    return is_short and strides[1:] == last[1:]
-
-
 # ------------------------------------------------------------------------------ reasons
 
 calls("matrix products are ATen's", "mm bmm addmm baddbmm addbmm mv addmv dot vdot linear")
@@ -222,7 +200,12 @@ class Outputs:
             ready.append((tensor, target))
         for tensor, target in ready:
             for part, place in self.lowering.parts(tensor, _storage(target)):
-                if not self._is_there(part, place):
+                there = part.storage
+                if (
+                    there is None
+                    or (there.buffer, there.offset) != (place.buffer, place.offset)
+                    or not same_strides(part.shape, there.strides, place.strides)
+                ):
                     self.lowering.write_into(part, place)
         for tensor, target in copies:
             windows = self.lowering.window(target), self.lowering.window(tensor)
@@ -250,13 +233,6 @@ class Outputs:
         if storage.buffer in written:
             storage = copy(tensor, tensor.eager_strides)
         return self.lowering.stored(storage, tensor.shape)
-
-    def _is_there(self, tensor: Tensor, target: Strided) -> bool:
-        """True if storing would put each element where it already is."""
-        storage = tensor.storage
-        if storage is None or (storage.buffer, storage.offset) != (target.buffer, target.offset):
-            return False
-        return same_strides(tensor.shape, storage.strides, target.strides)
 
 
 def _storage(target: Tensor) -> Strided:
@@ -323,13 +299,18 @@ class GraphLowering:
                 elif isinstance(val, torch.Tensor) and val.is_neg():
                     self.odd.setdefault(node, "tensors that are negated when they are read")
         self.growing = {node: x for node, x in growing(nodes).items() if self._opaque(node) is None}
-        self.replaced = self._replaced(nodes)
+        # for each value that an input takes in the end: the input's placeholder
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        returned: Any = self.graph.output_node().args[0]
+        self.replaced: dict[fx.Node, fx.Node] = {}
+        for position, place in self.writes.items():
+            if isinstance(value := returned[position], fx.Node):
+                self.replaced.setdefault(value, placeholders[place])
         self._count_uses(nodes)
-        for node in nodes:
-            if node.op == "placeholder":
-                if self._opaque(node) is not None:
-                    self.opaque.add(len(self.placeholders))
-                self._placeholder(node)
+        for node in placeholders:
+            if self._opaque(node) is not None:
+                self.opaque.add(len(self.placeholders))
+            self._placeholder(node)
         for node in nodes:
             if node.op == "get_attr":
                 self._constant(node)
@@ -342,17 +323,6 @@ class GraphLowering:
             self.lowering.graph.elsewhere.update(b for x in _tensors(value) for b in x.reads())
         make_checks(self.lowering)
         return self.lowering.graph
-
-    def _replaced(self, nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-        """For each value that an input takes in the end: the input's placeholder."""
-        placeholders = [node for node in nodes if node.op == "placeholder"]
-        (returned,) = [node.args[0] for node in nodes if node.op == "output"]
-        assert isinstance(returned, (tuple, list))
-        found: dict[fx.Node, fx.Node] = {}
-        for position, place in self.writes.items():
-            if isinstance(value := returned[position], fx.Node):
-                found.setdefault(value, placeholders[place])
-        return found
 
     # -------------------------------------------------------------------------- uses
 
@@ -410,47 +380,34 @@ class GraphLowering:
         if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
             self.env[node] = self.size_of(value)
             return
-        if node in self.growing:
-            self.env[node] = self._grow(node)
-            self._note_readers(node)
-            return
         args = tuple(self._argument(arg) for arg in node.args)
         kwargs = {key: self._argument(arg) for key, arg in node.kwargs.items()}
         op: Any = node.target
-        if not isinstance(op, OpOverload):
+        if node in self.growing:
+            growth, longest = self.growing[node]
+            if growth.length == 0:
+                growth.length = self.size_of(longest.meta["val"].shape[growth.dim])
+            self.lowering.origin = origin(node)
+            self.env[node] = growth.take(args[0])
+        elif isinstance(op, OpOverload):
+            self.lowering.origin = origin(node)
+            self.lowering.graph.late = node.meta.get("late", self.lowering.graph.late)
+            many = isinstance(value, (tuple, list))
+            metas = [self._meta(v) for v in leaves(value)] if op._schema.returns else []
+            results = self._lower(node, op, metas, args, kwargs)
+            for k, meta in enumerate(metas):
+                result = results[k]
+                if result is not None and meta is not None:
+                    results[k] = self._finish(result, meta, self.uses[node])
+                    if "stored" in node.meta:
+                        self.lowering.realise(result)
+            self.env[node] = tuple(results) if many else results[0] if results else None
+        else:
             self.env[node] = op(*args, **kwargs)  # getitem of several results, sums of sizes
-            self._note_readers(node)
-            return
-        self.lowering.origin = origin(node)
-        self.lowering.graph.late = node.meta.get("late", self.lowering.graph.late)
-        many = isinstance(value, (tuple, list))
-        metas = [self._meta(v) for v in leaves(value)]
-        if not op._schema.returns:
-            metas = []
-        results = self._lower(node, op, metas, args, kwargs)
-        for k, meta in enumerate(metas):
-            result = results[k]
-            if result is not None and meta is not None:
-                results[k] = self._finish(result, meta, self.uses[node])
-                if "stored" in node.meta:
-                    self.lowering.realise(result)
-        self.env[node] = tuple(results) if many else results[0] if results else None
-        self._note_readers(node)
-
-    def _note_readers(self, node: fx.Node) -> None:
         for tensor in _tensors(self.env[node]):
             for buffer in tensor.reads():
                 if buffer.role == "input":
                     self.readers.setdefault(buffer, []).append(node)
-
-    def _grow(self, node: fx.Node) -> Tensor:
-        growth, longest = self.growing[node]
-        if growth.length == 0:
-            meta = self._meta(longest.meta["val"])
-            assert meta is not None
-            growth.length = meta.shape[growth.dim]
-        self.lowering.origin = origin(node)
-        return growth.take(self._argument(node.args[0]))
 
     def _lower(
         self, node: fx.Node, op: OpOverload, metas: list[Meta | None], args: Args, kwargs: Kwargs
@@ -459,7 +416,10 @@ class GraphLowering:
         reason, handler = opaque or node.meta.get("called"), HANDLERS.get(op)
         if reason is None and handler is not None:
             known = tuple(meta for meta in metas if meta is not None)
-            used = self._used(node, len(metas))
+            used: tuple[bool, ...] = (True,)
+            if len(metas) != 1:
+                taken = {user.args[1] for user in node.users if self.uses[user]}
+                used = tuple(k in taken for k in range(len(metas)))
             layout_of = partial(self._layout_of, node)
             overwrites = self._overwrites(node)
             call = OpCall(self.lowering, op, known, used, layout_of, self.extern_of, overwrites)
@@ -503,7 +463,11 @@ class GraphLowering:
         named_args = {key: laid(arg) for key, arg in node.kwargs.items()}
         out = spec.out if len(metas) == 1 and metas[0] is not None else None
         role: Role = "extern" if out is None else "scratch"
-        buffers = [_buffer(lowering, meta, images, role) for meta in metas]
+        buffers: list[Buffer | None] = []
+        for meta in metas:
+            if meta is not None and images and len(meta.shape) in CHANNELS_LAST:
+                meta = meta._replace(strides=channels_last(meta.shape))
+            buffers.append(meta and lowering.buffer(meta.shape, meta.dtype, meta.strides, role))
         plain = call = out or spec.call
         shares = any(r.alias_info is not None for r in returns)
         # inputs are written to in an order that knows nothing of views of them
@@ -547,12 +511,6 @@ class GraphLowering:
             result.strides = meta.strides
         self.lowering.settle(result, uses)
         return result
-
-    def _used(self, node: fx.Node, count: int) -> tuple[bool, ...]:
-        if count == 1:
-            return (True,)
-        taken = {user.args[1] for user in node.users if self.uses[user]}
-        return tuple(k in taken for k in range(count))
 
     def _overwrites(self, node: fx.Node) -> bool:
         """True if `node` makes the new value of the input that is its first argument.
@@ -616,8 +574,15 @@ class GraphLowering:
         meta = self._meta(arg.meta["val"])
         assert meta is not None
         strides = meta.strides if len(meta.strides) == len(tensor.shape) else None  # it is opaque
-        if is_of_images and strides is not None and _is_taken_for_rows(meta.shape, strides):
-            strides, exact = contiguous(meta.shape), True  # or ATen would convert it at each call
+        is_one = len(meta.shape) in CHANNELS_LAST and meta.shape[0] == 1
+        if is_of_images and is_one and strides not in (None, contiguous(meta.shape)):
+            # Where the stride of that axis does not tell that it lies by channels, ATen would make
+            # rows of a single image at each call: its copies take ten times as long as a kernel's.
+            # source: c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4
+            (first, *others), (least, *by_channels) = strides, channels_last(meta.shape)
+            is_short = isinstance(first, int) and isinstance(least, int) and first < least
+            if is_short and others == by_channels:
+                strides, exact = contiguous(meta.shape), True
         # weights come as their pass packed them
         kept = tensor.storage is not None and tensor.storage.buffer.role == "derived"
         if images and not kept and len(tensor.shape) in CHANNELS_LAST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -465,22 +466,21 @@ def _roll(call: OpCall, x: Tensor, shifts: Any, dims: Any) -> Tensor:
     dims = [dims] if isinstance(dims, int) else dims
     if not dims:
         raise NotLowered("roll of a flat tensor")
-    for shift, dim in zip(shifts, dims, strict=True):
-        x = _turned(x, dim % len(x.shape), shift)
+    shape = x.shape
+
+    def turned(at: Index, dim: int, begin: Size) -> Index:
+        return resized(at, dim, mod(at[dim] + begin, shape[dim]))
+
+    for shift, given in zip(shifts, dims, strict=True):
+        dim = given % len(shape)
+        begin = -shift % shape[dim]
+        if dim == len(shape) - 1:
+            rest = shape[dim] - begin
+            x = beside([narrow(x, dim, begin, rest), narrow(x, dim, 0, begin)], dim)
+        else:  # vectors don't run along the dimension: the remainder costs next to nothing
+            index_map = functools.partial(turned, dim=dim, begin=begin)
+            x = x.lowering.view(x, shape, index_map, None)
     return x
-
-
-def _turned(x: Tensor, dim: int, shift: Size) -> Tensor:
-    size = x.shape[dim]
-    if size == 0:
-        return x
-    begin = -shift % size
-    if dim == len(x.shape) - 1:
-        return beside([narrow(x, dim, begin, size - begin), narrow(x, dim, 0, begin)], dim)
-    # where vectors don't run along the dimension the remainder costs next to nothing
-    return x.lowering.view(
-        x, x.shape, lambda at: resized(at, dim, mod(at[dim] + begin, size)), None
-    )
 
 
 @lowers("slice_scatter")

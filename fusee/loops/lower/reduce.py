@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -147,8 +148,7 @@ class _Reduced(NamedTuple):
             rows, pieces = self._rows()
             if rows is not None and pieces < profile.parallel:
                 order = [rows, *(axis for axis in self.axes if axis is not rows)]
-                length = _chunk_of_rows(rows, profile.rows)
-                return self._replace(axes=order)._in_two_stages(length)
+                return self._replace(axes=order)._in_two_stages(columns=True)
         short = self._short_run() if cuts else None
         if short is None:
             return self._whole()
@@ -208,20 +208,27 @@ class _Reduced(NamedTuple):
                     break
         return order
 
-    def _in_two_stages(self, length: Size | None = None) -> Tensor:
+    def _in_two_stages(self, columns: bool = False) -> Tensor:
         """Chunks first, each to one partial result; then the partial results.
 
-        length   of a chunk along axes[0], whose vectors run down columns; found here unless given
+        columns   vectors run down them: along what is kept
         """
         lowering, kept, how = self.lowering, self.kept, self.how
-        columns = length is not None
         first, *rest = self.axes
         size = first.size
-        inner = hint(count_points(rest))
-        if length is None:  # the outermost reduced axis may make good chunks as it is
-            few, most = lowering.values.profile.parallel, lowering.values.profile.chunk
+        inner, profile = hint(count_points(rest)), lowering.values.profile
+        few, most, least = profile.parallel, profile.chunk, profile.rows
+        length: Size
+        if not columns:  # the outermost reduced axis may make good chunks as it is
             is_good = few <= hint(size) <= most <= inner * few
             length = 1 if is_good else max(most // max(inner, 1), 1)
+        elif hint(size) < 4 * least:
+            length = 1
+        elif isinstance(size, int):  # all alike, if it can be divided
+            counts = [n for n in range(2 * least, 4 * least) if size % n == 0]
+            length = size // (*counts, 2 * least)[0]
+        else:
+            length = max(hint(size) // (2 * least), 1)
         whole = floordiv(size, length)
         left = size - whole * length
         shape = (*kept, whole if left == 0 else whole + 1)
@@ -271,17 +278,6 @@ class _Reduced(NamedTuple):
             pieces = hint(product(self.kept)) // run * -(-run // profile.strip)
             return self.axes[max(long, key=lambda k: rows[k])] if long else None, pieces
         return None, 0
-
-
-def _chunk_of_rows(axis: Symbol, least: int) -> Size:
-    """How many points of an axis make one chunk: all chunks alike if its size can be divided."""
-    size = hint(axis.size)
-    if size < 4 * least:
-        return 1
-    if not isinstance(axis.hi, int):
-        return max(size // (2 * least), 1)
-    whole = [n for n in range(2 * least, 4 * least) if size % n == 0]
-    return size // (whole[0] if whole else 2 * least)
 
 
 # ------------------------------------------------------------------------------ shapes of results
@@ -465,30 +461,24 @@ def _norm(call: OpCall, x: Tensor, order: Any, dim: Any = None, keepdim: bool = 
     order = 2.0 if order is None else float(order)
     if order != 0 and dims and all(x.shape[k] == 1 for k in dims):
         order = 1.0  # of one number: its absolute value, unrounded
-    kind, before, after = _norm_maps(order)
+    extremes, root = {math.inf: "max", -math.inf: "min"}, unary("sqrt")
 
     def element(v: Value) -> Value:
-        return before(abs_(cast(v, opmath(dtype))))
+        v = abs_(cast(v, opmath(dtype)))
+        if order == 0:
+            return where(op("ne", v, 0), const(v, 1), 0)
+        if order == 1 or order in extremes:
+            return v
+        return itself_times(v, int(order)) if order in range(_MOST_FACTORS) else power(v, order)
 
-    return dropped(reduce(x, dims, kind, opmath(dtype), dtype, element, after), dims, keepdim)
+    if order != 2:
+        root = lambda v: op("pow", v, 1 / order)  # noqa: E731
+    after = None if order in (0, 1, *extremes) else root
+    kind, wide = extremes.get(order, "sum"), opmath(dtype)
+    return dropped(reduce(x, dims, kind, wide, dtype, element, after), dims, keepdim)
 
 
 _MOST_FACTORS = 9  # below this, what products round off is no more than what the sum does
-
-
-def _norm_maps(order: float) -> tuple[str, Map, Map | None]:
-    if abs(order) == float("inf"):
-        return "max" if order > 0 else "min", lambda v: v, None
-    if order == 0:
-        return "sum", lambda v: where(op("ne", v, 0), const(v, 1), 0), None
-    if order == 1:
-        return "sum", lambda v: v, None
-    if order == 2:
-        return "sum", lambda v: v * v, unary("sqrt")
-    root = lambda v: op("pow", v, 1 / order)  # noqa: E731
-    if order in range(_MOST_FACTORS):
-        return "sum", lambda v: itself_times(v, int(order)), root
-    return "sum", lambda v: power(v, order), root
 
 
 # ---------------------------------------------------------------------------- scan

@@ -244,24 +244,8 @@ def _adaptive_avg_pool(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> 
         return _avg_pool(call, x, steps, steps, 0, False, True)
     if not all(isinstance(n, int) for n in (*x.shape[first:], *output_size)):
         raise NotLowered("adaptive windows of unknown sizes")  # who tells the longest?
-    return _uneven_average(call, x, first)
-
-
-def steps_of(large: Sequence[Size], small: Sequence[Size]) -> list[int] | None:
-    """How many elements of `large` each of `small` stands for; None if not all for as many."""
-    steps = []
-    for n, m in zip(large, small, strict=True):
-        if not isinstance(n, int) or not isinstance(m, int) or m == 0 or n % m:
-            return None
-        steps.append(n // m)
-    return steps
-
-
-def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
-    """The average of the elements of each window, for windows of unequal length.
-
-    One axis after the other: vectors along the last one pick what has been summed up before.
-    """
+    # Windows of unequal length, one axis after the other: vectors along the last one pick what has
+    # been summed up before.
     lowering, meta, total = call.lowering, call.meta, x
     compute = opmath(meta.dtype)
     for k in range(first, len(x.shape)):
@@ -291,6 +275,16 @@ def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
         return cast(total.at(ix) / lowering.values.index(count, compute), meta.dtype)
 
     return call.computed(at, total)
+
+
+def steps_of(large: Sequence[Size], small: Sequence[Size]) -> list[int] | None:
+    """How many elements of `large` each of `small` stands for; None if not all for as many."""
+    steps = []
+    for n, m in zip(large, small, strict=True):
+        if not isinstance(n, int) or not isinstance(m, int) or m == 0 or n % m:
+            return None
+        steps.append(n // m)
+    return steps
 
 
 def _window(i: Size, n: Size, m: Size) -> tuple[Size, Size]:

@@ -258,23 +258,18 @@ def for_any_size(op: OpOverload) -> Callable[..., Tensor]:
         try:
             fitting = weight.by_size[key]
         except (AttributeError, KeyError):
-            fitting = _reordered(weight, shape, key)
+            by_size = weight.__dict__.setdefault("by_size", {})
+            plain = weight.to_dense().view(weight.shape)
+            made = torch.ops.mkldnn._reorder_convolution_weight(plain, *key[1:], shape)
+            wanted = order(made)
+            alike = (old for old in (weight, *by_size.values()) if order(old) == wanted)
+            fitting = next(alike, made)  # equal orders share memory
+            if len(by_size) == _MOST_SIZES:
+                by_size.clear()
+            by_size[key] = fitting
         return op(*args[:place], fitting, *args[place + 1 :])  # type: ignore[no-any-return]
 
     return call
-
-
-def _reordered(weight: Any, shape: torch.Size, key: Any) -> Tensor:
-    """The packed weight in the order for images of this shape, kept; equal orders share memory."""
-    by_size = weight.__dict__.setdefault("by_size", {})
-    plain = weight.to_dense().view(weight.shape)
-    made = torch.ops.mkldnn._reorder_convolution_weight(plain, *key[1:], shape)
-    wanted = order(made)
-    found: Tensor = next((old for old in (weight, *by_size.values()) if order(old) == wanted), made)
-    if len(by_size) == _MOST_SIZES:
-        by_size.clear()
-    by_size[key] = found
-    return found
 
 
 def order(weight: Tensor) -> list[int]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 
 from fusee.aten.attention import fuse_attention
@@ -41,10 +40,13 @@ from fusee.targets.cuda.launch import (
     runner,
 )
 from fusee.targets.cuda.passes import (
+    EFFICIENT,
+    EFFICIENT_BACKWARD,
     ROW,
-    aligned,
     biases_apart,
     channels_last,
+    efficient_attention,
+    efficient_attention_backward,
     even_rows,
     few_keys,
     heads_of_groups,
@@ -92,33 +94,14 @@ PROFILE = Profile(
 
 
 _aten = torch.ops.aten
-_EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
-_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
-
-
-def _attention(*operands: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-    """Its seed and offset are on the GPU always: a kernel leaves them there if it is recorded,
-    and else on the CPU. source: aten/src/ATen/native/transformers/cuda/attention.cu"""
-    result, logsumexp, *drawn = _EFFICIENT(*map(aligned, operands[:4]), *operands[4:], **kwargs)
-    seed, offset = (x.to(result.device) for x in drawn)
-    return result, logsumexp, seed, offset
-
-
-def _attention_backward(*operands: Any, **kwargs: Any) -> Any:
-    """Reads the seed and the offset where a kernel does: on the CPU, unless it is recorded."""
-    logsumexp, seed, offset, dropout = operands[6:10]
-    if dropout and not torch.cuda.is_current_stream_capturing():
-        seed, offset = seed.cpu(), offset.cpu()
-    drawn = logsumexp, seed, offset, dropout
-    return _EFFICIENT_BACKWARD(*map(aligned, operands[:6]), *drawn, *operands[10:], **kwargs)
 
 
 _CALLS = {
     **PRODUCTS,
     _aten.linear.default: ExternSpec(_aten.linear.default, exact=True, owns=True),
     _aten.scaled_dot_product_attention.default: ExternSpec(few_keys, exact=True),
-    _EFFICIENT: ExternSpec(_attention, exact=True),
-    _EFFICIENT_BACKWARD: ExternSpec(_attention_backward, exact=True),
+    EFFICIENT: ExternSpec(efficient_attention, exact=True),
+    EFFICIENT_BACKWARD: ExternSpec(efficient_attention_backward, exact=True),
 }
 
 # By GPU; bench/prices.py writes it.
@@ -268,7 +251,14 @@ class _Call:
 
     def fail(self, status: int, frame: LaunchFrame) -> None:
         while status == MISALIGNED:
-            status = self._continued(frame)
+            # from a launch with an odd pointer on: its accesses are narrow now, and stay so
+            launch = frame.launch
+            spec, build = self.host.layout.launches[launch], self.build()
+            build.add(with_any_pointers([*self.host.functions.values()][spec.function]))
+            frame.replace(launch, build.finish()[0], spec.align & 0xFFFF_FFFF)
+            runs = re.findall(r"run\(frame\.state, (\d+), (\d+)", self.host.source)
+            end = next(int(end) for first, end in runs if int(first) <= launch < int(end))
+            status = self.run(frame.state, launch, end, self.stream())
         if status:
             raise RuntimeError(f"a kernel could not be launched: {self.gpu.described(-status)}")
 
@@ -285,13 +275,3 @@ class _Call:
                 raise
 
         return call
-
-    def _continued(self, frame: LaunchFrame) -> int:
-        """From a launch with an odd pointer on: its accesses are narrow now, and stay so."""
-        launch = frame.launch
-        spec, build = self.host.layout.launches[launch], self.build()
-        build.add(with_any_pointers([*self.host.functions.values()][spec.function]))
-        frame.replace(launch, build.finish()[0], spec.align & 0xFFFF_FFFF)
-        runs = re.findall(r"run\(frame\.state, (\d+), (\d+)", self.host.source)
-        end = next(int(end) for first, end in runs if int(first) <= launch < int(end))
-        return self.run(frame.state, launch, end, self.stream())

@@ -253,9 +253,25 @@ class Device:
                 raise
         return Recorded(replay, results, seen, {k for k, ask in freed.items() if ask()})
 
-    def growing(self) -> contextlib.AbstractContextManager[None]:
-        """Within, what is taken lies in one segment, not in many with room left in each."""
-        return _growing()
+    @contextlib.contextmanager
+    def growing(self) -> Iterator[None]:
+        """Within, a pool's memory is one segment that grows, not many with room left in each.
+
+        source   torch's page on CUDA semantics, `expandable_segments`
+        """
+        # torch 2.11 tells nobody what was set behind the environment's back
+        ask: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        before = ask() if ask else next(filter(None, map(os.environ.get, names)), "")
+        if sys.platform != "linux" or "backend:" in before:
+            yield
+            return
+        change = torch._C._accelerator_setAllocatorSettings
+        change(f"{before},expandable_segments:True".removeprefix(","))
+        try:
+            yield
+        finally:
+            change(before or "expandable_segments:False")
 
     def give_back(self) -> None:
         """What torch has and nobody uses, to the GPU: recordings can take none of that."""
@@ -307,27 +323,6 @@ def _recorded(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], A
         graph.capture_end()
         torch._C._cuda_clearCublasWorkspaces()
     return graph.replay, results
-
-
-@contextlib.contextmanager
-def _growing() -> Iterator[None]:
-    """Within, a pool's memory is one segment that grows, not many with room left in each.
-
-    source   torch's page on CUDA semantics, `expandable_segments`
-    """
-    # torch 2.11 tells nobody what was set behind the environment's back
-    ask: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    before = ask() if ask else next(filter(None, map(os.environ.get, names)), "")
-    if sys.platform != "linux" or "backend:" in before:
-        yield
-        return
-    change = torch._C._accelerator_setAllocatorSettings
-    change(f"{before},expandable_segments:True".removeprefix(","))
-    try:
-        yield
-    finally:
-        change(before or "expandable_segments:False")
 
 
 @functools.cache

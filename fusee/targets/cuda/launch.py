@@ -76,19 +76,15 @@ class _SharedLibrary:
     """A shared library of CUDA's, found beside torch or by the system, and its functions."""
 
     def __init__(self, stem: str, prefix: str) -> None:
-        self.prefix = prefix
-        self.path, self.releasing = self._find(stem)
-        self.holding = ctypes.PyDLL(self.path)
-
-    @staticmethod
-    def _find(stem: str) -> tuple[str, ctypes.CDLL]:
-        major = (torch.version.cuda or "13").split(".")[0]
+        major, self.prefix = (torch.version.cuda or "13").split(".")[0], prefix
         wheels = Path(torch.__file__).parent.parent / "nvidia"
         places = [str(p) for p in sorted(wheels.glob(f"*/lib/{stem}.so.{major}*"))]
         problem = ""
         for place in [*places, f"{stem}.so.{major}"]:
             try:
-                return place, ctypes.CDLL(place)
+                self.path, self.releasing = place, ctypes.CDLL(place)
+                self.holding = ctypes.PyDLL(place)
+                return
             except OSError as error:
                 problem = str(error)
         raise MissingPackage(

@@ -244,6 +244,10 @@ def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
 ROW, _FEW_KEYS = 16, 64
 
 
+EFFICIENT: Any = aten._scaled_dot_product_efficient_attention.default
+EFFICIENT_BACKWARD: Any = aten._scaled_dot_product_efficient_attention_backward.default
+
+
 def aligned(x: Any) -> Any:
     """As ATen's memory-efficient kernels read heads and masks: rows of multiples of 16 bytes.
     There may be no mask.
@@ -286,10 +290,25 @@ def few_keys(
         op: Any = aten.scaled_dot_product_attention.default
         return op(*three, mask, *rest, **named)  # type: ignore[no-any-return]
     mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    found: tuple[Tensor, ...] = aten._scaled_dot_product_efficient_attention.default(
-        *three, mask, False, 0.0, is_causal, scale=named.get("scale")
-    )
-    return found[0]
+    found: Tensor = EFFICIENT(*three, mask, False, 0.0, is_causal, scale=named.get("scale"))[0]
+    return found
+
+
+def efficient_attention(*operands: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Its seed and offset are on the GPU always: a kernel leaves them there if it is recorded,
+    and else on the CPU. source: aten/src/ATen/native/transformers/cuda/attention.cu"""
+    result, logsumexp, *drawn = EFFICIENT(*map(aligned, operands[:4]), *operands[4:], **kwargs)
+    seed, offset = (x.to(result.device) for x in drawn)
+    return result, logsumexp, seed, offset
+
+
+def efficient_attention_backward(*operands: Any, **kwargs: Any) -> Any:
+    """Reads the seed and the offset where a kernel does: on the CPU, unless it is recorded."""
+    logsumexp, seed, offset, dropout = operands[6:10]
+    if dropout and not torch.cuda.is_current_stream_capturing():
+        seed, offset = seed.cpu(), offset.cpu()
+    drawn = logsumexp, seed, offset, dropout
+    return EFFICIENT_BACKWARD(*map(aligned, operands[:6]), *drawn, *operands[10:], **kwargs)
 
 
 def masks_as_read(edit: Editor) -> None:
@@ -305,30 +324,28 @@ def masks_as_read(edit: Editor) -> None:
         mask, q = named["attn_mask"], named["query"]
         if not isinstance(mask, fx.Node) or val(q).dtype not in FLOATS or val(q).dim() != 4:
             continue
+        dtype, is_bool = val(q).dtype, val(mask).dtype is torch.bool
+        *_, keys = val(mask).shape or (None,)
+        if type(keys) is not int or keys == 0 or not (is_bool or val(mask).dtype is dtype):
+            continue
+        *steps, step = val(mask).stride()
+        if not is_bool and all(n % ROW == 0 for n in steps) and step == 1:
+            continue
         if mask not in found:
             with edit.before(node):
-                found[mask] = _as_read(edit, mask, val(q).dtype)
+                x = mask
+                if is_bool:
+                    shown, hidden = (edit.number(n, x, dtype) for n in (0.0, -math.inf))
+                    x = edit.call(aten.where.self, x, shown, hidden)
+                x = edit.contiguous(x)
+                if keys > 1 and keys % ROW:
+                    longer = edit.call(aten.constant_pad_nd.default, x, [0, -keys % ROW])
+                    longer.meta["stored"] = True
+                    x = edit.call(aten.slice.Tensor, longer, val(x).dim() - 1, 0, keys)
+                found[mask] = x
         if found[mask] is not mask:
             node.replace_input_with(mask, found[mask])
             edit.erase(mask)
-
-
-def _as_read(edit: Editor, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
-    keys = val(mask).shape[-1] if val(mask).dim() else None
-    if type(keys) is not int or keys == 0 or val(mask).dtype not in (torch.bool, dtype):
-        return mask
-    x = mask
-    if val(x).dtype is torch.bool:
-        shown, hidden = (edit.number(n, x, dtype) for n in (0.0, -math.inf))
-        x = edit.call(aten.where.self, x, shown, hidden)
-    elif all(n % ROW == 0 for n in val(x).stride()[:-1]) and val(x).stride(-1) == 1:
-        return mask
-    x = edit.contiguous(x)
-    if keys > 1 and keys % ROW:
-        longer = edit.call(aten.constant_pad_nd.default, x, [0, -keys % ROW])
-        longer.meta["stored"] = True
-        x = edit.call(aten.slice.Tensor, longer, val(x).dim() - 1, 0, keys)
-    return x
 
 
 def one_key(edit: Editor) -> None:
@@ -564,21 +581,16 @@ class _Padded:
         pads = [n for name in reversed(names) for n in (0, self.more.get(name, 0))]
         if not any(pads):
             return x
-        key = x, tuple(pads)
-        if key not in self.padded:
-            self.padded[key] = self._padded(x, pads)
+        key, call = (x, tuple(pads)), self.edit.call
+        if key not in self.padded and any(pads[2:]):
+            self.padded[key] = call(aten.constant_pad_nd.default, x, pads)
+        elif key not in self.padded:
+            # rows alone: a copy that asks of no element whether it is there takes half of the time
+            tail = (*val(x).shape[:-1], pads[1])
+            zeros = call(aten.full.default, tail, 0, val=val(x).new_zeros(tail))
+            self.padded[key] = call(aten.cat.default, [x, zeros], -1)
+            self.padded[key].meta["stored"] = True  # else it would be, as it is and turned
         return self.padded[key]
-
-    def _padded(self, x: fx.Node, pads: Sequence[int]) -> fx.Node:
-        edit = self.edit
-        if any(pads[2:]):
-            return edit.call(aten.constant_pad_nd.default, x, pads)
-        # rows alone: a copy that asks of no element whether it is there takes half of the time
-        tail = (*val(x).shape[:-1], pads[1])
-        zeros = edit.call(aten.full.default, tail, 0, val=val(x).new_zeros(tail))
-        found = edit.call(aten.cat.default, [x, zeros], -1)
-        found.meta["stored"] = True  # else it would be, as it is and turned
-        return found
 
 
 def _along(x: fx.Node, names: tuple[str, str]) -> str | None:

@@ -49,7 +49,7 @@ from fusee.loops.memory import Plan, size_bytes
 from fusee.loops.schedule import writes
 from fusee.runtime.launch import Frames, FrameSpec, LaunchSpec, Program
 from fusee.source import picker
-from fusee.sym import Size, Symbol, hint, substitute
+from fusee.sym import Symbol, hint, substitute
 from fusee.targets.cuda.device import Device
 from fusee.targets.cuda.launch import KernelBuild, batched, runner
 
@@ -424,9 +424,15 @@ class Replayer:
             own.update({k: partial(lent.owners.pop, n) for k, n in values.items()})
         else:
             lent = None
+
+        def run(mine: list[Any]) -> Sequence[Any]:
+            """On the stream that records: its frame is that of all recordings."""
+            self.waiting[self.stream()].append(one.frames)
+            return self.recorded(*mine) if self.spread else self.recorded(mine)
+
         try:
             with self.gpu.growing() if self.grows else nullcontext():
-                found = self.gpu.record(partial(self._run, one), given, own, one.pool.handle)
+                found = self.gpu.record(run, given, own, one.pool.handle)
             # where these lay, results may lie by now
             mine = [None if k in found.freed else x for k, x in enumerate(found.inputs)]
             held: Sequence[Tensor] = [*self._held(mine, found.results)]
@@ -463,11 +469,6 @@ class Replayer:
             sharing = Counter(map(_place, tensors))
             handed = (results[k] for k in self.gradients)
             yield from (x for x in handed if isinstance(x, Tensor) and sharing[_place(x)] == 1)
-
-    def _run(self, one: _OneStream, mine: list[Any]) -> Sequence[Any]:
-        """On the stream that records: its frame is that of all recordings."""
-        self.waiting[self.stream()].append(one.frames)
-        return self.recorded(*mine) if self.spread else self.recorded(mine)
 
 
 def _is_aligned(x: Tensor) -> bool:
@@ -646,7 +647,8 @@ class Copies:
         for k in chain(numbers, repeat(len(self.stay), len(sizes) - len(numbers))):
             place = {here: 2 * k, there: 2 * k + 1}
             slots += [place[buffer] for buffer in code.buffers]
-        total, threads, *words = map(_known, (joined.total, joined.units, *joined.params))
+        # all sizes are known by now
+        total, threads, *words = map(hint, (joined.total, joined.units, *joined.params))
         return LaunchSpec(function, tuple(slots), tuple(words), total, threads, joined.align)
 
     def __call__(self, others: Sequence[Tensor]) -> None:
@@ -667,11 +669,6 @@ def _words(x: Tensor) -> tuple[torch.dtype, int]:
     """What a tensor is copied as."""
     dtype = next(d for d in _WORDS if x.nbytes % d.itemsize == 0)
     return dtype, x.nbytes // dtype.itemsize
-
-
-def _known(n: Size) -> int:
-    assert isinstance(n, int)
-    return n
 
 
 @functools.cache

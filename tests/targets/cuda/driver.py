@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -103,8 +103,9 @@ class FakeGpu(Device):
     def capturing(self) -> bool:
         return self.is_capturing
 
-    def growing(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def growing(self) -> Iterator[None]:
+        yield
 
     def give_back(self) -> None:
         self.given_back += 1
