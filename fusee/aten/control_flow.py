@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from fusee.aten.rewriter import copied
 from fusee.aten.torch_api import below_autograd, laid_out, library, storage_id, with_autograd
 from fusee.aten.tracer import Tracer
 from fusee.errors import TraceError
-from fusee.fake import Twins, fake_mode
+from fusee.fake import Twins, fake_mode, is_symbolic
 from fusee.fake.layouts import is_row_major
 from fusee.source import Rules
 
@@ -69,6 +69,7 @@ def _fixed(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 _KINDS = 64
+_ROWS = torch.contiguous_format
 
 
 def as_tensor(x: Any) -> Tensor:
@@ -140,9 +141,7 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
     forward: Any = getattr(torch.ops.fusee, own).default
     backward: Any = getattr(torch.ops.fusee, f"{own}_backward").default
 
-    tensors = [x for x in operands if isinstance(x, Tensor)]
-    sizes = *(n for x in tensors for n in (*x.shape, *x.stride())), *operands
-    is_open = any(isinstance(n, torch.SymInt) for n in sizes)
+    is_open = is_symbolic(operands)
     twins = t.b.twins if is_open else Twins(fake_mode())
     fakes = [
         twins.empty(x.shape, x.stride(), x.dtype, t.device) if isinstance(x, Tensor) else x
@@ -164,8 +163,14 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
         return list(RUNS[name](functions, *pytree.tree_unflatten(values, spec)))
 
     def run(given: list[Tensor]) -> list[Tensor]:
-        taken = {*map(storage_id, given)}
-        return [_as_told(x, order, taken) for x, order in zip(computed(given), orders, strict=True)]
+        taken, found = {*map(storage_id, given)}, list[Tensor]()
+        for x, order in zip(computed(given), orders, strict=True):
+            if storage_id(x) in taken or not (
+                x.is_contiguous() if order is None else x.stride() == order
+            ):  # in memory of its own, with the strides that were told of it, or those of rows
+                x = x.clone(memory_format=_ROWS) if order is None else laid_out(x, order)
+            found.append(x)
+        return found
 
     def differentiated(given: list[Tensor]) -> Any:
         if torch.is_grad_enabled() and any(x.requires_grad for x in given):
@@ -200,13 +205,6 @@ def _gradients(
     with with_autograd():
         results = torch.autograd.grad(sources, wanted, outer, materialize_grads=True)
     return [torch.empty_like(x).copy_(g) for x, g in zip(wanted, results)]
-
-
-def _as_told(x: Tensor, order: Sequence[int] | None, taken: Collection[Any]) -> Tensor:
-    """In memory of its own, with the strides that were told of it; None: those of rows."""
-    if storage_id(x) not in taken and (x.is_contiguous() if order is None else x.stride() == order):
-        return x
-    return x.clone(memory_format=torch.contiguous_format) if order is None else laid_out(x, order)
 
 
 class _Differentiated(torch.autograd.Function):

@@ -160,7 +160,18 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
             return found
         return lambda x, *args, **kwargs: _put(x, found(x, *args, **kwargs))
     writes = name not in _FORMS or is_in_place
-    one = _widening(form, writes)
+
+    def one(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """On wider operands; in the operands' dtype, or written to the first."""
+        found = form(*map(_widened, (x, *args)), **kwargs)
+        if writes:
+            return _put(x, found)
+        dtype = torch.result_type(x, 1.0) if holds_scalar(args) else x.dtype
+        for other in args:
+            if isinstance(other, Tensor):
+                dtype = torch.promote_types(dtype, torch.result_type(x, other))
+        return _cast(found, dtype)
+
     return _for_each(one) if "foreach" in full else one
 
 
@@ -294,22 +305,6 @@ def _put(x: Tensor, found: Tensor) -> Tensor:
     if not torch.can_cast(found.dtype, x.dtype):
         raise RuntimeError(f"result type {found.dtype} can't be cast to {x.dtype}")
     return x.copy_(found)
-
-
-def _widening(form: Callable[..., Tensor], writes: bool) -> Callable[..., Tensor]:
-    """On wider operands; what it gives has the operands' dtype, or is written to the first."""
-
-    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found = form(*map(_widened, (x, *args)), **kwargs)
-        if writes:
-            return _put(x, found)
-        dtype = torch.result_type(x, 1.0) if holds_scalar(args) else x.dtype
-        for other in args:
-            if isinstance(other, Tensor):
-                dtype = torch.promote_types(dtype, torch.result_type(x, other))
-        return _cast(found, dtype)
-
-    return call
 
 
 def _for_each(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:

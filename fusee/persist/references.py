@@ -75,7 +75,13 @@ def known_by(x: Any) -> Any:
         return "operator", str(x), str(x._schema) if kind is OpOverload else ""
     if kind is types.FunctionType:
         marks = sorted((key, known_by(mark)) for key, mark in vars(x).items() if is_scalar(mark))
-        return x.__module__, x.__qualname__, code_key(x.__code__), sorted(vars(x)), marks, _asked(x)
+        # what inspect and typing tell of it; what it is called with has facts
+        named = *(x.__kwdefaults__ or {}).items(), *x.__annotations__.items()
+        told = [
+            (key, known_by(y) if is_scalar(y) else _name(y) or type(y).__qualname__)
+            for key, y in (*enumerate(x.__defaults__ or ()), *named)
+        ]
+        return x.__module__, x.__qualname__, code_key(x.__code__), sorted(vars(x)), marks, told
     if isinstance(x, type):
         return "class", [*map(_class, x.__mro__)], kind is not type and _class(kind)
     if isinstance(x, types.ModuleType):
@@ -110,15 +116,6 @@ def known_by(x: Any) -> Any:
     raise NotKept(f"a {kind.__module__}.{kind.__qualname__}")
 
 
-def _asked(function: types.FunctionType) -> Any:
-    """What inspect and typing tell of a function; what it is called with has facts."""
-    named = function.__kwdefaults__ or {}, function.__annotations__
-    rows = [*enumerate(function.__defaults__ or ()), *(row for x in named for row in x.items())]
-    return [
-        (key, known_by(x) if is_scalar(x) else _name(x) or type(x).__qualname__) for key, x in rows
-    ]
-
-
 def _class(cls: type) -> Any:
     """The name of a class; of the program's own with all functions that it holds.
 
@@ -128,7 +125,12 @@ def _class(cls: type) -> Any:
         return known[1]
     name, rows = f"{cls.__module__}.{cls.__qualname__}", list[tuple[str, str]]()
     if name.partition(".")[0] not in _LIBRARIES:
-        rows = sorted((key, _held(x)) for key, x in vars(cls).items() if key not in _LATE)
+        for key, x in vars(cls).items():
+            if key not in _LATE:
+                parts = [x, *(getattr(x, part) for part in _PARTS.get(type(x), ()))]
+                of = [code_key(y.__code__) for y in parts if type(y) is types.FunctionType]
+                rows.append((key, " ".join([type(x).__qualname__, *of])))
+        rows.sort()
     _looked_at[id(cls)] = cls, (name, rows)
     return name, rows
 
@@ -147,13 +149,6 @@ def unchanged() -> Iterator[None]:
 
 # What Python adds to a class when it is first asked for.
 _LATE = {"__annotations__", "__slotnames__", "_abc_impl"}
-
-
-def _held(x: Any) -> str:
-    """What tells of what a class holds."""
-    parts = [x, *(getattr(x, name) for name in _PARTS.get(type(x), ()))]
-    found = [code_key(y.__code__) for y in parts if type(y) is types.FunctionType]
-    return " ".join([type(x).__qualname__, *found])
 
 
 def text_of(x: Any) -> str:
