@@ -136,10 +136,11 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
     functions = [_Function(x) for x in args if isinstance(x, fx.GraphModule)]
     operands, spec = pytree.tree_flatten([x for x in args if not isinstance(x, fx.GraphModule)])
     own = f"{name}_{next(_numbers)}"
+    reverse = f"{own}_backward"
     library.define(f"{own}(Tensor[] given) -> Tensor[]")
-    library.define(f"{own}_backward(Tensor[] given, Tensor[] grads) -> Tensor[]")
+    library.define(f"{reverse}(Tensor[] given, Tensor[] grads) -> Tensor[]")
     forward: Any = getattr(torch.ops.fusee, own).default
-    backward: Any = getattr(torch.ops.fusee, f"{own}_backward").default
+    backward: Any = getattr(torch.ops.fusee, reverse).default
 
     is_open = is_symbolic(operands)
     twins = t.b.twins if is_open else Twins(fake_mode())
@@ -181,14 +182,8 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
     library.impl(own, run, "CompositeExplicitAutograd")
     library.impl(own, shaped, "Meta")
     library.impl(own, differentiated, "Autograd")
-    library.impl(
-        f"{own}_backward", functools.partial(_gradients, computed), "CompositeExplicitAutograd"
-    )
-    library.impl(
-        f"{own}_backward",
-        lambda given, grads: [torch.empty_like(x) for x in given if is_inexact(x)],
-        "Meta",
-    )
+    library.impl(reverse, functools.partial(_gradients, computed), "CompositeExplicitAutograd")
+    library.impl(reverse, lambda x, _: [*map(torch.empty_like, filter(is_inexact, x))], "Meta")
     return forward, operands
 
 

@@ -160,19 +160,22 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
             return found
         return lambda x, *args, **kwargs: _put(x, found(x, *args, **kwargs))
     writes = name not in _FORMS or is_in_place
+    one = _widening(form, writes)
+    if "foreach" not in full:
+        return one
 
-    def one(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """On wider operands; in the operands' dtype, or written to the first."""
-        found = form(*map(_widened, (x, *args)), **kwargs)
-        if writes:
-            return _put(x, found)
-        dtype = torch.result_type(x, 1.0) if holds_scalar(args) else x.dtype
-        for other in args:
-            if isinstance(other, Tensor):
-                dtype = torch.promote_types(dtype, torch.result_type(x, other))
-        return _cast(found, dtype)
+    def each(xs: list[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+        """One call for each tensor of lists; what is no list is the same for all."""
 
-    return _for_each(one) if "foreach" in full else one
+        def at(argument: Any, k: int) -> Any:
+            return argument[k] if isinstance(argument, (list, tuple)) else argument
+
+        return [
+            one(x, *(at(a, k) for a in args), **{key: at(a, k) for key, a in kwargs.items()})
+            for k, x in enumerate(xs)
+        ]
+
+    return each
 
 
 _ARITHMETIC = frozenset(
@@ -307,16 +310,17 @@ def _put(x: Tensor, found: Tensor) -> Tensor:
     return x.copy_(found)
 
 
-def _for_each(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """One call for each tensor of lists; what is no list is the same for all."""
+def _widening(form: Callable[..., Tensor], writes: bool) -> Callable[..., Tensor]:
+    """On wider operands; what it gives has the operands' dtype, or is written to the first."""
 
-    def call(xs: list[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
-        def at(argument: Any, k: int) -> Any:
-            return argument[k] if isinstance(argument, (list, tuple)) else argument
-
-        return [
-            one(x, *(at(a, k) for a in args), **{key: at(a, k) for key, a in kwargs.items()})
-            for k, x in enumerate(xs)
-        ]
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        found = form(*map(_widened, (x, *args)), **kwargs)
+        if writes:
+            return _put(x, found)
+        dtype = torch.result_type(x, 1.0) if holds_scalar(args) else x.dtype
+        for other in args:
+            if isinstance(other, Tensor):
+                dtype = torch.promote_types(dtype, torch.result_type(x, other))
+        return _cast(found, dtype)
 
     return call

@@ -324,17 +324,7 @@ def _quick_mode() -> type[FakeTensorMode]:
         if own is not None and not func._schema.is_mutable:
             device = _home(self, func, args, kwargs, is_open, for_function=True)
         if own is not None and device is not None:
-            with self:
-                found = own(*args, **kwargs)
-            # some name the device of meta kernels themselves
-            return fx.node.map_aggregate(
-                found,
-                lambda x: (
-                    _fake(self, _new(x.shape, x.stride(), x.dtype), device)
-                    if type(x) is FakeTensor and x.fake_device == _META
-                    else x
-                ),
-            )
+            return _by_function(self, own, args, kwargs, device)
         try:
             with _uncached(self) if is_open else _NOTHING, python_dispatcher():
                 return by_torch(self, func, kinds, args, kwargs)
@@ -499,6 +489,20 @@ def _wrapped(mode: _Mode, found: Any, device: torch.device) -> Any:
     if type(found) in (tuple, list):
         return type(found)(_wrapped(mode, x, device) for x in found)
     return _fake(mode, found, device) if type(found) is Tensor else found
+
+
+def _by_function(
+    mode: _Mode, own: Callable[..., Any], args: Any, kwargs: Any, device: torch.device
+) -> Any:
+    """What a shape function of torch's gives; some name the device of meta kernels themselves."""
+
+    def here(x: Any) -> Any:
+        is_there = type(x) is FakeTensor and x.fake_device == _META
+        return _fake(mode, _new(x.shape, x.stride(), x.dtype), device) if is_there else x
+
+    with mode:
+        found = own(*args, **kwargs)
+    return fx.node.map_aggregate(found, here)
 
 
 def _fake(
