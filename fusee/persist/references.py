@@ -450,8 +450,20 @@ def reached(module: fx.GraphModule) -> list[Row]:
         bound = (cell for cell in function.__closure__ or () if cell != types.CellType())
         waiting += [cell.cell_contents for cell in bound]
         if home not in _CLOSED and home.partition(".")[0] not in sys.stdlib_module_names:
-            for place in _called(function, home):
-                waiting += _found(found, *place)
+            # each of its names in all that it can mean
+            names = {name for code in codes(function.__code__) for name in code.co_names}
+            held = map(function.__globals__.get, names)
+            owners: list[types.ModuleType] = [x for x in held if _is_open(x)]
+            for name in names:
+                waiting += _found(found, home, name)
+                if hasattr(Tensor, name):
+                    waiting += _found(found, "torch", f"Tensor.{name}")
+            for owner in owners:
+                for name in names:
+                    if name in vars(owner) or (owner is torch._VF and hasattr(owner, name)):
+                        waiting += _found(found, owner.__name__, name)
+                        if _is_open(x := getattr(owner, name)) and x not in owners:
+                            owners.append(x)
     return [(*place, mark) for place, mark in found.items()]
 
 
@@ -468,23 +480,6 @@ def _found(found: dict[tuple[str, str], str], module: str, name: str) -> Iterato
     if x is not ABSENT and not is_scalar(x) and not isinstance(x, types.ModuleType):
         found[module, name] = _mark(x)
         yield x
-
-
-def _called(function: types.FunctionType, home: str) -> Iterator[tuple[str, str]]:
-    """Where a function may look for what it calls: each of its names in all that it can mean."""
-    names = {name for code in codes(function.__code__) for name in code.co_names}
-    held = map(function.__globals__.get, names)
-    owners: list[types.ModuleType] = [x for x in held if _is_open(x)]
-    for name in names:
-        yield home, name
-        if hasattr(Tensor, name):
-            yield "torch", f"Tensor.{name}"
-    for owner in owners:
-        for name in names:
-            if name in vars(owner) or (owner is torch._VF and hasattr(owner, name)):
-                yield owner.__name__, name
-                if _is_open(x := getattr(owner, name)) and x not in owners:
-                    owners.append(x)
 
 
 def _is_open(x: Any) -> TypeGuard[types.ModuleType]:
