@@ -469,41 +469,35 @@ def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
     return made
 
 
-def _forward_of(cls: type[nn.Module]) -> Callable[..., Any]:
-    """`forward` of a compiled module: the original's, compiled when it is called."""
-    forward: Any = cls.forward
-
-    def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self, "_forward"):
-            self._forward = self._compiler.function(forward)
-        return self._forward.call(self._orig_mod, *args, **kwargs)
-
-    # torch.jit.script reads the source of `forward`, and looks up its names here
-    made = types.FunctionType(call.__code__, forward.__globals__, closure=call.__closure__)
-    functools.update_wrapper(made, forward).__dict__["_torchdynamo_inline"] = forward
-    return made
-
-
 # By class, its forward and its call: modules of one class stay of one class when they are compiled.
 _classes: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
 def _class_of(cls: type[nn.Module]) -> Any:
     """The class of what compiling a module of this class gives."""
-    forward = plain_forward(cls)
-    key: Any = cls, forward, cls.__call__  # closures of these may know the class
+    plain: Any = plain_forward(cls)
+    key: Any = cls, plain, cls.__call__  # closures of these may know the class
     key = tuple(weakref.ref(x) if isinstance(x, type | types.FunctionType) else x for x in key)
     if (known := _classes.get(key)) is not None:
         return known
-    is_plain = forward is not None and not is_suspending(forward)
+
+    def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "_forward"):
+            self._forward = self._compiler.function(plain)
+        return self._forward.call(self._orig_mod, *args, **kwargs)
+
     namespace = {
         "__call__": _call_of(cls),
-        **({"forward": _forward_of(cls)} if is_plain else {}),
         "__slots__": _SLOTS,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
+    if plain is not None and not is_suspending(plain):
+        # torch.jit.script reads the source of `forward`, and looks up its names here
+        forward = types.FunctionType(call.__code__, plain.__globals__, closure=call.__closure__)
+        functools.update_wrapper(forward, plain).__dict__["_torchdynamo_inline"] = plain
+        namespace["forward"] = forward
     made = _classes[key] = types.new_class(
         cls.__name__, (CompiledModule, cls), exec_body=lambda space: space.update(namespace)
     )
@@ -566,8 +560,15 @@ def report(of: Any = None) -> list[Report]:
         return [of.report()]
     if of is None or isinstance(of, str):
         return [one for one in live_reports() if of is None or one.name == of]
-    found = _functions_of(of)
-    if found is None:
+    found: list[CompiledFunction]
+    if isinstance(of, CompiledModule):
+        found = [*of._run.functions, *([of._forward] if hasattr(of, "_forward") else [])]
+    elif isinstance(of, nn.Module) and of._compiled_call_impl is not None:  # nn.Module.compile's
+        found = list(getattr(of._compiled_call_impl, "functions", ()))
+    else:
+        call = of.__func__ if isinstance(of, types.MethodType) else of
+        found = [one for one in list(live) if one.call is call]
+    if not found and not isinstance(of, CompiledModule):
         raise TypeError(
             f"report() takes what fusee.compile gave, a compiled graph or a name, not"
             f" {type(of).__name__}; the graphs of a function under torch.compile are found by its"
@@ -580,13 +581,3 @@ def report(of: Any = None) -> list[Report]:
         for entry in one.entries:
             graphs.update(dict.fromkeys(graphs_of(entry.compiled)))
     return [graph.report() for graph in graphs]
-
-
-def _functions_of(of: Any) -> list[CompiledFunction] | None:
-    """The captured functions behind what compile() gave; None if it is nothing of ours."""
-    if isinstance(of, CompiledModule):
-        return [*of._run.functions, *([of._forward] if hasattr(of, "_forward") else [])]
-    if isinstance(of, nn.Module) and of._compiled_call_impl is not None:  # by nn.Module.compile
-        return list(getattr(of._compiled_call_impl, "functions", ())) or None
-    call = of.__func__ if isinstance(of, types.MethodType) else of
-    return [one for one in list(live) if one.call is call] or None

@@ -40,14 +40,6 @@ from fusee.runtime import cancel, when_imported
 Undo = Callable[[], None]
 
 
-def adapt() -> None:
-    """Adapt them all, now or when they are imported."""
-    for name, adapter in _LIBRARIES.items():
-        action = functools.partial(lambda adapter, module: _undo.append(adapter(module)), adapter)
-        when_imported(name, action)
-        _undo.append(functools.partial(cancel, name, action))
-
-
 def _extend(enum: EnumMeta, values: Sequence[str]) -> Undo:
     """Give an enum of texts more members, named as they are in capitals."""
     members: Any = enum
@@ -101,8 +93,19 @@ def install() -> None:
             _replace(torch.compiler, name, getattr(compiler, name))
     when_imported("torch._dynamo", _behind_dynamo)
     _undo.append(lambda: cancel("torch._dynamo", _behind_dynamo))
-    follow_logs()
-    adapt()
+    set_logs, ends = _torchs.set_logs, _subscribed()
+
+    def set_both(**settings: Any) -> None:
+        set_logs(**settings)
+        _all(ends)
+        ends.extend(_subscribed())
+
+    _replace(_torchs, "set_logs", set_both)
+    _undo.append(lambda: _all(ends))
+    for name, adapter in _LIBRARIES.items():
+        action = functools.partial(lambda adapter, module: _undo.append(adapter(module)), adapter)
+        when_imported(name, action)
+        _undo.append(functools.partial(cancel, name, action))
 
 
 def uninstall() -> None:
@@ -187,8 +190,22 @@ def _behind_dynamo(module: Any) -> None:
         compiler.reset()
         reset()
 
+    def explain_ours(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Of what torch.compile is now: torch's own class, with our findings."""
+
+        def explained(*given: Any, **named: Any) -> Any:
+            found = explain(f)(*given, **named)
+            return dynamo.explanation(
+                [graph.module for graph in found.graphs],
+                [(b.reason, b.file, b.line, b.function, b.text) for b in found.breaks],
+                found.guards,
+                found.times,
+            )
+
+        return explained(*args, **kwargs) if args or kwargs else explained
+
     _replace(module, "reset", reset_both)
-    _replace(module, "explain", _explain)
+    _replace(module, "explain", explain_ours)
     counters = module.utils.counters
 
     def count(entry: Entry) -> None:
@@ -207,21 +224,6 @@ def _behind_dynamo(module: Any) -> None:
     _replace(module, "error_on_graph_break", compiler.error_on_graph_break)
 
 
-def _explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """torch._dynamo.explain of what torch.compile is now: its own class, with our findings."""
-
-    def explained(*given: Any, **named: Any) -> Any:
-        found = explain(f)(*given, **named)
-        return dynamo.explanation(
-            [graph.module for graph in found.graphs],
-            [(b.reason, b.file, b.line, b.function, b.text) for b in found.breaks],
-            found.guards,
-            found.times,
-        )
-
-    return explained(*args, **kwargs) if args or kwargs else explained
-
-
 # ---------------------------------------------------------------------------- torch's logs
 # TORCH_LOGS, for what we compile: the artefacts that have a counterpart, to torch's own handlers.
 
@@ -236,20 +238,6 @@ _SAME = {
     "graph_code": ("graph",),
     "output_code": ("host", "llvm"),
 }
-
-
-def follow_logs() -> None:
-    """Send what is made to torch's logs, as TORCH_LOGS and torch._logging.set_logs say."""
-    ends = _subscribed()
-    set_logs = _torchs.set_logs
-
-    def set_both(**settings: Any) -> None:
-        set_logs(**settings)
-        _all(ends)
-        ends.extend(_subscribed())
-
-    _replace(_torchs, "set_logs", set_both)
-    _undo.append(lambda: _all(ends))
 
 
 def _stops(entry: Entry) -> list[GraphBreak]:

@@ -154,7 +154,13 @@ def dump_to(root: Path) -> Listener:
         suffix = ARTEFACTS[record.artefact].suffix
         try:
             if current.folder is None:
-                current.folder = _new_folder(root, current.name or "process")
+                root.mkdir(parents=True, exist_ok=True)
+                number, end = len(list(root.iterdir())), _file_part(current.name or "process")
+                while current.folder is None:  # processes that dump to one root get folders each
+                    with contextlib.suppress(FileExistsError):
+                        (folder := root / f"{number:03}_{end}").mkdir()
+                        current.folder = folder
+                    number += 1
             path = current.folder / f"{next(current.numbers):02}_{stem}.{suffix}"
             path.write_text(record.text.rstrip() + "\n", encoding="utf-8")
         except OSError as error:
@@ -165,18 +171,6 @@ def dump_to(root: Path) -> Listener:
             ) from None
 
     return dump
-
-
-def _new_folder(root: Path, name: str) -> Path:
-    """The first free root/NNN_name. Processes that dump to one root at once get folders each."""
-    root.mkdir(parents=True, exist_ok=True)
-    number = len(list(root.iterdir()))
-    while True:
-        folder = root / f"{number:03}_{_file_part(name)}"
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-        number += 1
 
 
 def _file_part(text: str) -> str:

@@ -288,16 +288,16 @@ class Results:
 
     def _settle(self) -> None:
         """Write sizes with what was found out since: of arguments and results, by a backward."""
-        if self.to_size.by_name:
-            for node in self.b.graph.nodes:
-                node.args, node.kwargs = map_aggregate((node.args, node.kwargs), self._settled)
-            self.outputs = tuple(map(self._settled_output, self.outputs))
-
-    def _settled_output(self, spec: OutputSpec) -> OutputSpec:
-        if isinstance(spec, Constant):
-            return spec
-        names = [f.name for f in fields(spec)]
-        return replace(spec, **{n: map_aggregate(getattr(spec, n), self._settled) for n in names})
+        if not self.to_size.by_name:
+            return
+        for node in self.b.graph.nodes:
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), self._settled)
+        outputs = list[OutputSpec]()
+        for spec in self.outputs:
+            names = [] if isinstance(spec, Constant) else [f.name for f in fields(spec)]
+            settled = {n: map_aggregate(getattr(spec, n), self._settled) for n in names}
+            outputs.append(replace(spec, **settled))
+        self.outputs = tuple(outputs)
 
     def _settled(self, leaf: Any) -> Any:
         return self.to_size(leaf) if isinstance(leaf, Expr) else leaf

@@ -469,32 +469,25 @@ def _index_put(
     if env is None or to_size is None or is_fill or not _has_mask(indices):
         return t.record(op, x, indices, values, *more)
     if len(indices) == 1 and not accumulate:
-        merged = _where_taken(t, x, indices[0], values)
-        if merged is not None:
-            return merged
+        mask, (by, other) = indices[0], t.b.taken.get(t.node(values), (None, None))
+        twin = t.value(x).tensor
+        if other is not None and by is t.node(mask) and mask.dtype is torch.bool:
+            given = other.meta["val"]
+            is_alike = given.dtype is twin.dtype and same_ints(given.shape, twin.shape)
+            if is_alike and is_row_major(twin) and is_row_major(given):
+                # `x[mask] = other[mask]`, without a size that only the data knows
+                size = [*mask.shape, *[1] * (x.dim() - mask.dim())]
+                whole, device = t.call(aten.reshape.default, mask, size), t.device_of((x,))
+                out = t.run_meta(aten.where.self, (t.value(whole).tensor, twin, twin), {}, device)
+                operands = t.node(whole), other, t.node(x)
+                t.adopt(out, t.b.emit(aten.where.self, operands, {}, out, device), None, device)
+                return out
     found = _without_masks(t, indices)
     made = t.run_meta(aten.index.Tensor, *_metas(t, x, found))
     for n, m in zip(reversed(values.shape), reversed(made.shape)):
         if type(n) is not int or n != 1:
             env.data.require(to_size(n), "==", to_size(m))
     return t.record(op, x, found, values, accumulate)
-
-
-def _where_taken(t: Tracer, x: Any, mask: Any, values: Any) -> Any:
-    """`x[mask] = other[mask]`, without a size that only the data knows; None for other values."""
-    by, other = t.b.taken.get(t.node(values), (None, None))
-    if other is None or by is not t.node(mask) or mask.dtype is not torch.bool:
-        return None
-    twin, given = t.value(x).tensor, other.meta["val"]
-    is_alike = given.dtype is twin.dtype and same_ints(given.shape, twin.shape)
-    if not (is_alike and is_row_major(twin) and is_row_major(given)):
-        return None
-    whole = t.call(aten.reshape.default, mask, [*mask.shape, *[1] * (x.dim() - mask.dim())])
-    device = t.device_of((x,))
-    out = t.run_meta(aten.where.self, (t.value(whole).tensor, twin, twin), {}, device)
-    node = t.b.emit(aten.where.self, (t.node(whole), other, t.node(x)), {}, out, device)
-    t.adopt(out, node, None, device)
-    return out
 
 
 def _metas(t: Tracer, x: Any, indices: Sequence[Any]) -> tuple[Args, Kwargs]:

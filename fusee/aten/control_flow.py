@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from fusee.aten.rewriter import copied
 from fusee.aten.torch_api import below_autograd, laid_out, library, storage_id, with_autograd
 from fusee.aten.tracer import Tracer
 from fusee.errors import TraceError
-from fusee.fake import Twins, fake_mode
+from fusee.fake import Twins, fake_mode, is_symbolic
 from fusee.fake.layouts import is_row_major
 from fusee.source import Rules
 
@@ -69,6 +69,7 @@ def _fixed(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 _KINDS = 64
+_ROWS = torch.contiguous_format
 
 
 def as_tensor(x: Any) -> Tensor:
@@ -135,14 +136,13 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
     functions = [_Function(x) for x in args if isinstance(x, fx.GraphModule)]
     operands, spec = pytree.tree_flatten([x for x in args if not isinstance(x, fx.GraphModule)])
     own = f"{name}_{next(_numbers)}"
+    reverse = f"{own}_backward"
     library.define(f"{own}(Tensor[] given) -> Tensor[]")
-    library.define(f"{own}_backward(Tensor[] given, Tensor[] grads) -> Tensor[]")
+    library.define(f"{reverse}(Tensor[] given, Tensor[] grads) -> Tensor[]")
     forward: Any = getattr(torch.ops.fusee, own).default
-    backward: Any = getattr(torch.ops.fusee, f"{own}_backward").default
+    backward: Any = getattr(torch.ops.fusee, reverse).default
 
-    tensors = [x for x in operands if isinstance(x, Tensor)]
-    sizes = *(n for x in tensors for n in (*x.shape, *x.stride())), *operands
-    is_open = any(isinstance(n, torch.SymInt) for n in sizes)
+    is_open = is_symbolic(operands)
     twins = t.b.twins if is_open else Twins(fake_mode())
     fakes = [
         twins.empty(x.shape, x.stride(), x.dtype, t.device) if isinstance(x, Tensor) else x
@@ -164,8 +164,14 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
         return list(RUNS[name](functions, *pytree.tree_unflatten(values, spec)))
 
     def run(given: list[Tensor]) -> list[Tensor]:
-        taken = {*map(storage_id, given)}
-        return [_as_told(x, order, taken) for x, order in zip(computed(given), orders, strict=True)]
+        taken, found = {*map(storage_id, given)}, list[Tensor]()
+        for x, order in zip(computed(given), orders, strict=True):
+            if storage_id(x) in taken or not (
+                x.is_contiguous() if order is None else x.stride() == order
+            ):  # in memory of its own, with the strides that were told of it, or those of rows
+                x = x.clone(memory_format=_ROWS) if order is None else laid_out(x, order)
+            found.append(x)
+        return found
 
     def differentiated(given: list[Tensor]) -> Any:
         if torch.is_grad_enabled() and any(x.requires_grad for x in given):
@@ -176,14 +182,8 @@ def operator(t: Tracer, op: Any, args: Any, shapes: Callable[..., list[Tensor]])
     library.impl(own, run, "CompositeExplicitAutograd")
     library.impl(own, shaped, "Meta")
     library.impl(own, differentiated, "Autograd")
-    library.impl(
-        f"{own}_backward", functools.partial(_gradients, computed), "CompositeExplicitAutograd"
-    )
-    library.impl(
-        f"{own}_backward",
-        lambda given, grads: [torch.empty_like(x) for x in given if is_inexact(x)],
-        "Meta",
-    )
+    library.impl(reverse, functools.partial(_gradients, computed), "CompositeExplicitAutograd")
+    library.impl(reverse, lambda x, _: [*map(torch.empty_like, filter(is_inexact, x))], "Meta")
     return forward, operands
 
 
@@ -200,13 +200,6 @@ def _gradients(
     with with_autograd():
         results = torch.autograd.grad(sources, wanted, outer, materialize_grads=True)
     return [torch.empty_like(x).copy_(g) for x, g in zip(wanted, results)]
-
-
-def _as_told(x: Tensor, order: Sequence[int] | None, taken: Collection[Any]) -> Tensor:
-    """In memory of its own, with the strides that were told of it; None: those of rows."""
-    if storage_id(x) not in taken and (x.is_contiguous() if order is None else x.stride() == order):
-        return x
-    return x.clone(memory_format=torch.contiguous_format) if order is None else laid_out(x, order)
 
 
 class _Differentiated(torch.autograd.Function):

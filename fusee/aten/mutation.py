@@ -107,8 +107,20 @@ def refuse_overlap(
         x = _at_first(written.tensor)
         if may_repeat(x):
             raise _stop(t, op, "writes to elements that share memory")
-        if any(_overlap(x, _at_first(y), may_be_same) for y in others.get(id(written.store), ())):
-            raise _stop(t, op, "writes to memory that it reads as another tensor")
+        for y in map(_at_first, others.get(id(written.store), ())):
+            if not (x.numel() and y.numel()):
+                continue
+            start, first = (z.storage_offset() * z.element_size() for z in (x, y))
+            if start == first and (x.shape, x.stride()) == (y.shape, y.stride()):
+                overlap = not may_be_same
+            elif x.dtype == y.dtype:
+                overlap = meet(x, y, int(y.storage_offset() - x.storage_offset()))
+            else:
+                end = start + x.element_size() * extent(x.shape, x.stride())
+                last = first + y.element_size() * extent(y.shape, y.stride())
+                overlap = bool(start < last and first < end)
+            if overlap:
+                raise _stop(t, op, "writes to memory that it reads as another tensor")
 
 
 def _stop(t: Tracer, op: object, why: str) -> TraceError:
@@ -128,22 +140,6 @@ def _at_first(x: Tensor) -> Tensor:
     return torch.empty(0, dtype=x.dtype, device="meta").as_strided(
         sizes[: x.dim()], sizes[x.dim() : -1], sizes[-1]
     )
-
-
-def _overlap(a: Tensor, b: Tensor, may_be_same: bool) -> bool:
-    """Whether tensors of one storage share memory."""
-    places = [(x.storage_offset() * x.element_size(), x.shape, x.stride()) for x in (a, b)]
-    if not (a.numel() and b.numel()):
-        return False
-    if places[0] == places[1]:
-        return not may_be_same
-    if a.dtype == b.dtype:
-        return meet(a, b, int(b.storage_offset() - a.storage_offset()))
-    (start, end), (first, last) = (
-        (at, at + x.element_size() * extent(x.shape, x.stride()))
-        for x, (at, *_) in zip((a, b), places)
-    )
-    return bool(start < last and first < end)
 
 
 # ---------------------------------------------------------------------------- mutate
@@ -500,17 +496,15 @@ def join_parts(graph: fx.Graph) -> None:
             args, kwargs = fx.map_arg((node.args, node.kwargs), val)
             node.meta["val"] = on_metas(node.target, *args, **kwargs)
             moved.add(node)
-    again = [node for node in graph.nodes if node.target in _PUTS and _is_again(node)]
+    again = []  # what writes where its base was just written to, as `x[1:] += 1` does
+    for node in graph.nodes:
+        if node.target in _PUTS and (base := node.args[0]).target is node.target:
+            if base.args[2:] == node.args[2:]:
+                again.append(node)
     for node in again:
         node.update_arg(0, node.args[0].args[0])
     if joined or again:
         remove_dead(graph)
-
-
-def _is_again(node: fx.Node) -> bool:
-    """Whether it writes where its base was just written to, as `x[1:] += 1` does."""
-    base: Any = node.args[0]
-    return base.target is node.target and base.args[2:] == node.args[2:]
 
 
 def place_of(node: fx.Node, at: Sequence[Any]) -> tuple[int, int, int]:

@@ -457,13 +457,11 @@ def body_lines(
     aten: AtenGraph,
     steps: Sequence[GraphPart | fx.Node],
     name: dict[fx.Node, str],
-    given: Callable[[str, GraphPart, int], str] = lambda value, part, number: value,
 ) -> list[str]:
     """From a split graph's inputs, which are named, to its results: step k is a call of `part{k}`.
 
     steps   parts, and calls that run by themselves: how their results lie is ATen's to choose, but
             what operators of users give may lie otherwise than their fake kernels say
-    given   a tensor, as a part takes it for the input of a number
     """
     inputs = [name[node] for node in aten.placeholders]
     readings, lines = Readings(aten), []
@@ -482,10 +480,10 @@ def body_lines(
         if isinstance(step, fx.Node):
             lines.append(f"{names[step]} = {call_source(step, f'part{k}', name.__getitem__)}")
         else:
-            args = [
-                given(name[x], step, n) if isinstance(x, fx.Node) else x
-                for n, x in enumerate(step.inputs)
-            ]
+            args = [name[x] if isinstance(x, fx.Node) else x for x in step.inputs]
+            for n, (spec, order) in enumerate(zip(step.graph.inputs, step.input_orders)):
+                if step.is_claimed and spec.dtype is not None and not spec.is_static:
+                    args[n] = f"row_major({args[n] if order is None else permuted(args[n], order)})"
             results = "".join(f"{x}, " for x in names.values())
             lines.append(f"{results}{'= ' * bool(results)}part{k}({listed(args)})")
             for x, order in zip(names.values(), step.output_orders, strict=True):

@@ -161,7 +161,21 @@ def on_tensors(call: Any) -> Callable[..., Any] | None:
         return lambda x, *args, **kwargs: _put(x, found(x, *args, **kwargs))
     writes = name not in _FORMS or is_in_place
     one = _widening(form, writes)
-    return _for_each(one) if "foreach" in full else one
+    if "foreach" not in full:
+        return one
+
+    def each(xs: list[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+        """One call for each tensor of lists; what is no list is the same for all."""
+
+        def at(argument: Any, k: int) -> Any:
+            return argument[k] if isinstance(argument, (list, tuple)) else argument
+
+        return [
+            one(x, *(at(a, k) for a in args), **{key: at(a, k) for key, a in kwargs.items()})
+            for k, x in enumerate(xs)
+        ]
+
+    return each
 
 
 _ARITHMETIC = frozenset(
@@ -308,20 +322,5 @@ def _widening(form: Callable[..., Tensor], writes: bool) -> Callable[..., Tensor
             if isinstance(other, Tensor):
                 dtype = torch.promote_types(dtype, torch.result_type(x, other))
         return _cast(found, dtype)
-
-    return call
-
-
-def _for_each(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """One call for each tensor of lists; what is no list is the same for all."""
-
-    def call(xs: list[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
-        def at(argument: Any, k: int) -> Any:
-            return argument[k] if isinstance(argument, (list, tuple)) else argument
-
-        return [
-            one(x, *(at(a, k) for a in args), **{key: at(a, k) for key, a in kwargs.items()})
-            for k, x in enumerate(xs)
-        ]
 
     return call

@@ -148,12 +148,17 @@ class _Handed:
         graph = made.graph
         inputs = graph.find_nodes(op="placeholder")
         given = [self.value(node.meta["example_value"]) for node in inputs]
+        numbers: dict[fx.Node, Any] = {}
         for node, x in zip(inputs, given, strict=True):
             if type(x) is torch.SymInt:
                 node._rename(str(x))  # another one than that, if two have become equal
                 node.type, node.target = torch.SymInt, node.name
             elif type(x) is int:  # it has become one
-                _put(x, node)
+                numbers[node] = x
+        for node in graph.nodes if numbers else ():
+            node.args, node.kwargs = fx.node.map_arg(
+                (node.args, node.kwargs), lambda y: numbers.get(y, y)
+            )
         for node in graph.find_nodes(op="call_function", target=operator.getitem):
             _select(node)
         self._tell()
@@ -281,11 +286,3 @@ def _select(node: fx.Node) -> None:
         x.meta = {**node.meta}
     if calls:
         node.target, node.args = calls[-1][0], (x, *calls[-1][1])
-
-
-def _put(number: int, node: fx.Node) -> None:
-    """Use a number in place of a node."""
-    for user in list(node.users):
-        user.args, user.kwargs = fx.node.map_arg(
-            (user.args, user.kwargs), lambda x: number if x is node else x
-        )

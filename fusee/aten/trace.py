@@ -295,7 +295,13 @@ def _index(t: Tracer, args: Any, kwargs: Kwargs) -> tuple[Any, Kwargs]:
     if is_short and any(isinstance(item, _SEVERAL) for item in index) and lists_are_tuples():
         index = tuple(index)
     items = index if isinstance(index, tuple) else (index,)
-    plain, axis = [*map(_index_tensor, items)], 0
+    plain, axis = list[Any](), 0
+    for item in items:
+        if _is_index_list(item):  # which indexing makes a tensor of
+            if all(isinstance(i, bool) for i in item):
+                item = [i for i, is_chosen in enumerate(item) if is_chosen]
+            item = torch.tensor(item, dtype=torch.int64)
+        plain.append(item)
     used = sum(map(_axes_used, plain))
     for k, item in enumerate(plain):  # plain tensors take no symbolic integers there
         if isinstance(item, torch.SymInt):
@@ -319,15 +325,6 @@ def _axes_used(item: Any) -> int:
         return 0
     is_mask = isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)
     return item.dim() if is_mask else 1
-
-
-def _index_tensor(index: Any) -> Any:
-    """A list of indices as the tensor that indexing makes of it; anything else as it is."""
-    if not _is_index_list(index):
-        return index
-    if all(isinstance(i, bool) for i in index):
-        index = [i for i, is_chosen in enumerate(index) if is_chosen]
-    return torch.tensor(index, dtype=torch.int64)
 
 
 def _is_index_list(index: Any) -> bool:
@@ -435,31 +432,24 @@ def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
         with active(t):
             return tuple(made([*map(as_tensor, given)]))
     if name == "flex_attention":
-        call = _flex_attention(t, sys.modules[type(op).__module__].sdpa_dense)
-        return _called(t, call, call, args, kwargs)
+        run, kind = sys.modules[type(op).__module__].sdpa_dense, t.device.type
+        lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+        def flex_attention(*given: Any) -> Any:
+            """What eager runs: autocast has operands cast, and nothing within."""
+            if lower is not None:
+                qkv = (x if x.dtype == torch.float64 else x.to(lower) for x in given[:3])
+                given = *qkv, *given[3:]
+            with torch.autocast(kind, enabled=False):
+                t.look_at_autocast()
+                return run(*given)
+
+        return _called(t, flex_attention, flex_attention, args, kwargs)
     if name not in _INLINE:
         raise t.b.unsupported(f"the higher-order operator {name} has no form in ATen operators")
     at, first = _INLINE[name]
     out = run_inner(t, args[at], list(args[first:]), attribute)
     return out[0] if name == "autograd_function_apply" else out
-
-
-def _flex_attention(t: Tracer, run: Callable[..., Any]) -> Callable[..., Any]:
-    """What eager runs: autocast has operands cast, and nothing within."""
-    kind = t.device.type
-    lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-    def flex_attention(*given: Any) -> Any:
-        if lower is not None:
-            given = (
-                *(x if x.dtype == torch.float64 else x.to(lower) for x in given[:3]),
-                *given[3:],
-            )
-        with torch.autocast(kind, enabled=False):
-            t.look_at_autocast()
-            return run(*given)
-
-    return flex_attention
 
 
 def _shapes(gm: fx.GraphModule, *given: Any) -> list[Tensor]:

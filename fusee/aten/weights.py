@@ -156,7 +156,17 @@ def constants(edit: Editor) -> tuple[Derived, ...]:
     for k, node in enumerate(kept, len(edit.aten.inputs)):
         members.setdefault(id(part.get(node)), {})[node] = k
     derived = tuple(_derived(edit.aten, position, targets) for targets in members.values())
-    _add_inputs(edit, kept)
+    aten, specs = edit.aten, list(edit.aten.inputs)
+    with edit.before(next(node for node in aten.graph.nodes if node.op != "placeholder")):
+        inputs = [aten.graph.placeholder(f"derived_{node.name}") for node in kept]
+    for node, made in zip(kept, inputs, strict=True):
+        made.meta = {key: value for key, value in node.meta.items() if key != "stack_trace"}
+        edit.adopt(made)
+        about = val(node), node.meta.get("device"), aten.to_size
+        spec = tensor_input(len(specs), made.name, *about, is_static=True)
+        specs.append(dataclasses.replace(spec, stride=()) if node.meta.get("packed") else spec)
+        edit.replace(node, made)
+    aten.inputs = tuple(specs)
     edit.notes += budget.refused
     if kept:
         edit.notes.append(
@@ -227,28 +237,6 @@ def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Nod
         results=tuple(int(slots[node]) for node in targets),
         targets=tuple(targets.values()),
     )
-
-
-def _add_inputs(edit: Editor, kept: list[fx.Node]) -> None:
-    """Make a placeholder of each kept node, after the others."""
-    aten = edit.aten
-    specs = list(aten.inputs)
-    first = next(node for node in aten.graph.nodes if node.op != "placeholder")
-    with aten.graph.inserting_before(first):
-        inputs = [aten.graph.placeholder(f"derived_{node.name}") for node in kept]
-    for node, made in zip(kept, inputs, strict=True):
-        meta = val(node)
-        made.meta = {key: value for key, value in node.meta.items() if key != "stack_trace"}
-        edit.adopt(made)
-        specs.append(
-            tensor_input(
-                len(specs), made.name, meta, node.meta.get("device"), aten.to_size, is_static=True
-            )
-        )
-        if node.meta.get("packed"):
-            specs[-1] = dataclasses.replace(specs[-1], stride=())
-        edit.replace(node, made)
-    aten.inputs = tuple(specs)
 
 
 # ---------------------------------------------------------------------------- fold

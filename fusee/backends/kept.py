@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import io
 import itertools
-import operator
 import pickle
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,7 +24,7 @@ from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten import AtenGraph, Fresh, ViewOfOutput, inverse, returning
-from fusee.aten.torch_api import OpOverload
+from fusee.aten.torch_api import OpOverload, op_name
 from fusee.aten.weights import Derived
 from fusee.autodiff import Split
 from fusee.autodiff.autograd_function import Run
@@ -38,7 +37,7 @@ from fusee.runtime import gc_paused
 from fusee.runtime.cache import Sidecar, Unread, content_key
 from fusee.runtime.change_detection import Derivation, DerivedSet, Fixed
 from fusee.runtime.jit import prepare
-from fusee.source import define
+from fusee.source import define, overload
 from fusee.targets import Emitted, Kept, Target, target_at
 
 _numbers = itertools.count()
@@ -129,11 +128,23 @@ class Keeping:
             constants = [*made.constants, *(x for one in made.derived for x in one.constants)]
             if sum(x.nbytes for x in constants) > _MOST_BYTES:
                 raise pickle.PicklingError(f"its constants take more than {_MOST_BYTES} bytes")
+            bound = None if split is None else copy.copy(split)
+            if split is not None and bound is not None:  # as it binds a forward to its backwards
+                bound.joint = joint = copy.copy(split.joint)
+                shown = {x.position for x in outer.outputs if isinstance(x, Fresh)}
+                shown |= {x.index for x in outer.outputs if isinstance(x, ViewOfOutput)}
+                if not {*joint.tangents} <= shown | {k for _, k in joint.rebinds}:
+                    what = "eager could not take the place of a backward that is not kept"
+                    raise pickle.PicklingError(what)
+                # what is known of the graphs goes where they do not
+                joint.tangents_of = split.joint.tangents_of
+                joint.generators = split.joint.generators
+                bound.read, bound.without = split.read, None
             kernels = tuple((x.function, x.origin) for x in report.kernels)
             nothing: dict[str, Any] = {"name": "", "replays": None, "backward": None}
             prices = report.bill and report.bill._replace(singles={})
             plain = dataclasses.replace(report, kernels=[], stages_ms={}, bill=prices, **nothing)
-            about = aten, results, split and _outline(split), plain, kernels
+            about = aten, results, bound, plain, kernels
             return KeptNative(target.device, target.settings(), made, *about)
 
         def take(made: CompiledAten) -> None:
@@ -167,19 +178,6 @@ def _without(name: str, absent: frozenset[int]) -> str:
     return f"{name} {sorted(absent)} {torch.are_deterministic_algorithms_enabled()}"
 
 
-def _outline(split: Split) -> Split:
-    """What binds a forward to its backwards. raises PicklingError"""
-    joint, made = copy.copy(split.joint), copy.copy(split)
-    shown = {x.position for x in joint.aten.outputs if isinstance(x, Fresh)}
-    shown |= {x.index for x in joint.aten.outputs if isinstance(x, ViewOfOutput)}
-    if not {*joint.tangents} <= shown | {position for _, position in joint.rebinds}:
-        raise pickle.PicklingError("eager could not take the place of a backward that is not kept")
-    # what is known of the graphs goes where they do not
-    joint.tangents_of, joint.generators = split.joint.tangents_of, split.joint.generators
-    made.read, made.joint, made.without = split.read, joint, None
-    return made
-
-
 class _Pickler(pickle.Pickler):
     def reducer_override(self, x: Any) -> Any:
         if isinstance(x, torch.Generator):
@@ -192,13 +190,7 @@ class _Pickler(pickle.Pickler):
             return partial(AtenGraph, **more), (fx.Graph(), {}, *about)
         if (defined := getattr(x, "defined", None)) and isinstance(x, types.FunctionType):
             return define, defined
-        return (_overload, (str(x),)) if isinstance(x, OpOverload) else NotImplemented
-
-
-def _overload(name: str) -> OpOverload:
-    """Of a name such as aten.mm.default."""
-    found: OpOverload = operator.attrgetter(name)(torch.ops)
-    return found
+        return (overload, (op_name(x),)) if isinstance(x, OpOverload) else NotImplemented
 
 
 def begin(options: Options) -> None:

@@ -372,8 +372,20 @@ def model_of(
         lower="at_conversion",
         registry=registry.found,
     )
-    _name_parts(model, ir)
     own = model.graph
+    taken: set[int] = set()
+    for k, value in enumerate(list(own.outputs)):  # which are called by their number
+        if id(value) in taken or value.producer() is None:
+            copy = ir.node("Identity", [value])
+            own.append(copy)
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            own.outputs[k] = value = copy.outputs[0]
+        taken.add(id(value))
+        value.name = f"output_{k}"
+    for k, node in enumerate(own):  # after the fx node that they come from
+        source = node.meta.get("node")
+        node.name = f"{source.name if source is not None else 'identity'}/{k}"
+        node.metadata_props.clear()
     for value in list(own.inputs):
         if value.name in weights:
             weight = weights[value.name]
@@ -390,24 +402,6 @@ def model_of(
     _import("_ir_passes").add_opset_imports(model)
     serialised: bytes = ir.to_proto(model).SerializeToString()
     return serialised
-
-
-def _name_parts(model: Any, ir: Any) -> None:
-    """Nodes are called after the fx node that they come from, outputs by their number."""
-    outputs = list(model.graph.outputs)
-    taken: set[int] = set()
-    for k, value in enumerate(outputs):
-        if id(value) in taken or value.producer() is None:
-            copy = ir.node("Identity", [value])
-            model.graph.append(copy)
-            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
-            model.graph.outputs[k] = value = copy.outputs[0]
-        taken.add(id(value))
-        value.name = f"output_{k}"
-    for k, node in enumerate(model.graph):
-        source = node.meta.get("node")
-        node.name = f"{source.name if source is not None else 'identity'}/{k}"
-        node.metadata_props.clear()
 
 
 class _Registry:
@@ -568,7 +562,14 @@ class OnnxOptions(EngineOptions):
             options.optimized_model_filepath = ""
             options.enable_profiling = False
         if weights:
-            options.add_external_initializers(list(weights), list(map(_shared, weights.values())))
+            make, shared = runtime.OrtValue, list[Any]()
+            for x in weights.values():  # values in their memory, which these do not keep alive
+                if x.dtype is torch.bfloat16:
+                    words, element = x.view(torch.uint16).numpy(), element_type(x.dtype)
+                    shared.append(make.ortvalue_from_numpy_with_onnx_type(words, element))
+                else:
+                    shared.append(make.ortvalue_from_numpy(x.numpy()))
+            options.add_external_initializers(list(weights), shared)
         beside = self.provider_options or ({},) * len(self.providers)
         return runtime.InferenceSession(
             model,
@@ -580,12 +581,3 @@ class OnnxOptions(EngineOptions):
 
 def _runtime() -> Any:
     return importlib.import_module("onnxruntime")
-
-
-def _shared(tensor: Tensor) -> Any:
-    """An OrtValue in a row-major tensor's memory, which it does not keep alive."""
-    make = _runtime().OrtValue
-    if tensor.dtype is torch.bfloat16:
-        words = tensor.view(torch.uint16).numpy()
-        return make.ortvalue_from_numpy_with_onnx_type(words, element_type(tensor.dtype))
-    return make.ortvalue_from_numpy(tensor.numpy())

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
 from fusee.fake.layouts import is_written
+from fusee.runtime import in_child
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import OpRules, overloads, tensors_in
 from fusee.sym import Expr, Size, hint, known_ge, maximum, minimum
@@ -545,14 +545,11 @@ _all: weakref.WeakSet[Followed[Any]] = weakref.WeakSet()
 _inherited: list[Any] = []
 
 
-def _in_child() -> None:
+@in_child
+def _begin_anew() -> None:
     for followed in _all:
         _inherited.append(vars(followed).get("latest"))
         followed._begin()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
 
 
 # ---------------------------------------------------------------------------- intervals

@@ -353,7 +353,19 @@ def captured_source(gm: fx.GraphModule) -> str:
     words = set(re.findall(r"\w+", code.src))
     globals_ = {name: value for name, value in code.globals.items() if name in words - {"torch"}}
     rows = ["import torch", "from torch import nn"]
-    rows += [_import(name, value) for name, value in globals_.items()]
+    for name, value in globals_.items():  # how to have them again
+        home = getattr(value, "__module__", None)
+        where = getattr(value, "__qualname__", getattr(value, "__name__", name))
+        if isinstance(value, ModuleType):
+            rows.append(f"import {value.__name__} as {name}")
+        elif isinstance(value, float):  # inf and nan
+            rows.append(f'{name} = float("{value}")')
+        elif value is type(None):
+            rows.append(f"{name} = type(None)")
+        elif home is None or "<" in where:
+            rows.append(f"{name} = ...  # {value!r}: put it in")
+        else:
+            rows.append(f"from {home} import {where} as {name}")
     body = [f"    {line}" if line.strip() else "" for line in code.src.strip("\n").splitlines()]
     rows += ["", "", "class Graph(nn.Module):", *body, "", "", "graph = Graph()"]
     names = {str(node.target) for node in gm.graph.nodes if node.op in ("get_attr", "call_module")}
@@ -363,30 +375,15 @@ def captured_source(gm: fx.GraphModule) -> str:
             row = f'{parent}.{part} = getattr({parent}, "{part}", None) or nn.Module()'
             rows += [row] if row not in rows else []
             parent = f"{parent}.{part}"
-        value: Any = operator.attrgetter(name)(gm)
-        if isinstance(value, nn.Parameter):
-            text = f"nn.Parameter({constant_source(value.detach())}, {value.requires_grad})"
-        elif isinstance(value, Tensor):
-            text = constant_source(value)
+        x: Any = operator.attrgetter(name)(gm)
+        if isinstance(x, nn.Parameter):
+            text = f"nn.Parameter({constant_source(x.detach())}, {x.requires_grad})"
+        elif isinstance(x, Tensor):
+            text = constant_source(x)
         else:
-            text = f"...  # {type(value).__name__}: put it in"
+            text = f"...  # {type(x).__name__}: put it in"
         rows.append(f"graph.{name} = {text}")
     return "\n".join(rows) + "\n"
-
-
-def _import(name: str, value: Any) -> str:
-    """How to have a global of the graph's code again."""
-    if isinstance(value, ModuleType):
-        return f"import {value.__name__} as {name}"
-    if isinstance(value, float):  # inf and nan
-        return f'{name} = float("{value}")'
-    if value is type(None):
-        return f"{name} = type(None)"
-    home = getattr(value, "__module__", None)
-    where = getattr(value, "__qualname__", getattr(value, "__name__", name))
-    if home is None or "<" in where:
-        return f"{name} = ...  # {value!r}: put it in"
-    return f"from {home} import {where} as {name}"
 
 
 # ---------------------------------------------------------------------------- buckets
@@ -532,7 +529,17 @@ def in_parts(
         run, taken = part.forward if is_captured else None, [places[node] for node in given]
         if values is not None:
             run = run or compile_graph(part, [values[k] for k in taken])
-            values += [_with_data(node.meta["example_value"]) for node in results]
+            for x in (node.meta["example_value"] for node in results):
+                at = (*x.shape, *x.stride()) if isinstance(x, Tensor) else ()
+                if isinstance(x, Tensor) and not any(map(is_unbacked, at)):
+                    # zeros of this call's sizes; what the data tells the sizes of stays a fake
+                    known = [n if type(n) is int else n.node.hint for n in at]
+                    made = torch.empty_strided(
+                        known[: x.dim()], known[x.dim() :], dtype=x.dtype, device=x.device
+                    ).zero_()
+                    with torch.enable_grad():  # no leaf, either
+                        x = with_bits(made.requires_grad_(x.requires_grad).view_as(made), x)
+                values.append(x)
         parts.append(BucketGraph(part, taken, [], run))
         places.update(zip(results, itertools.count(len(places))))
     shown = fx.map_arg(output.args[0], places.__getitem__)
@@ -568,21 +575,6 @@ def _part(
     part = fx.GraphModule(gm, copier.graph)
     part.meta[APART] = gm.meta.get(APART, (None, 0))
     return part, given, results
-
-
-def _with_data(x: Any) -> Any:
-    """What stands for a part's result, where others are compiled: zeros of this call's sizes.
-
-    A fake that the data tells the sizes of stays, and so does a number.
-    """
-    given = (*x.shape, *x.stride()) if isinstance(x, Tensor) else ()
-    if not isinstance(x, Tensor) or any(map(is_unbacked, given)):
-        return x
-    known = [n if type(n) is int else n.node.hint for n in given]
-    size, stride = known[: x.dim()], known[x.dim() :]
-    made = torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).zero_()
-    with torch.enable_grad():  # no leaf, either
-        return with_bits(made.requires_grad_(x.requires_grad).view_as(made), x)
 
 
 def _is_tensor(node: fx.Node) -> bool:

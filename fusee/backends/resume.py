@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import os
 import pickle
 import re
 import sys
@@ -39,7 +38,7 @@ from fusee.backends.report import (
     remember,
     situation,
 )
-from fusee.runtime import jit
+from fusee.runtime import in_child, jit
 from fusee.runtime.cache import Blobs, Sidecar, bytes_of, code_salt, content_key
 from fusee.source import define
 
@@ -376,7 +375,8 @@ def _finish() -> None:
         models.finish()
 
 
-def _in_child() -> None:
+@in_child
+def _expect_none() -> None:
     global _finding
     _finding = threading.Lock()
     for models in _all.values():
@@ -384,7 +384,3 @@ def _in_child() -> None:
         _inherited.append(models.begun)
         models.waiting, models.begun = [], {}
     _all.clear()  # what a child uses says little of the next start
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from fusee import log
 from fusee.aten import AtenGraph, PartSource, is_pure, is_view, part_source, returning
 from fusee.aten.attention import known_masks
-from fusee.aten.rewriter import Editor, GraphPart, body_lines, cut, edited, permuted
+from fusee.aten.rewriter import Editor, body_lines, cut, edited
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
 from fusee.backends.aot_autograd import bind, is_differentiated, staged
@@ -134,19 +134,6 @@ def _save_compared(edit: Editor) -> None:
                 node.meta["recompute"] = "save"
 
 
-def _prepare(
-    aten: AtenGraph, examples: Sequence[Any], engine: Engine, options: Options, report: Report
-) -> None:
-    """Write a graph in what the engine has, in place."""
-    fold(aten, options)
-    restride(aten)
-    note_values(aten, examples)
-    engine.prepare(aten, examples)
-    if not engine.runs_aten:
-        show = functools.partial(show_hidden_rows, engine=engine)
-        edited(aten, options, (known_masks, show), report.notes)
-
-
 def compile_split(
     aten: AtenGraph,
     example_inputs: Sequence[Any],
@@ -173,37 +160,40 @@ def compile_split(
 
         return SplitCall(staged(aten, compile_part, example_inputs), None)
     with report.timed("split"):
-        _prepare(aten, example_inputs, engine, options, report)
+        fold(aten, options)
+        restride(aten)
+        note_values(aten, example_inputs)
+        engine.prepare(aten, example_inputs)
+        if not engine.runs_aten:
+            show = functools.partial(show_hidden_rows, engine=engine)
+            edited(aten, options, (known_masks, show), report.notes)
         decided = split(aten, engine, is_whole=is_whole)
         while forget_read(aten, decided.rest, example_inputs):
             decided = split(aten, engine, is_whole=is_whole)
         parts = cut(aten, decided.levels)
     report.unclaimed += decided.unclaimed
     place = {node: k for k, node in enumerate(aten.placeholders)}
-    calls: list[RegionCall] = []
-    kept: list[ClaimedPart | PartSource | None] = []
+    made: list[tuple[RegionCall, ClaimedPart | PartSource | None]] = []
     for part in parts:
         places = tuple(place.get(x) if isinstance(x, fx.Node) else None for x in part.inputs)
         examples = tuple(None if k is None else example_inputs[k] for k in places)
         region = Region(f"region_{len(report.regions)}", part.graph, examples)
         if part.is_claimed:
             call = _EngineCall(region, engine, options, report)
-            calls.append(call)
             claimed = ClaimedPart(call.row.name, call.row.ops, call.spec, places)
-            kept.append(None if call.spec is None else claimed)
+            made.append((call, None if call.spec is None else claimed))
         else:
-            rest, source = _rest(region, options, report)
-            calls.append(rest)
-            kept.append(source)
+            made.append(_rest(region, options, report))
     name = {node: f"x{k}" for node, k in place.items()}
     write = HostSource("body", ", ".join(name.values()), "x{}".format)
     write.read_symbols(aten.symbols)
-    write.add(*body_lines(aten, parts, name, _given))
+    write.add(*body_lines(aten, parts, name))
     text = str(write)
     log.publish("host", "split", text)
-    body = body_of(text, calls)
+    body = body_of(text, [call for call, _ in made])
     is_whole = returning(aten, body) is body  # what it gives is what the program returned
-    return SplitCall(body, KeptSplit.of(text, kept, report) if is_whole else None)
+    kept = KeptSplit.of(text, [one for _, one in made], report) if is_whole else None
+    return SplitCall(body, kept)
 
 
 def _rest(region: Region, options: Options, report: Report) -> tuple[RegionCall, PartSource | None]:
@@ -303,11 +293,3 @@ def culprit(region: Region, text: str) -> fx.Node | None:
             if node.name in words or op_text(node) in words:
                 return node
     return None
-
-
-def _given(value: str, part: GraphPart, number: int) -> str:
-    """A tensor as the part takes it."""
-    if not part.is_claimed or part.graph.inputs[number].is_static:
-        return value
-    order = part.input_orders[number]
-    return f"row_major({value if order is None else permuted(value, order)})"

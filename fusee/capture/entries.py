@@ -12,7 +12,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import os
 import sys
 import textwrap
 import threading
@@ -67,7 +66,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import BackendError, CompileError, GraphBreakError, RecompileError, source_line
 from fusee.fake import unseen_by_hooks
-from fusee.runtime import signals_held
+from fusee.runtime import in_child, signals_held
 from fusee.runtime.cache import GraphCompiler
 from fusee.runtime.jit import deferred
 from fusee.source import Function
@@ -760,13 +759,10 @@ listeners: list[Callable[[Entry], None]] = []
 live: weakref.WeakSet[CompiledFunction] = weakref.WeakSet()
 
 
+@in_child
 def _renew_locks() -> None:
     for one in live:
         one.lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
 
 
 # What is imported before the first capture, and by no process that finds all captures kept.

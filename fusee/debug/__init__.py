@@ -87,20 +87,19 @@ class Graph:
     @classmethod
     def of(cls, module: fx.GraphModule) -> Graph:
         calls = [n for n in module.graph.nodes if n.op.startswith("call_")]
-        ops = Counter(_name(n.target) for n in calls)
+        ops = Counter[str]()
+        for target in (n.target for n in calls):
+            name = str(target)
+            if not isinstance(target, (str, OpOverload)):
+                module_name = (getattr(target, "__module__", None) or "torch").lstrip("_")
+                name = f"{module_name}.{getattr(target, '__name__', target)}"
+            ops[name] += 1
         return cls(module, module.code.strip(), dict(ops.most_common()))
 
     @property
     def op_count(self) -> int:
         """How many calls the graph makes."""
         return sum(self.ops.values())
-
-
-def _name(target: Any) -> str:
-    if isinstance(target, (str, OpOverload)):
-        return str(target)
-    module = (getattr(target, "__module__", None) or "torch").lstrip("_")
-    return f"{module}.{getattr(target, '__name__', target)}"
 
 
 @dataclass(frozen=True)
@@ -370,8 +369,21 @@ def run_script(script: Path, arguments: Sequence[str], page: Path, status: TextI
     argv, path = sys.argv[:], sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.parent.resolve())
+    code = 0
     try:
-        code = _run(script)
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 0
+        if left.code is not None and not isinstance(left.code, int):
+            print(left.code, file=sys.stderr)
+            code = 1
+    except BaseException as error:  # noqa: BLE001  # whatever the script raises, Ctrl-C included
+        tb = error.__traceback__  # which begins in the script, as Python's does
+        while tb is not None and tb.tb_frame.f_code.co_filename != str(script):
+            tb = tb.tb_next
+        # without a frame of the script it is its text that is wrong
+        traceback.print_exception(type(error), error, tb)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.argv, sys.path[:] = argv, path
         listeners.remove(observer)
@@ -391,25 +403,6 @@ def run_script(script: Path, arguments: Sequence[str], page: Path, status: TextI
         lines[-1], code = f"there is no page: {page}: {error.strerror}", code or 1
     print("\n".join(lines), file=status)
     return code
-
-
-def _run(script: Path) -> int:
-    """The exit status. Tracebacks begin in the script, as Python's do."""
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as left:
-        if left.code is None or isinstance(left.code, int):
-            return left.code or 0
-        print(left.code, file=sys.stderr)
-        return 1
-    except BaseException as error:  # noqa: BLE001  # whatever the script raises, Ctrl-C included
-        tb = error.__traceback__
-        while tb is not None and tb.tb_frame.f_code.co_filename != str(script):
-            tb = tb.tb_next
-        # without a frame of the script it is its text that is wrong
-        traceback.print_exception(type(error), error, tb)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return 0
 
 
 class _Observer:

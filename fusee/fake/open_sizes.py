@@ -677,7 +677,11 @@ def _values_put(
     given, at = [index for index in indices if index is not None], 0
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
-            _let_mask(x.shape[at : at + index.dim()], index.shape)
+            size = x.shape[at : at + index.dim()]
+            let_be_equal(size, index.shape)
+            if not equal(size, index.shape):  # torch's own metas do not look
+                what = "The shape of the mask does not match the shape of the indexed tensor"
+                raise IndexError(what)
             at += index.dim() - 1
         at += 1
     for index, other in itertools.combinations(given, 2):
@@ -686,13 +690,6 @@ def _values_put(
         _let_spread(values.shape, found.size)
         if not equal(broadcast(values.shape, found.size), found.size):
             raise RuntimeError("index_put_() of values that do not fit the places")
-
-
-def _let_mask(size: Sizes, mask: Sizes) -> None:
-    """A mask has the sizes of what it chooses of. torch's own metas do not look."""
-    let_be_equal(size, mask)
-    if not equal(size, mask):
-        raise IndexError("The shape of the mask does not match the shape of the indexed tensor")
 
 
 def _let_spread(a: Sizes, b: Sizes) -> None:

@@ -229,8 +229,22 @@ _space = functools.cache(lambda name: Space(vars(sys.modules[name])))
 def moved(x: Any) -> Any:
     """A function or module of torch's, taken over; anything else as it is."""
     if isinstance(x, types.FunctionType):
-        is_torchs = _is_home(x.__module__ or "") or _is_home(x.__globals__.get("__name__", ""))
-        return _moved_function(x) if is_torchs else x
+        if not (_is_home(x.__module__ or "") or _is_home(x.__globals__.get("__name__", ""))):
+            return x
+        if x in _FUNCTIONS:
+            return _FUNCTIONS[x]
+        if x.__code__ is _LAZY_CODE:
+            return moved(inspect.getclosurevars(x).nonlocals["fn"])  # __wrapped__ may be another
+        cells = None if x.__closure__ is None else tuple(types.CellType() for _ in x.__closure__)
+        space = _space(x.__globals__["__name__"])
+        copy = types.FunctionType(x.__code__, space, x.__name__, x.__defaults__, cells)
+        _FUNCTIONS[x] = copy
+        copy.__kwdefaults__ = x.__kwdefaults__
+        vars(copy).update((key, value) for key, value in vars(x).items() if key != "__wrapped__")
+        for cell, there in zip(x.__closure__ or (), cells or ()):
+            with contextlib.suppress(ValueError):  # an empty one
+                there.cell_contents = moved(cell.cell_contents)
+        return copy
     if isinstance(x, types.BuiltinFunctionType):
         return FORMS.get(x, x) if _OURS.is_on else x
     if isinstance(x, types.ModuleType):
@@ -247,26 +261,6 @@ def moved(x: Any) -> Any:
 # K compares strides; torch 2.11 has it inside of a function
 _CLASSES = (FakeTensorConverter, MetaConverter, vars(torch._prims_common).get("K"))
 _FUNCTIONS: dict[types.FunctionType, Any] = {}
-
-
-def _moved_function(function: types.FunctionType) -> Any:
-    if function in _FUNCTIONS:
-        return _FUNCTIONS[function]
-    if function.__code__ is _LAZY_CODE:
-        return moved(inspect.getclosurevars(function).nonlocals["fn"])  # __wrapped__ may be another
-    space = _space(function.__globals__["__name__"])
-    cells = function.__closure__
-    copy = types.FunctionType(
-        function.__code__, space, function.__name__, function.__defaults__,
-        None if cells is None else tuple(types.CellType() for _ in cells),
-    )  # fmt: skip
-    _FUNCTIONS[function] = copy
-    copy.__kwdefaults__ = function.__kwdefaults__
-    vars(copy).update((key, value) for key, value in vars(function).items() if key != "__wrapped__")
-    for cell, there in zip(cells or (), copy.__closure__ or ()):
-        with contextlib.suppress(ValueError):  # an empty one
-            there.cell_contents = moved(cell.cell_contents)
-    return copy
 
 
 # ---------------------------------------------------------------------------- kernels
@@ -736,27 +730,21 @@ def refuse_scalars(op: Any, args: Args, kwargs: Kwargs, device: torch.device | N
         }
         key = op, name, kind, _kind((*small.items(),))  # printing asks about transforms
         if key not in _FITTING:
-            large = 1e300 if kind is float else 2**63 - 1
-            _FITTING[key] = _fitting(op, kind, {**small, name: large})
+            _FITTING[key] = "", -math.inf, math.inf, True
+            try:
+                op(**small, **{name: 1e300 if kind is float else 2**63 - 1})
+            except (RuntimeError, IndexError, ValueError, TypeError) as error:
+                found = re.search(r"converted to type (\S+) without overflow", str(error))
+                dtype = None if found is None else _C_TYPES.get(found[1])
+                if dtype is not None:
+                    info: Any = (torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype)
+                    # integers below zero wrap to unsigned ones
+                    ends = info.min or (-info.max if kind is int else 0), info.max
+                    _FITTING[key] = str(error), *ends, dtype.is_floating_point
         refused, least, most, has_infinity = _FITTING[key]
         # an open number is compared with what limits it alone
         if refused and not (least <= x <= most or (has_infinity and not -math.inf < x < math.inf)):
             raise RuntimeError(refused)
-
-
-def _fitting(op: Any, kind: type, given: dict[str, Any]) -> tuple[str, float, float, bool]:
-    """What is said of a number that is too large, between which others fit, and whether the
-    infinite ones and NaN do."""
-    try:
-        op(**given)
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        found = re.search(r"converted to type (\S+) without overflow", str(error))
-        if found is not None and (dtype := _C_TYPES.get(found[1])) is not None:
-            info: Any = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-            # integers below zero wrap to unsigned ones
-            least = info.min or (-info.max if kind is int else 0)
-            return str(error), least, info.max, dtype.is_floating_point
-    return "", -math.inf, math.inf, True
 
 
 _FITTING: dict[Any, tuple[str, float, float, bool]] = {}

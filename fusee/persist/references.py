@@ -75,7 +75,13 @@ def known_by(x: Any) -> Any:
         return "operator", str(x), str(x._schema) if kind is OpOverload else ""
     if kind is types.FunctionType:
         marks = sorted((key, known_by(mark)) for key, mark in vars(x).items() if is_scalar(mark))
-        return x.__module__, x.__qualname__, code_key(x.__code__), sorted(vars(x)), marks, _asked(x)
+        # what inspect and typing tell of it; what it is called with has facts
+        named = *(x.__kwdefaults__ or {}).items(), *x.__annotations__.items()
+        told = [
+            (key, known_by(y) if is_scalar(y) else _name(y) or type(y).__qualname__)
+            for key, y in (*enumerate(x.__defaults__ or ()), *named)
+        ]
+        return x.__module__, x.__qualname__, code_key(x.__code__), sorted(vars(x)), marks, told
     if isinstance(x, type):
         return "class", [*map(_class, x.__mro__)], kind is not type and _class(kind)
     if isinstance(x, types.ModuleType):
@@ -110,15 +116,6 @@ def known_by(x: Any) -> Any:
     raise NotKept(f"a {kind.__module__}.{kind.__qualname__}")
 
 
-def _asked(function: types.FunctionType) -> Any:
-    """What inspect and typing tell of a function; what it is called with has facts."""
-    named = function.__kwdefaults__ or {}, function.__annotations__
-    rows = [*enumerate(function.__defaults__ or ()), *(row for x in named for row in x.items())]
-    return [
-        (key, known_by(x) if is_scalar(x) else _name(x) or type(x).__qualname__) for key, x in rows
-    ]
-
-
 def _class(cls: type) -> Any:
     """The name of a class; of the program's own with all functions that it holds.
 
@@ -128,7 +125,12 @@ def _class(cls: type) -> Any:
         return known[1]
     name, rows = f"{cls.__module__}.{cls.__qualname__}", list[tuple[str, str]]()
     if name.partition(".")[0] not in _LIBRARIES:
-        rows = sorted((key, _held(x)) for key, x in vars(cls).items() if key not in _LATE)
+        for key, x in vars(cls).items():
+            if key not in _LATE:
+                parts = [x, *(getattr(x, part) for part in _PARTS.get(type(x), ()))]
+                of = [code_key(y.__code__) for y in parts if type(y) is types.FunctionType]
+                rows.append((key, " ".join([type(x).__qualname__, *of])))
+        rows.sort()
     _looked_at[id(cls)] = cls, (name, rows)
     return name, rows
 
@@ -147,13 +149,6 @@ def unchanged() -> Iterator[None]:
 
 # What Python adds to a class when it is first asked for.
 _LATE = {"__annotations__", "__slotnames__", "_abc_impl"}
-
-
-def _held(x: Any) -> str:
-    """What tells of what a class holds."""
-    parts = [x, *(getattr(x, name) for name in _PARTS.get(type(x), ()))]
-    found = [code_key(y.__code__) for y in parts if type(y) is types.FunctionType]
-    return " ".join([type(x).__qualname__, *found])
 
 
 def text_of(x: Any) -> str:
@@ -455,8 +450,20 @@ def reached(module: fx.GraphModule) -> list[Row]:
         bound = (cell for cell in function.__closure__ or () if cell != types.CellType())
         waiting += [cell.cell_contents for cell in bound]
         if home not in _CLOSED and home.partition(".")[0] not in sys.stdlib_module_names:
-            for place in _called(function, home):
-                waiting += _found(found, *place)
+            # each of its names in all that it can mean
+            names = {name for code in codes(function.__code__) for name in code.co_names}
+            held = map(function.__globals__.get, names)
+            owners: list[types.ModuleType] = [x for x in held if _is_open(x)]
+            for name in names:
+                waiting += _found(found, home, name)
+                if hasattr(Tensor, name):
+                    waiting += _found(found, "torch", f"Tensor.{name}")
+            for owner in owners:
+                for name in names:
+                    if name in vars(owner) or (owner is torch._VF and hasattr(owner, name)):
+                        waiting += _found(found, owner.__name__, name)
+                        if _is_open(x := getattr(owner, name)) and x not in owners:
+                            owners.append(x)
     return [(*place, mark) for place, mark in found.items()]
 
 
@@ -473,23 +480,6 @@ def _found(found: dict[tuple[str, str], str], module: str, name: str) -> Iterato
     if x is not ABSENT and not is_scalar(x) and not isinstance(x, types.ModuleType):
         found[module, name] = _mark(x)
         yield x
-
-
-def _called(function: types.FunctionType, home: str) -> Iterator[tuple[str, str]]:
-    """Where a function may look for what it calls: each of its names in all that it can mean."""
-    names = {name for code in codes(function.__code__) for name in code.co_names}
-    held = map(function.__globals__.get, names)
-    owners: list[types.ModuleType] = [x for x in held if _is_open(x)]
-    for name in names:
-        yield home, name
-        if hasattr(Tensor, name):
-            yield "torch", f"Tensor.{name}"
-    for owner in owners:
-        for name in names:
-            if name in vars(owner) or (owner is torch._VF and hasattr(owner, name)):
-                yield owner.__name__, name
-                if _is_open(x := getattr(owner, name)) and x not in owners:
-                    owners.append(x)
 
 
 def _is_open(x: Any) -> TypeGuard[types.ModuleType]:

@@ -72,6 +72,13 @@ class _Finder(MetaPathFinder):
 _finder = _Finder()
 
 
+def in_child(renew: Callable[[], None]) -> Callable[[], None]:
+    """Run a function in each forked child, where no other thread of its parent is. A decorator."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=renew)
+    return renew
+
+
 # ---------------------------------------------------------------------------- meanwhile
 # While something is compiled: no cyclic garbage collection, other settings of Python's, no signals.
 
@@ -103,8 +110,7 @@ class Setting(Generic[T]):
         self.get, self.put, self.change = get, put, change
         self.own, self.users = get(), 0
         self.renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.renew)
+        in_child(self.renew)
 
     def renew(self) -> None:
         self.lock = threading.Lock()

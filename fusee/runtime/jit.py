@@ -37,7 +37,7 @@ import torch
 from fusee.config import settings
 from fusee.errors import CompileError, MissingPackage, SettingError
 from fusee.log import publish
-from fusee.runtime import Setting
+from fusee.runtime import Setting, in_child
 from fusee.runtime.cache import content_key, object_cache
 from fusee.runtime.llvm_text import Level
 
@@ -436,7 +436,8 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count(), "fusee-compile", begin)
 
 
-def _in_child() -> None:
+@in_child
+def _renew() -> None:
     _rest.end()
     _rest.changed, _rest.running = threading.Condition(), 0
     _pool.cache_clear()
@@ -445,7 +446,7 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_rest.begin, after_in_parent=_rest.end, after_in_child=_in_child)
+    os.register_at_fork(before=_rest.begin, after_in_parent=_rest.end)
 
 
 # ---------------------------------------------------------------------------- jit

@@ -251,8 +251,18 @@ def _divide_term(mono: Monomial, coef: int, divisor: Size) -> tuple[Monomial, in
 def _split(a: Size, b: Size) -> tuple[Size, Size]:
     """(q, r) with a == q*b + r, where q takes every term that b divides exactly."""
     if isinstance(b, Expr) and len(b.terms) > 1:
-        exact_one = _divided_by_sum(a, b)
-        return (0, a) if exact_one is None else (exact_one, 0)
+        exact_one: Size = 0
+        left, lead = a, _lead(b)
+        for _ in range(_MOST_TERMS):  # long division
+            if isinstance(left, int):
+                return (exact_one, 0) if left == 0 else (0, a)
+            mono = _lead(left)
+            found = _divide_term(mono, left.terms[mono], Expr({lead: b.terms[lead]}))
+            if found is None:
+                break
+            part = collect(dict([found]))
+            exact_one, left = exact_one + part, left - part * b
+        return 0, a
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
     for mono, coef in _terms(a):
@@ -265,22 +275,6 @@ def _split(a: Size, b: Size) -> tuple[Size, Size]:
         whole, rest[()] = divmod(rest[()], b)
         quotient[()] = quotient.get((), 0) + whole
     return collect(quotient), collect(rest)
-
-
-def _divided_by_sum(a: Size, b: Expr) -> Size | None:
-    """The `q` with a == q*b, by long division; None if there is none."""
-    quotient: Size = 0
-    lead = _lead(b)
-    for _ in range(_MOST_TERMS):
-        if isinstance(a, int):
-            return quotient if a == 0 else None
-        mono = _lead(a)
-        found = _divide_term(mono, a.terms[mono], Expr({lead: b.terms[lead]}))
-        if found is None:
-            return None
-        part = collect(dict([found]))
-        quotient, a = quotient + part, a - part * b
-    return None
 
 
 def _lead(a: Expr) -> Monomial:

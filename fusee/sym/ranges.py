@@ -644,7 +644,13 @@ def result_range(function: Any, operands: tuple[Any, ...]) -> Floats | None:
         dtype = (x if isinstance(x, torch.Tensor) else x.made[1]).dtype
         limit = torch.finfo(dtype).max if dtype.is_floating_point else _MOST
         return -limit, limit
-    (low, high), *more = map(_ends, operands)
+    given: list[Floats] = []
+    for x in operands:
+        if type(x) in (int, float) and abs(x) <= _MOST:
+            given.append((float(x), float(x)))
+        else:
+            given.append(getattr(x, "range", None) or (-_MOST, _MOST))
+    (low, high), *more = given
     by: Any = operands[1] if more else None
     least, most = more[0] if more else (0.0, 0.0)
     if function in (min, max):
@@ -680,9 +686,3 @@ def result_range(function: Any, operands: tuple[Any, ...]) -> Floats | None:
     least = low + least if low >= 0 and least >= 0 else min(low + least, -1.0)
     most = high + most if high <= 0 and most <= 0 else max(high + most, 1.0)
     return max(least, -_MOST), min(most, _MOST)
-
-
-def _ends(x: Any) -> Floats:
-    if type(x) in (int, float):
-        return (float(x), float(x)) if abs(x) <= _MOST else (-_MOST, _MOST)
-    return getattr(x, "range", None) or (-_MOST, _MOST)

@@ -7,6 +7,7 @@ claims, and how it compiles. Tested with openvino 2026.4.1.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -47,7 +48,8 @@ from fusee.source import define
 # extension cannot be had like this, the package is imported.
 
 _PACKAGE = "openvino"
-_EXTENSION = "openvino._pyopenvino"
+_NAME = "_pyopenvino"
+_EXTENSION = f"{_PACKAGE}.{_NAME}"
 _lock = threading.Lock()
 
 
@@ -55,26 +57,18 @@ _lock = threading.Lock()
 def bindings() -> Any:
     """The extension module. raises ImportError if there is none"""
     with _lock:
-        found = None if _PACKAGE in sys.modules else _alone()
-    return importlib.import_module(_EXTENSION) if found is None else found
-
-
-def _alone() -> Any:
-    if _EXTENSION in sys.modules:
-        return sys.modules[_EXTENSION]
-    package = importlib.util.find_spec(_PACKAGE)
-    if os.name == "nt" or package is None or package.submodule_search_locations is None:
-        return None  # on Windows the package says where its libraries are
-    spec = PathFinder.find_spec(_EXTENSION, list(package.submodule_search_locations))
-    if spec is None or spec.loader is None or _load is None:
-        return None
-    try:
-        extension = _load(spec)
-    except ImportError:
-        return None
-    # as Python does: an attribute of its package, once that is imported
-    when_imported(_PACKAGE, lambda package: vars(package).setdefault("_pyopenvino", extension))
-    return extension
+        is_there = _PACKAGE in sys.modules or _EXTENSION in sys.modules
+        package = None if is_there else importlib.util.find_spec(_PACKAGE)
+        # on Windows the package says where its libraries are
+        folders = None if package is None or os.name == "nt" else package.submodule_search_locations
+        spec = None if folders is None else PathFinder.find_spec(_EXTENSION, list(folders))
+        if spec is not None and spec.loader is not None and _load is not None:
+            with contextlib.suppress(ImportError):
+                extension = _load(spec)
+                # as Python does: an attribute of its package, once that is imported
+                when_imported(_PACKAGE, lambda made: vars(made).setdefault(_NAME, extension))
+                return extension
+    return importlib.import_module(_EXTENSION)
 
 
 # As an import does, with the lock of that name: another thread may import the package meanwhile.

@@ -242,19 +242,15 @@ def _cumulative(node: fx.Node) -> str | None:
 @OPERATORS.rule("add.Tensor sub.Tensor")
 def _sums(node: fx.Node) -> str | None:
     """The plugin takes a half vector that is made float32 for the bias, and loses the other one."""
-    if _val(node).dtype == torch.float32 and any(map(_is_widened, node.all_input_nodes)):
-        return "OpenVINO loses the bias before a half vector that is added in single precision"
+    for x in node.all_input_nodes if _val(node).dtype == torch.float32 else ():
+        while x.op == "call_function" and x.target in _VIEWS:
+            x = x.all_input_nodes[0]
+        is_vector = sum(not is_written(n, 1) for n in _val(x).shape) <= 1
+        if is_vector and _val(x).dtype in HALVES:
+            return "OpenVINO loses the bias before a half vector that is added in single precision"
     if node.kwargs and (why := _constants(node)) is not None:
         return why
     return _numbers(node)
-
-
-def _is_widened(node: fx.Node) -> bool:
-    while node.op == "call_function" and node.target in _VIEWS:
-        node = node.all_input_nodes[0]
-    val = _val(node)
-    is_vector = sum(not is_written(n, 1) for n in val.shape) <= 1
-    return is_vector and val.dtype in HALVES
 
 
 @OPERATORS.rule("gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum")

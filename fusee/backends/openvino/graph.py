@@ -156,6 +156,10 @@ def distinct(graph: AtenGraph) -> tuple[list[fx.Node], list[int]]:
     OpenVINO takes a copy for the same tensor, and refuses to give that out twice. If it is an
     input, and not all that there is, OpenVINO writes to that.
     """
+
+    def sizes(x: fx.Node) -> list[object]:
+        return [graph.to_size(n) for n in val(x).shape]
+
     inputs = {node: k for k, node in enumerate(graph.placeholders)}
     found: dict[fx.Node, int] = {}
     places = []
@@ -165,28 +169,20 @@ def distinct(graph: AtenGraph) -> tuple[list[fx.Node], list[int]]:
             if source.args[0].op != "call_function":
                 break
             source = source.args[0]
-        copied = inputs.get(_unmoved(graph, node))
+        # the first node whose elements it has, in the same places of the same sizes
+        first = here = node
+        while here.target in _IN_ORDER or here.target in _IF_ALL:
+            given: Any = here.args[here.target is aten.copy.default]
+            if not isinstance(given, fx.Node) or val(given).dtype != val(node).dtype:
+                break
+            if here.target in _IF_ALL and _without_ones(sizes(given)) != _without_ones(sizes(here)):
+                break
+            here = given
+            if sizes(here) == sizes(node):
+                first = here
+        copied = inputs.get(first)
         places.append(found.setdefault(source, len(found)) if copied is None else ~copied)
     return list(found), places
-
-
-def _unmoved(graph: AtenGraph, node: fx.Node) -> fx.Node:
-    """The first node whose elements a node has, in the same places of the same sizes."""
-
-    def sizes(x: fx.Node) -> list[object]:
-        return [graph.to_size(n) for n in val(x).shape]
-
-    found = here = node
-    while here.target in _IN_ORDER or here.target in _IF_ALL:
-        source: Any = here.args[here.target is aten.copy.default]
-        if not isinstance(source, fx.Node) or val(source).dtype != val(node).dtype:
-            break
-        if here.target in _IF_ALL and _without_ones(sizes(source)) != _without_ones(sizes(here)):
-            break
-        here = source
-        if sizes(here) == sizes(node):
-            found = here
-    return found
 
 
 def _without_ones(sizes: Sequence[object]) -> list[object]:
