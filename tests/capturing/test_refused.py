@@ -401,6 +401,37 @@ def test_targets_of_other_sizes() -> None:
             compiled(x, target[:, 1:])
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_no_meta_kernel_compares(dynamic: bool | None) -> None:
+    def gradient(grad: Tensor, y: Tensor) -> Tensor:
+        return torch._softmax_backward_data(grad, y, 1, torch.float32)
+
+    def number(x: Tensor, at: Tensor) -> Tensor:
+        return x.index_select(0, at)
+
+    def blocks(x: Tensor, kernel: Tensor) -> Tensor:
+        return F.unfold(x[None], kernel.shape, padding=-1)
+
+    fine, x = torch.randn(3, 4), torch.tensor(3.0)
+    for fn, args, kind in (
+        (blocks, (torch.ones(1, 5, 5), torch.ones(2, 2)), RuntimeError),
+        (gradient, (fine, fine), None),
+        (gradient, (fine, fine[:, 1:]), RuntimeError),
+        (gradient, (fine, fine[0]), RuntimeError),
+        (number, (x, torch.tensor(0)), None),
+        (number, (x, torch.zeros(1, dtype=torch.int64)), None),
+        (number, (x, torch.zeros(2, dtype=torch.int64)), RuntimeError),
+        (number, (x, torch.ones(1, dtype=torch.int64)), IndexError),
+    ):
+        compiled = fusee.compile(fn, dynamic=dynamic, options={"prices": False})
+        if kind is None:
+            assert compiled(*args).equal(fn(*args))
+        else:
+            for run in (fn, compiled):
+                with pytest.raises(kind):
+                    run(*args)
+
+
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize(
     "write",
