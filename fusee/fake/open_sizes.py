@@ -646,9 +646,17 @@ def _of_rows(env: ShapeEnv, x: Tensor, dim: int, *_: Any, **__: Any) -> tuple[Sp
 
 @RULES.rule("index_add index_copy")
 def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> None:
-    """As many rows as places, or eager raises. The rest is torch's to say."""
+    """As many rows as places, of the size of the others, or eager raises. The rest is torch's."""
     if x.dim() and source.dim() and index.dim():
-        let_be_equal((source.shape[_axis(axis, source.dim())],), index.shape)
+        at = _axis(axis, source.dim())
+        let_be_equal((source.shape[at],), index.shape)
+        if x.dim() == source.dim():  # torch's own metas let one row's elements stand for several
+            other, row = ([*y.shape[:at], *y.shape[at + 1 :]] for y in (source, x))
+            let_be_equal(other, row)
+            if not equal(other, row):
+                raise RuntimeError(
+                    "source tensor shape must match self tensor shape, excluding dim"
+                )
 
 
 @RULES.rule("linalg_vector_norm")

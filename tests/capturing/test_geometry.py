@@ -599,7 +599,7 @@ def test_strides_of_lines(fn: Program, grad: bool, dynamic: bool | None) -> None
     ids=lambda x: str(x.stride()),
 )
 def test_axes_of_one_element_of_open_strides(fn: Program, x: Tensor) -> None:
-    """They lie anywhere in what is contiguous, whose results lie in rows; added ones as ATen says."""
+    """They lie anywhere in what is contiguous, whose results are rows; added ones as in ATen."""
     got, want = fusee.compile(fn, dynamic=True, options={"prices": False})(x), fn(x)
     assert got.equal(want) and got.stride() == want.stride()
 
