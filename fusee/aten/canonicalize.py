@@ -392,6 +392,14 @@ def _dropout(t: Tracer, op: OpOverload, x: Tensor, probability: float, is_traini
     return t.call(scaled, x, noise)
 
 
+@ALWAYS.rule("max_pool1d")
+def _max_pool1d(t: Tracer, op: OpOverload, x: Tensor, *args: Any) -> Any:
+    """A CPU's kernel, which has no gradients, gives rows."""
+    found = t.composite(op, x, *args)
+    is_there = t.value(x).store.device.type == "cpu"
+    return t.call(aten.contiguous.default, found) if is_there else found
+
+
 @ALWAYS.rule("convolution")
 def _convolution(t: Tracer, op: OpOverload, x: Tensor, *args: Any) -> Any:
     rows = (list, tuple)

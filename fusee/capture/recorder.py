@@ -76,7 +76,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import stack_trace
 from fusee.fake import is_symbolic, is_there
-from fusee.fake.open_composites import COMPOSITES, SHORTER, of_place
+from fusee.fake.open_composites import LONGER, SHORTER, of_place
 from fusee.fake.torch_python import moved, python_dispatcher
 from fusee.source import Args, Kwargs, NodeGraph, tensors_in
 from fusee.sym.shape_env import wrapped
@@ -367,7 +367,7 @@ class Recorder(TorchFunctionMode):
                 key = None if is_open or first else self.results.key(self.mode, func, args, kwargs)
                 if key is not None and (known := self.results.again(self.mode, key)) is not None:
                     return known
-            forms = COMPOSITES if is_open else SHORTER
+            forms = LONGER if is_open else SHORTER
             form = (of_place(func, args) if is_open else None) or forms.get(func, func)
             func = moved(form)
             with (

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from fusee.fake.layouts import Sizes, Spec, broadcast, equal, is_dense, like, rows, strides
+from fusee.fake.layouts import (
+    Sizes,
+    Spec,
+    broadcast,
+    equal,
+    is_dense,
+    let_be_equal,
+    like,
+    rows,
+    strides,
+)
 from fusee.fake.rules import RULES, Found, convolution_spec, in_layout_of
 
 # ---------------------------------------------------------------------------- losses
@@ -84,9 +94,14 @@ def _group_norm_backward(
     return _asked((in_layout_of(x), row, row), rest[-1])
 
 
-RULES.rule("_softmax_backward_data _log_softmax_backward_data")(
-    lambda grad, out, axis, dtype: rows(grad.shape, dtype)
-)
+@RULES.rule("_softmax_backward_data _log_softmax_backward_data")
+def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) -> Found:
+    let_be_equal(grad.shape, out.shape)
+    if not equal(grad.shape, out.shape):
+        raise RuntimeError("Expected tensor for argument #1 'grad' to have the size of 'output'")
+    return rows(grad.shape, dtype)
+
+
 RULES.rule(
     "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
     " nll_loss_backward nll_loss2d_backward multi_margin_loss_backward"

@@ -781,7 +781,9 @@ COMPOSITES: dict[Any, Callable[..., Tensor]] = {
 }
 # Whose own steps ask for values, of known sizes too.
 WITHOUT_VALUES = {of: IN_OTHERS[of] for of in (torch.istft, Tensor.istft)}
-# What gives the same of known sizes, for capture: torch 2.11's quantile compares its own tensors.
+# For capture, of open sizes, and what gives the same of known ones: torch 2.11's quantile compares
+# its own tensors.
+LONGER = {**COMPOSITES, _nn.scaled_dot_product_attention: attention}
 SHORTER: dict[Any, Callable[..., Tensor]] = {
     _nn.scaled_dot_product_attention: attention,
     **{of: IN_OTHERS[of] for of in _QUANTILES},

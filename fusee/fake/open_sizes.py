@@ -85,7 +85,7 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
     lead = len(size) - x.dim()
     if lead < 0 or _is_negative(size):
         return None
-    sizes, strides = [*size], [0] * lead
+    sizes, strides = [*size], list[Any]()
     for k, (n, step) in enumerate(zip(x.shape, x.stride()), lead):
         if (type(size[k]) is int and size[k] == -1) or is_written(n, size[k]):
             sizes[k] = n
@@ -94,6 +94,9 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
         elif not equal((n,), (size[k],)):
             return None
         strides.append(step)
+    for k in reversed(range(lead)):  # an axis of one element lies as if there were more of them
+        is_one = type(size[k]) is int and size[k] == 1 and x.dim()
+        strides.insert(0, sizes[k + 1] * strides[0] if is_one else 0)
     return _strided(x, sizes, strides)
 
 
@@ -643,9 +646,17 @@ def _of_rows(env: ShapeEnv, x: Tensor, dim: int, *_: Any, **__: Any) -> tuple[Sp
 
 @RULES.rule("index_add index_copy")
 def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> None:
-    """As many rows as places, or eager raises. The rest is torch's to say."""
+    """As many rows as places, of the size of the others, or eager raises. The rest is torch's."""
     if x.dim() and source.dim() and index.dim():
-        let_be_equal((source.shape[_axis(axis, source.dim())],), index.shape)
+        at = _axis(axis, source.dim())
+        let_be_equal((source.shape[at],), index.shape)
+        if x.dim() == source.dim():  # torch's own metas let one row's elements stand for several
+            other, row = ([*y.shape[:at], *y.shape[at + 1 :]] for y in (source, x))
+            let_be_equal(other, row)
+            if not equal(other, row):
+                raise RuntimeError(
+                    "source tensor shape must match self tensor shape, excluding dim"
+                )
 
 
 @RULES.rule("linalg_vector_norm")
@@ -659,6 +670,22 @@ def _elements_placed(x: Tensor, axis: int, index: Tensor, source: Any, *_: Any, 
     """As many places as elements where these have gradients, or eager's backward raises."""
     if isinstance(source, Tensor) and source.requires_grad:
         let_be_equal(index.shape, source.shape)
+
+
+@RULES.rule("index_select")
+def _number_selected(x: Tensor, axis: int, index: Tensor) -> None:
+    """Of a number one place, or eager raises. torch's own meta does not look."""
+    if not x.dim() and index.dim():
+        let_be_equal(index.shape, (1,))
+        if not equal(index.shape, (1,)):
+            raise RuntimeError("index_select() of a number takes one index")
+
+
+@RULES.rule("im2col")
+def _blocks(x: Tensor, kernel: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> None:
+    """torch's own meta looks at all but the padding."""
+    if any(n < 0 for n in padding):
+        raise RuntimeError("padding should be non-negative")
 
 
 @RULES.rule("put")

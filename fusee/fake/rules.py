@@ -547,11 +547,26 @@ def _attention(
     return rows((*batch, q.shape[-2], v.shape[-1]), q.dtype)
 
 
+def _let_mask_fit(mask: Sizes, scores: Sizes) -> None:
+    """A mask is added to the scores in place; of tensors without data ATen makes a sum."""
+    fits = len(mask) <= len(scores)
+    for m, n in zip(reversed(mask), reversed(scores)):
+        if type(m) is not int or m != 1:
+            let_be_equal((m,), (n,))
+            fits = fits and equal((m,), (n,))
+    if not fits:
+        raise RuntimeError("a mask of attention that is larger than the scores")
+
+
 def attention(
     query: Tensor, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0,
     *more: Any, **named: Any,
 ) -> Tensor:  # fmt: skip
     """As attention without dropout, which is one operator; with some a CPU runs 25 of them."""
+    if attn_mask is not None and min(query.dim(), key.dim()) > 1:
+        like_keys = query if named.get("enable_gqa") else key
+        batch = broadcast(query.shape[:-2], like_keys.shape[:-2])
+        _let_mask_fit(attn_mask.shape, [*batch, query.shape[-2], key.shape[-2]])
     drops = query.device.type == "cpu" and type(dropout_p) is float and 0 < dropout_p < 1
     given = attn_mask, 0.0 if drops else dropout_p, *more
     made = torch._C._nn.scaled_dot_product_attention(query, key, value, *given, **named)

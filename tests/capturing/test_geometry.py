@@ -568,6 +568,7 @@ def test_layouts(function: Any, args: tuple[Tensor, ...]) -> None:
         assert got[0].stride() == want[0].stride() == want[1] == got[1]
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(
     "fn",
@@ -576,13 +577,31 @@ def test_layouts(function: Any, args: tuple[Tensor, ...]) -> None:
         lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest-exact"),
     ],
 )  # fmt: skip
-def test_strides_of_lines_of_open_sizes(fn: Program, grad: bool) -> None:
+def test_strides_of_lines(fn: Program, grad: bool, dynamic: bool | None) -> None:
     """Lines that are interpolated lie in rows, as do the greatest without their places."""
-    fast = fusee.compile(fn, dynamic=True)
+    fast = fusee.compile(fn, dynamic=dynamic, options={"prices": False})
     for order in itertools.permutations(range(3)):
         x = torch.arange(90.0).view(3, 6, 5).permute(order).requires_grad_(grad)
         want, got = fn(x), fast(x)
         assert got.equal(want) and got.stride() == want.stride()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.round, lambda x: x + x, lambda x: x.round().view(torch.int16),
+        lambda x: x.expand(1, 1, *x.shape), lambda x: x.expand(1, 2, 1, *x.shape),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "x",
+    [torch.ones(2)[::2], torch.ones(1, 8).T, torch.ones(3, 1, 4).movedim(1, -1)],
+    ids=lambda x: str(x.stride()),
+)
+def test_axes_of_one_element_of_open_strides(fn: Program, x: Tensor) -> None:
+    """They lie anywhere in what is contiguous, whose results are rows; added ones as in ATen."""
+    got, want = fusee.compile(fn, dynamic=True, options={"prices": False})(x), fn(x)
+    assert got.equal(want) and got.stride() == want.stride()
 
 
 ODD_AXES: dict[str, Callable[[], Tensor]] = {

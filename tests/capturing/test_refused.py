@@ -401,6 +401,54 @@ def test_targets_of_other_sizes() -> None:
             compiled(x, target[:, 1:])
 
 
+def gradient_of_softmax(grad: Tensor, y: Tensor) -> Tensor:
+    return torch._softmax_backward_data(grad, y, 1, torch.float32)
+
+
+def index_select(x: Tensor, at: Tensor) -> Tensor:
+    return x.index_select(0, at)
+
+
+def index_add(x: Tensor, source: Tensor) -> Tensor:
+    return x.index_add(0, torch.arange(len(source)), source)
+
+
+def attention(x: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x, mask)
+
+
+def unfold(x: Tensor, kernel: Tensor) -> Tensor:
+    return F.unfold(x, kernel.shape, padding=-1)
+
+
+ONES, ROW, THREE = torch.ones(3, 4), torch.ones(1, 2, 3), torch.tensor(3.0)
+LOOKED_AT = [
+    (gradient_of_softmax, ((ONES, ONES), (ONES, ONES[:, 1:]), (ONES, ONES[0]))),
+    (index_select, ((THREE, torch.tensor(0)), (THREE, torch.tensor([0, 0])))),
+    (index_select, ((THREE, torch.tensor([0])), (THREE, torch.tensor([1])))),
+    (index_add, ((ONES, ONES[:2]), (ONES, ONES[:2, :1]), (ONES, ONES[:2, 1:]))),
+    (attention, ((ROW, torch.ones(2, 2)), (ROW, torch.ones(2, 2, 2)), (ROW, torch.ones(3, 2)))),
+    (attention, ((ROW[None], torch.ones(1, 1, 2, 2)), (ROW[None], torch.ones(1, 2, 2, 2)))),
+    (unfold, ((torch.ones(1, 1, 5, 5), ROW[0]),)),
+]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("fn, calls", LOOKED_AT)
+def test_operands_that_no_meta_kernel_looks_at(fn, calls, gradients, dynamic) -> None:
+    compiled = fusee.compile(fn, dynamic=dynamic, options={"prices": False})
+    for args in calls:
+        args = [x.clone().requires_grad_(gradients and x.is_floating_point()) for x in args]
+        try:
+            want = fn(*args)
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                compiled(*args)
+        else:
+            torch.testing.assert_close(compiled(*args), want)
+
+
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @pytest.mark.parametrize(
     "write",

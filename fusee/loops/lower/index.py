@@ -106,12 +106,15 @@ def _flat(x: Tensor) -> Tensor:
 
 @lowers("index_select")
 def _index_select(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    if not x.shape:
-        return x
-    dim %= len(x.shape)
-    index = _flat(index)
-    rows = Places(index, x.shape[dim], ROW)
-    return call.computed(lambda ix: x.at(resized(ix, dim, rows.at((ix[dim],)))), x, index)
+    one, index = _flat(x), _flat(index)
+    dim %= len(one.shape)
+    rows = Places(index, one.shape[dim], ROW)
+
+    def at(ix: Index) -> Value:
+        ix = ix or (0,)
+        return one.at(resized(ix, dim, rows.at((ix[dim],))))
+
+    return call.computed(at, one, index)
 
 
 @lowers("gather")
