@@ -592,11 +592,14 @@ def _requires_grad(node: fx.Node) -> bool:
 
 def _before_saved(calls: list[fx.Node], begin: int, end: int) -> int:
     """`begin`, or a call before it such that those from there to `end` write to nothing that the
-    backward of those before it may read."""
-    saving = [
-        k for k, x in enumerate(calls[:begin]) if torch.is_grad_enabled() and _requires_grad(x)
-    ]
-    memory = {k: storages((calls[k], *calls[k].all_input_nodes)) for k in saving}
+    backward of those before it may read, or compute again what it reads of."""
+    saving, read = list[int](), dict[fx.Node, set[int]]()
+    for k, node in enumerate(calls[:begin]):
+        given = node.all_input_nodes
+        read[node] = storages((node, *given)).union(*(read[x] for x in given if x in read))
+        if torch.is_grad_enabled() and _requires_grad(node):
+            saving.append(k)
+    memory = {k: read[calls[k]] for k in saving}
     while True:
         written = storages(x for node in calls[begin:end] for x in written_by(node))
         first = next((k for k in saving if k < begin and memory[k] & written), begin)
