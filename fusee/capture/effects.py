@@ -538,9 +538,8 @@ def around(gm: fx.GraphModule, at: fx.Node) -> tuple[fx.GraphModule, dict[int, b
         stop = next((k for k in passes if k >= end), len(calls))
         with no_torch_function():  # before what saves for its backward what is written to
             wrote = storages(x for node in calls[begin:stop] for x in written_by(node))
-            saving = filter(_requires_grad, calls[:begin] if torch.is_grad_enabled() else ())
-            lost = (x for x in saving if storages((x, *x.all_input_nodes)) & wrote)
-            begin = next((places[x] for x in lost), begin)
+            reads = _computed_of(wrote, calls[:begin] if torch.is_grad_enabled() else [])
+            begin = next((places[x] for x in reads if _requires_grad(x)), begin)
             end = _behind_writes(calls[:stop], begin, end)
         begin = min([begin, *(k for k, last in whole if k < begin <= last)])
         end = max([end, *(last + 1 for k, last in whole if k < end <= last)])
@@ -588,6 +587,16 @@ def _users(node: fx.Node, kept: set[int]) -> list[fx.Node]:
 def _requires_grad(node: fx.Node) -> bool:
     found = pytree.tree_leaves(node.meta.get("example_value"))
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in found)
+
+
+def _computed_of(memory: set[int], calls: list[fx.Node]) -> list[fx.Node]:
+    """Those that read this memory, or what is computed of it: a backward may compute it again."""
+    found = dict[fx.Node, None]()
+    for node in calls:
+        given = node.all_input_nodes
+        if storages((node, *given)) & memory or any(x in found for x in given):
+            found[node] = None
+    return [*found]
 
 
 def _behind_writes(calls: list[fx.Node], begin: int, end: int) -> int:

@@ -328,7 +328,9 @@ def target_of(x: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
         )
     x = innermost(x)
     if type(x) is types.FunctionType:  # a proxy says that it is what it stands for
-        return x, ()
+        # what stands in for a transform of torch.func does so where it is called
+        is_transform = str(x.__globals__.get("__name__")).startswith("torch._functorch.")
+        return (calling(x) if is_transform else x), ()
     if type(x) is types.MethodType and type(x.__func__) is types.FunctionType:
         return innermost(x.__func__), (x.__self__,)
     if issubclass(type(x), nn.Module):

@@ -297,3 +297,28 @@ def test_what_parts_ask_of_open_sizes_is_guarded(f: Callable[..., Tensor]) -> No
         p, q = torch.randn(n, requires_grad=True), torch.randn(n)
         want = torch.autograd.grad(f(p, q.clone()).sum(), p)
         torch.testing.assert_close(torch.autograd.grad(compiled(p, q).sum(), p), want)
+
+
+class Scaled(nn.Module):
+    """Reads statistics before the call and writes them behind it, as quantised training does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = writes_in_backward(x * (self.weight / (self.mean + 1e-3).sqrt()))
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return y
+
+
+def test_statistics_that_the_part_before_computes_with() -> None:
+    model, x = Scaled(), torch.rand(3, 4)
+    eager = copy.deepcopy(model)
+    compiled = fusee.compile(model, options={"prices": False})
+    for _ in range(2):
+        for one in (eager, compiled):
+            one(x).sin().sum().backward()
+    torch.testing.assert_close(model.weight.grad, eager.weight.grad)
+    torch.testing.assert_close(model.mean, eager.mean)

@@ -285,6 +285,24 @@ def test_compiled_functions_under_transforms() -> None:
     assert len(fusee.report(compiled)) == 1
 
 
+@pytest.mark.parametrize(
+    ("made", "a"),
+    [
+        (torch.vmap(lambda row: row.sin().sum()), x(3, 4)),
+        (torch.vmap(grad(lambda row: row.sin().sum())), x(3, 4)),
+        (grad(lambda a: a.sin().sum()), x(4)),
+        (jacrev(torch.sin), x(4)),
+        (hessian(lambda a: a.pow(3).sum()), x(4)),
+    ],
+)
+def test_a_transform_is_compiled_itself(made: Any, a: Tensor) -> None:
+    compiled = fusee.compile(made)
+    for one in (a, a * 2):
+        torch.testing.assert_close(compiled(one), made(one))
+    assert compiled.__name__ == made.__name__
+    assert len(fusee.report(compiled)) == 1
+
+
 def test_what_functorch_refuses_within_several_transforms_breaks_nothing() -> None:
     def fn(a: Tensor) -> Any:
         return torch.vmap(hessian(lambda a: a.pow(2).sum()))(a)
