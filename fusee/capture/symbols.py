@@ -224,8 +224,9 @@ def attribute(x: Any, name: str) -> Any:
     return getattr(concrete(x), name)
 
 
-_BY_NAME: dict[str, Any] = {f"__{x}__": getattr(operator, x) for x in "neg abs pos".split()}
-_BY_NAME.update(conjugate=operator.pos, bit_length=int.bit_length)
+_OPERATORS = "add sub mul mod floordiv truediv neg abs pos".split()
+_BY_NAME: dict[str, Any] = {f"__{x}__": getattr(operator, x) for x in _OPERATORS}
+_BY_NAME.update(__pow__=pow, conjugate=operator.pos, bit_length=int.bit_length)
 
 
 def holds_open(x: Any) -> bool:

@@ -1432,15 +1432,6 @@ def test_a_class_is_asked_for_numbers_that_vary() -> None:
         assert shape_of([traced(torch.ones(2), n, n / 2), LOG]) == want
 
 
-def test_methods_by_name_of_numbers_that_vary() -> None:
-    def fn(x: torch.Tensor, n: int) -> Any:
-        return x * n, n.__add__(1.5), n.__mul__(2), n.__neg__(), n.__mod__([])  # type: ignore[operator]
-
-    traced = Traced(fn)
-    for n in (1, 2, 3):
-        assert shape_of(traced(torch.ones(2), n)) == shape_of(fn(torch.ones(2), n))
-
-
 def test_what_has_items_alone_is_searched_by_them() -> None:
     class Numbered:
         def __getitem__(self, k: int) -> int:
