@@ -523,16 +523,20 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
         getattr(obj, name)  # which puts it where it is looked for: it may be another one later
     elif is_plain or name == "__dict__":
         return m.world.hold_from_trusted(getattr(obj, name), obj.__name__, name)
-    is_asked = "__getattr__" in own and name not in obj.__dict__  # transformers imports late
-    if not is_written and (is_asked or {name, "__getattribute__"} & {*own}):
+    if not is_written and "__getattribute__" in own:
         place = ResultOf(Held(obj, obj.__name__), operator.attrgetter(name), f"{name} of ")
         return m.world.load(run_for_real(getattr, obj, name), place)
-    found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
-    if found is ABSENT:
-        if "__getattr__" not in obj.__dict__:
-            raise AttributeError(f"module {obj.__name__!r} has no attribute {name!r}")
-        found = m.world.taken[obj.__name__, name] = getattr(obj, name)
-    return found
+    if name in own and (is_property or name not in obj.__dict__):
+        return bound(m, own[name], obj, type(obj), name)
+    names = m.world.mirror_of_globals(obj.__dict__, obj.__name__)
+    found = m.world.get(names, name)
+    if found is not ABSENT:
+        return found
+    if "__getattr__" in own:
+        return m.call(own["__getattr__"], obj, name)
+    if (fallback := m.world.get(names, "__getattr__")) is ABSENT:
+        raise AttributeError(f"module {obj.__name__!r} has no attribute {name!r}")
+    return m.call(fallback, name)
 
 
 def _own_of_module(obj: types.ModuleType) -> dict[str, Any]:

@@ -105,16 +105,17 @@ def refuses(function: Any, count: int, *names: str) -> bool:
 
 @stands_for(isinstance)
 def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
-    if issubclass(type(obj), Computed) or is_open(obj):
-        return issubclass(m.kind_of(obj), kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(m, obj, kind) for kind in kinds)
-    own = m.kind_of(obj) if type(obj) is FakeTensor else type(obj)
+    is_number = issubclass(type(obj), Computed) or is_open(obj)
+    own = m.kind_of(obj) if is_number or type(obj) is FakeTensor else type(obj)
     meta = type(kinds)
     if not isinstance(kinds, type) or (meta is not type and kinds is not own):
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
         if isinstance(custom, types.FunctionType) and custom.__module__ not in _OF_ABCS:
             return m.truth(m.call(custom, kinds, obj))
+    if is_number:
+        return issubclass(own, kinds)
     for kind in typing.get_args(kinds) if type(kinds) is types.UnionType else (kinds,):
         asked_again(m, own, kind, obj)
     if type(obj) is not FakeTensor:

@@ -72,7 +72,7 @@ from fusee.capture.graph_break import Forbidden, GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import VIEWS, Stepping, class_of, new_tuple
 from fusee.capture.policy import HOOKS, original
-from fusee.capture.sources import IN_C, Held, ResultOf
+from fusee.capture.sources import IN_C, Held, ResultOf, is_trusted
 from fusee.capture.symbols import concrete, holds_open, is_open, operated
 from fusee.capture.torch_api import (
     FOR_DYNAMO,
@@ -700,7 +700,9 @@ def build_class(m: Capturing, body: Any, name: str, /, *bases: Any, **kwargs: An
 
     source   https://docs.python.org/3/reference/datamodel.html#customizing-class-creation
     """
-    resolved = types.resolve_bases(bases)
+    theirs = (x for x in bases if not is_trusted(type(x).__module__))  # not those of typing
+    is_asked = any(hasattr(x, "__mro_entries__") for x in theirs)
+    resolved = call(m, types.resolve_bases, bases) if is_asked else types.resolve_bases(bases)
     refuse_hooks(
         name, resolved, {}, kwargs.get("metaclass", type(resolved[0]) if resolved else type)
     )

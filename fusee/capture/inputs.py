@@ -104,6 +104,7 @@ from fusee.capture.sources import (
     is_remade,
     is_trusted,
     length,
+    missing,
     own_dict,
 )
 from fusee.capture.symbols import Symbols, is_open
@@ -712,7 +713,7 @@ class World:
         if written is not None:
             self.slots_read += 1
             if written[2] is DELETED:
-                raise AttributeError(name)
+                raise missing(type(obj), name, name=name, obj=obj)
             return written[2]
         origin = self.origin(obj)
         try:

@@ -377,8 +377,9 @@ class Interpreter(Capturing):
             return self.truth(answer)
         if getattr(type(container), "__contains__", ABSENT) is None:
             return item in container  # the TypeError
-        goes_through = hasattr(container, "__iter__") and not hasattr(container, "__contains__")
-        if goes_through or containers.asks_within(self, container, item):
+        is_gone_through = hasattr(container, "__iter__") or hasattr(container, "__getitem__")
+        is_gone_through &= not hasattr(container, "__contains__")
+        if is_gone_through or containers.asks_within(self, container, item):
             coming = Stepping(self, self.iterate(container))
             return any(x is item or self.truth(self.compare("==", x, item)) for x in coming)
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):

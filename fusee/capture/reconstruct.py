@@ -451,8 +451,12 @@ class Rebuild:
         self._replay_all(list(self.world.mirrors.values()))
         for (_, name), (x, origin, value) in list(self.world.slots.items()):
             target, is_gone = self.source.variable(origin), value is DELETED
-            given = [target, repr(name)] + ([] if is_gone else [self.value(value)])
-            self.do(writer(type(x), is_gone), *given)
+            given = "None" if is_gone else self.value(value)
+            is_slot = type(inspect.getattr_static(x, name, None)) is types.MemberDescriptorType
+            if is_slot or not is_gone:  # to be deleted: nothing may be there
+                self.do(writer(type(x), False), target, repr(name), given)
+            if is_gone:
+                self.do(writer(type(x), True), target, repr(name))
             if name == "data" and id(x) in (renewed := self.world.recorder.renewed):
                 count = self.call(torch.autograd.graph.increment_version, target)
                 with no_torch_function():

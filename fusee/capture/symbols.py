@@ -219,16 +219,14 @@ def attribute(x: Any, name: str) -> Any:
             return x
         if name in ("imag", "denominator"):
             return getattr(kind(1), name)
-        if name in ("conjugate", "__pos__"):
-            return types.MethodType(operator.pos, x)
-        if name == "bit_length":
-            return types.MethodType(int.bit_length, x)
         if name in _BY_NAME:
-            return types.MethodType(getattr(operator, name), x)
+            return types.MethodType(_BY_NAME[name], x)
     return getattr(concrete(x), name)
 
 
-_BY_NAME = {f"__{name}__" for name in "add sub mul mod floordiv truediv neg abs pow".split()}
+_OPERATORS = "add sub mul mod floordiv truediv neg abs pos".split()
+_BY_NAME: dict[str, Any] = {f"__{x}__": getattr(operator, x) for x in _OPERATORS}
+_BY_NAME.update(__pow__=pow, conjugate=operator.pos, bit_length=int.bit_length)
 
 
 def holds_open(x: Any) -> bool:
@@ -267,7 +265,8 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
     is_of_numbers = not any(isinstance(x, torch.Tensor) for x in args)  # which have no divmod()
     if function is divmod and is_of_numbers:  # a SymInt has no such method
         return operated(operator.floordiv, *args), operated(operator.mod, *args)
-    if function is pow and len(args) == 3 and not kwargs and not _is_refused(*args[:2]):
+    are_integers = {*map(type, args)} <= {int, torch.SymInt} and not kwargs
+    if function is pow and len(args) == 3 and are_integers and 0 <= args[1] < 64 and args[2]:
         return operated(operator.mod, operated(operator.pow, *args[:2]), args[2])
     if function is round and type(args[0]) is torch.SymInt and (args[1:] or kwargs):
         return function(*concrete(args), **concrete(kwargs))  # which does not look at the places
@@ -331,8 +330,7 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
 
 
 def _is_refused(base: Any, exponent: Any) -> bool:
-    """Whether torch refuses a power of open numbers, of one below 0 but for natural exponents, or
-    has more factors than any size."""
+    """Whether torch refuses a power (but for natural exponents none below 0), or no size has it."""
     if isinstance(exponent, (float, torch.SymFloat)) or exponent < 0:
         return bool(base < 0)
     return type(base) is torch.SymInt and bool(exponent > 63)

@@ -1337,3 +1337,121 @@ def test_an_autograd_function_that_asks_whether_it_is_compiled_keeps_no_stand_in
     assert type(table(3)) is torch.Tensor and torch.equal(table(3), build(3))
     assert torch.equal(y, (build(3) * 2).sin()) and x.grad is not None
     assert torch.equal(x.grad, (build(3) * 2).cos() * build(3) * 2)
+
+
+def test_what_a_module_answers_is_asked_anew_each_time() -> None:
+    def answer(name: str) -> Any:
+        LOG.append(name)
+        if name == "kept":
+            lazy.kept = torch.ones(2)
+            return lazy.kept
+        if name == "lost":
+            raise AttributeError(f"no {name} here")
+        return len(LOG)
+
+    def fn(x: torch.Tensor) -> Any:
+        y = x * lazy.count + lazy.kept
+        try:
+            return lazy.lost
+        except AttributeError as error:
+            return y, str(error), getattr(lazy, "lost", 5)
+
+    told = []
+    for run in (fn, Traced(fn)):
+        lazy: Any = types.ModuleType("lazy")
+        lazy.__getattr__ = answer
+        LOG.clear()
+        told.append(shape_of([[run(torch.ones(2)) for _ in range(3)], LOG, type(lazy.kept)]))
+    assert told[0] == told[1]
+
+
+def test_properties_of_a_module_are_asked_once() -> None:
+    class Counting(types.ModuleType):
+        @property
+        def count(self) -> int:
+            self.__dict__["asked"] = self.__dict__.get("asked", 0) + 1
+            return cast(int, self.__dict__["asked"])
+
+        def __getattr__(self, name: str) -> Any:
+            return self.count * 10
+
+    module = Counting("counting")
+    traced = Traced(lambda x: (x * module.count, x * module.more))
+    found = [shape_of(traced(torch.ones(1))) for _ in range(3)]
+    assert found == [shape_of((torch.ones(1) * k, torch.ones(1) * (k + 1) * 10)) for k in (1, 3, 5)]
+
+
+@pytest.mark.parametrize("exponent, modulus", [(-1, 7), (2, 5), (2, 0), (2.0, 5), (70, 11)])
+def test_powers_with_a_modulus_of_numbers_that_vary(exponent: Any, modulus: Any) -> None:
+    def fn(x: torch.Tensor, n: int) -> Any:
+        try:
+            return x * n, pow(n, exponent, modulus), n.__pow__(exponent, modulus)
+        except (TypeError, ValueError) as error:
+            return str(error)
+
+    traced = Traced(fn)
+    for n in (1, 2, 3, 5):
+        assert shape_of(traced(torch.ones(2), n)) == shape_of(fn(torch.ones(2), n))
+
+
+def test_a_slot_that_was_empty_is_empty_again() -> None:
+    class Slotted:
+        __slots__ = ("a",)
+
+    def fn(x: torch.Tensor, slotted: Any) -> Any:
+        slotted.a = x
+        y = slotted.a + 1
+        del slotted.a
+        try:
+            return slotted.a
+        except AttributeError as error:
+            return y, str(error), error.name, error.obj is slotted
+
+    same(fn, torch.ones(2), Slotted())
+
+
+class _OneOrThree(type):
+    def __instancecheck__(cls, obj: Any) -> bool:
+        LOG.append(obj)
+        return bool(obj in (1, 3))
+
+
+class _Known(metaclass=_OneOrThree):
+    pass
+
+
+def test_a_class_is_asked_for_numbers_that_vary() -> None:
+    def fn(x: torch.Tensor, n: int, y: float) -> Any:
+        return x * n * y, isinstance(n, _Known), isinstance(y, (str, _Known)), isinstance(n, int)
+
+    traced = Traced(fn)
+    for n in (1, 2, 3, 5):
+        LOG.clear()
+        want = shape_of([fn(torch.ones(2), n, n / 2), LOG])
+        LOG.clear()
+        assert shape_of([traced(torch.ones(2), n, n / 2), LOG]) == want
+
+
+def test_what_has_items_alone_is_searched_by_them() -> None:
+    class Numbered:
+        def __getitem__(self, k: int) -> int:
+            LOG.append(k)
+            return [5, 6, 7][k]
+
+    numbered: Any = Numbered()
+    alike(lambda x: (x + len(LOG), 6 in numbered, 9 in numbered, 3 in x), torch.ones(2))
+
+
+def test_bases_that_an_object_stands_for_are_asked_once() -> None:
+    class Standing:
+        def __mro_entries__(self, bases: Any) -> Any:
+            LOG.append(len(bases))
+            return (dict,)
+
+    def fn(x: torch.Tensor) -> Any:
+        class Made(Standing()):  # type: ignore[misc]
+            pass
+
+        return x + 1, Made(a=1)["a"], Made.__bases__
+
+    alike(fn, torch.ones(2))
