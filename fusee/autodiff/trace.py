@@ -118,7 +118,7 @@ def _attention(
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
     on_cpu = t.value(unwrapped(query)).store.device.type == "cpu"
-    named = {"scale": scale, "enable_gqa": gqa}
+    named: dict[str, Any] = {"scale": scale, "enable_gqa": gqa}
     if (
         on_cpu
         and some
