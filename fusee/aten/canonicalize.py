@@ -19,6 +19,7 @@ from fusee.aten import bound, draws
 from fusee.aten.torch_api import (
     OpOverload,
     active,
+    bits_of,
     decomposition_tables,
     further_decompositions,
     is_composite,
@@ -296,7 +297,11 @@ def _as_strided(
         x.store.frozen = "a write beside as_strided between the elements of a tensor"
         if x.store.version:
             raise t.b.unsupported(x.store.frozen)
-    return t.view(op, base.tensor, list(size), list(stride), offset)
+    found = t.view(op, base.tensor, list(size), list(stride), offset)
+    for bit in (aten._conj.default, aten._neg_view.default):
+        if (bit in bits_of(base.tensor)) != (bit in bits_of(x.tensor)):
+            found = t.call(bit, found)
+    return found
 
 
 @ALWAYS.rule("as_strided_scatter")

@@ -54,6 +54,7 @@ from fusee.aten.scalars import (
     returned,
 )
 from fusee.aten.torch_api import (
+    CASTS,
     HigherOrderOperator,
     OpOverload,
     TorchSymbols,
@@ -489,7 +490,7 @@ def trace(
                      that doesn't say what it returns
     """
     tracer, inputs = start(gm, example_inputs, keep, decompositions, kind=Tracer)
-    ambient = torch.is_autocast_enabled(inputs.device.type)
+    ambient = any(map(torch.is_autocast_enabled, CASTS))
     with_grad = takes_gradients(gm.graph)
     with below_autograd(), switches_restored(), torch.set_grad_enabled(with_grad):
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)

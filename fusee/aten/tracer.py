@@ -455,7 +455,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.lift = lift
         self.device = self.here = device
         self.rules: dict[OpOverload, Rule] = {}
-        self.autocast = False
+        self.autocast: frozenset[str] = frozenset()
         self.above: torch.overrides.TorchFunctionMode | None = None
         self.higher_order: Mapping[str, Callable[..., Any]] = {}
 
@@ -495,17 +495,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if self.b.has_opaque and holds_opaque((args, kwargs)):
             return self.opaque_rule(func)(self, func, *args, **kwargs)
         if self.autocast:
-            device = self.device.type
-            kind = autocast_kind(func, device)
+            mixed = self.b.devices != {self.device}
+            device = (self.device_of((args, kwargs)) if mixed else self.device).type
+            kind = autocast_kind(func, device) if device in self.autocast else None
             if kind is not None:
+
+                def cast(x: Tensor, dtype: torch.dtype) -> Any:
+                    """As autocast does: what is on another device stays."""
+                    stays = self.value(x).store.device.type != device
+                    return x if stays else self.call(torch.ops.aten.to.dtype, x, dtype)
+
                 lower = torch.get_autocast_dtype(device)
-                self.autocast = False
+                on, self.autocast = self.autocast, frozenset()
                 try:
-                    given = as_autocast_calls(func, kind, lower, args, kwargs, self.cast)
-                    func, args, kwargs = given
+                    func, args, kwargs = as_autocast_calls(func, kind, lower, args, kwargs, cast)
                     return self.rule(func)(self, func, *args, **kwargs)
                 finally:
-                    self.autocast = True
+                    self.autocast = on
         return self.rule(func)(self, func, *args, **kwargs)
 
     # -------------------------------------------------------------------------- for rules
@@ -539,19 +545,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         with active(self):
             return explicit(op, args, kwargs)
 
-    def cast(self, x: Tensor, dtype: torch.dtype) -> Any:
-        """As autocast does: what is on another device stays."""
-        if self.value(x).store.device.type != self.device.type:
-            return x
-        return self.call(torch.ops.aten.to.dtype, x, dtype)
-
     def look_at_autocast(self) -> None:
-        """Take over whether autocast is on. In __torch_dispatch__ torch always says that it isn't.
+        """Take over where autocast is on. In __torch_dispatch__ torch always says that it isn't.
 
         raises   TraceError if it is on for a device whose lists nobody here knows
         """
-        self.autocast = torch.is_autocast_enabled(self.device.type)
-        if self.autocast and self.device.type not in CASTS:
+        devices = {*CASTS, self.device.type}
+        self.autocast = frozenset(x for x in devices if torch.is_autocast_enabled(x))
+        if not self.autocast <= CASTS.keys():
             raise self.b.unsupported(f"autocast on {self.device.type}")
 
     def value(self, x: Tensor) -> TracedTensor:

@@ -112,15 +112,21 @@ def _attention(
             if known is not None:  # torch chooses among more kernels then
                 attn_mask, is_causal = None, known
         return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    mask, scale, gqa = attn_mask, options.get("scale"), options.get("enable_gqa", False)
+    mask, scale, some = attn_mask, options.get("scale"), 0 not in query.shape
+    gqa = bool(options.get("enable_gqa")) and some  # ATen divides by the number of heads
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
     on_cpu = t.value(unwrapped(query)).store.device.type == "cpu"
-    if on_cpu and uses_flash_attention(query, key, value, mask, dropout_p, is_causal, scale, gqa):
+    named: dict[str, Any] = {"scale": scale, "enable_gqa": gqa}
+    if (
+        on_cpu
+        and some
+        and uses_flash_attention(query, key, value, mask, dropout_p, is_causal, **named)
+    ):
         op = aten._scaled_dot_product_flash_attention_for_cpu.default
         return op(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     op = aten._scaled_dot_product_attention_math.default
-    return op(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)[0]
+    return op(query, key, value, mask, dropout_p, is_causal, **named)[0]
 
 
 @_FUNCTIONS.rule(leaf_gradients)
@@ -403,7 +409,7 @@ def trace_joint(
         prepare=leaves.prepare,
         with_devices=with_devices,
     )
-    ambient = torch.is_autocast_enabled(inputs.device.type)
+    ambient = any(map(torch.is_autocast_enabled, CASTS))
     symbolic = python_dispatcher() if tracer.b.to_size is not None else contextlib.nullcontext()
     # which would look at the values of gradients
     unchecked = torch.autograd.set_detect_anomaly(False)

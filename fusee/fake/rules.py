@@ -707,7 +707,7 @@ def _channel_shuffle(x: Tensor, groups: int) -> Found:
 ASKING = frozenset(
     overloads(
         """
-        _fft_r2c _fft_c2r _fft_c2c _linalg_svd linalg_eig nonzero_static max_unpool2d
+        _fft_r2c _fft_c2r _linalg_svd linalg_eig nonzero_static max_unpool2d
         _embedding_bag _embedding_bag_forward_only upsample_nearest2d _upsample_nearest_exact2d
         upsample_bilinear2d scaled_dot_product_attention log_sigmoid_forward
         """
@@ -728,6 +728,21 @@ def there(op: Op, found: Any, args: Args) -> Any:
     """What a rule gives for a CPU, as it lies there."""
     lies = _ELSEWHERE.get(op)
     return found if lies is None else lies(found, *args)
+
+
+@_ELSEWHERE.rule("_fft_c2c")
+def _transformed_there(found: Found, x: Tensor, dims: Sequence[int], *_: Any) -> Found:
+    """cuFFT takes three dimensions at a time; what is left is sorted anew each time.
+
+    source   aten/src/ATen/native/cuda/SpectralOps.cpp
+    """
+    left = [*dims]
+    while left:
+        left = _sorted(x, left)
+        left, now = left[:-3], left[-3:]
+        found = _transformed(x, x.shape, now, x.dtype)
+        x = torch.empty_strided(*found[:2], dtype=x.dtype, device="meta")
+    return found
 
 
 @_ELSEWHERE.rule("unique_dim unique_dim_consecutive unique_consecutive")

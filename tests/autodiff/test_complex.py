@@ -229,6 +229,20 @@ def test_writes_that_read_what_others_write() -> None:
             torch.testing.assert_close(ours, eager)
 
 
+def test_memory_of_what_is_lazily_conjugated_or_negated() -> None:
+    """`as_strided` counts from where the memory begins, and is read as its tensor is."""
+
+    def f(z: Tensor, y: Tensor) -> Any:
+        given = torch._neg_view(y), torch._neg_view(y * 1), (z * 1).conj(), y * 1
+        return [x.as_strided((2, 2), (1, 1)) for x in given]
+
+    for bits in (lambda x: x, torch._neg_view):
+        for how in (None, True):
+            given = cplx(3, 4), bits(real(3, 4))
+            with torch.no_grad():
+                same(fusee.compile(f, dynamic=how)(*given), f(*given))
+
+
 def filled_then_halves(z: Tensor, y: Tensor) -> Any:
     z.fill_(2 + 1j)
     z.imag.add_(3)

@@ -235,6 +235,15 @@ def test_what_eager_cannot_do_is_eagers_error() -> None:
         grad.sum().backward()
 
 
+@pytest.mark.parametrize("size", [(1, 0, 7, 4), (0, 2, 7, 4), (1, 2, 0, 4)], ids=str)
+def test_attention_of_nothing(size: tuple[int, ...]) -> None:
+    """ATen's kernels divide by the number of heads, and are not called."""
+    x = leaf(*size)
+    y = fusee.compile(lambda x: F.scaled_dot_product_attention(x * 1, x, x, enable_gqa=True))(x)
+    y.sum().backward()
+    assert x.grad is not None and y.shape == x.shape == x.grad.shape
+
+
 def test_an_input_written_to_before_it_is_needed_again() -> None:
     x, b = leaf(4), leaf(4)
     y = fusee.compile(lambda x, b: (x + b).sin())(x, b)

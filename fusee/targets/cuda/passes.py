@@ -454,6 +454,8 @@ def rows_as_sums(edit: Editor) -> None:
             continue
         with edit.before(node):
             number = math.prod(rows)
+            if not val(x).is_contiguous():  # a view may not have all rows one after another
+                x = edit.call(aten.clone.default, x, memory_format=torch.contiguous_format)
             given = edit.call(aten.view.default, x, [number, count])
             given.meta["stored"] = True  # each element of the result reads all of it
             wide, products = edit.cast(weight, torch.float32), []

@@ -36,7 +36,7 @@ from fusee.loops.fusion import fuse
 from fusee.loops.lower import GraphLowering, supported
 from fusee.loops.schedule import reads
 from fusee.targets.cuda import CUDA, PROFILE
-from fusee.targets.cuda.passes import biases_apart, even_rows, numbers_home
+from fusee.targets.cuda.passes import biases_apart, even_rows, numbers_home, rows_as_sums
 
 HOME = torch.device("cuda", 0)
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -891,3 +891,28 @@ def test_autocast_casts_as_on_a_gpu() -> None:
     }
     assert found["mm"] is found["cat"] is torch.bfloat16
     assert found["_softmax"] is found["sum"] is torch.float32
+
+
+def test_autocast_of_the_cpu_beside_a_gpu() -> None:
+    """What is on the CPU is cast as its own autocast says."""
+
+    def build(call: Node, x: fx.Node, y: fx.Node) -> tuple[fx.Node, ...]:
+        row = call(torch.reshape, y, (1, 1))
+        return call(torch.mm, row, row), call(torch.mm, x, call(torch.t, x))
+
+    with torch.autocast("cpu", torch.float16):
+        aten = traced(build, "cuda", "cpu")
+    calls = aten.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    found = [x.meta["val"].dtype for x in calls]
+    assert found == [torch.float16, torch.float32]
+
+
+def test_few_rows_that_lie_in_one_place() -> None:
+    def build(call: Node, x: fx.Node) -> fx.Node:
+        row = call(torch.select, x, 0, 1)
+        rows = call(Tensor.expand, row, (2, 2, 5))
+        return call(F.linear, rows, x)
+
+    edit = Editor(traced(build, "cuda"), Options())
+    rows_as_sums(edit)
+    assert not list(edit.calls(torch.ops.aten.linear.default))
