@@ -106,27 +106,26 @@ def _attention(
             made = _attention(t, *whole, 0.0, is_causal, **options)
             t.node(unwrapped(made)).meta["improved"] = True
             return (made if query.dim() == 4 else made.squeeze(1)).contiguous()
+    is_empty = has_zero(query.shape)
+    if options.get("enable_gqa") and is_empty:  # ATen divides by the number of heads
+        options["enable_gqa"] = False
     if not _is_plain(query):
         if attn_mask is not None and not is_causal and query.device.type != "cpu":
             known = as_causal(t.node(unwrapped(attn_mask)), t.b.sizes)
             if known is not None:  # torch chooses among more kernels then
                 attn_mask, is_causal = None, known
         return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    mask, scale, some = attn_mask, options.get("scale"), 0 not in query.shape
-    gqa = bool(options.get("enable_gqa")) and some  # ATen divides by the number of heads
+    mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
     on_cpu = t.value(unwrapped(query)).store.device.type == "cpu"
-    named: dict[str, Any] = {"scale": scale, "enable_gqa": gqa}
-    if (
-        on_cpu
-        and some
-        and uses_flash_attention(query, key, value, mask, dropout_p, is_causal, **named)
-    ):
+    named: dict[str, Any] = {"scale": None, "enable_gqa": False, **options}
+    given = query, key, value, mask, dropout_p, is_causal
+    if on_cpu and not is_empty and uses_flash_attention(*given, **named):
         op = aten._scaled_dot_product_flash_attention_for_cpu.default
+        scale = named["scale"]
         return op(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
-    op = aten._scaled_dot_product_attention_math.default
-    return op(query, key, value, mask, dropout_p, is_causal, **named)[0]
+    return aten._scaled_dot_product_attention_math.default(*given, **named)[0]
 
 
 @_FUNCTIONS.rule(leaf_gradients)

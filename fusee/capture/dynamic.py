@@ -231,17 +231,17 @@ class Varying:
     @property
     def reads_sizes(self) -> bool:
         """Whether graphs go on behind sizes that only data knows."""
-        return self._reads("capture_dynamic_output_shape_ops")
+        option = self.options.capture_dynamic_output_shape_ops
+        return self._reads("capture_dynamic_output_shape_ops", option)
 
     @property
     def reads_numbers(self) -> bool:
         """Whether graphs go on behind numbers that tensors hold."""
-        return self._reads("capture_scalar_outputs")
+        return self._reads("capture_scalar_outputs", self.options.capture_scalar_outputs)
 
-    def _reads(self, name: str) -> bool:
+    def _reads(self, name: str, option: bool) -> bool:
         # Who switches it on in torch._dynamo.config has a backend that takes such graphs.
-        is_on = self.with_symbols and dynamo_switch(name)
-        return is_on or (self.with_unbacked and getattr(self.options, name))
+        return (self.with_symbols and dynamo_switch(name)) or (self.with_unbacked and option)
 
     def is_any(self) -> bool:
         """Whether anything but a learning rate may be an input."""

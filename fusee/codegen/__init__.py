@@ -147,7 +147,7 @@ class _Writer:
         while position < len(items):
             item, end = items[position], position + 1
             if isinstance(item, Extern):
-                self._extern(item)
+                self._extern(item, position)
             else:
                 end = self._end_of_run(position)
                 if raises and position < first and any(map(checks, items[first:end])):
@@ -356,7 +356,7 @@ class _Writer:
         self.lines.append(f"if status := run({arguments}):")
         self.lines.append("    fail(status, frame)")
 
-    def _extern(self, step: Extern) -> None:
+    def _extern(self, step: Extern, position: int) -> None:
         base = "".join(c if c.isalnum() else "_" for c in step.name) or "extern"
         call = self.callables.get((base, id(step.call)))
         if call is None:
@@ -393,7 +393,8 @@ class _Writer:
         else:
             self.lines.append(f"{', '.join(targets)}, = {call_text}")
         for buffer in step.results:
-            if buffer is not None:  # it must lie as its readers were compiled for
+            # it must lie as its readers were compiled for; without any, ATen may give None
+            if buffer is not None and self.last_use[buffer] > position:
                 name, at = self.variables[buffer], self._constant(buffer.strides)
                 self.names["laid_out"] = laid_out
                 self.lines.append(f"if {name}.stride() != {at}: {name} = laid_out({name}, {at})")

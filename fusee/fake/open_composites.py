@@ -341,7 +341,8 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
         a = at.view([-1 if i == k else 1 for i in range(r)])
         b = at.view([-1 if i == k + 1 else 1 for i in range(r)])
         mask = mask & (a <= b if with_replacement else a < b)
-    return input[mask.nonzero_static(size=count // math.factorial(r))]
+    places = mask.nonzero_static(size=count // math.factorial(r))
+    return input[places.contiguous()]  # on GPUs they lie column by column
 
 
 _BETWEEN = {"linear": None, "midpoint": None, "lower": torch.floor, "higher": torch.ceil}

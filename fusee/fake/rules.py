@@ -23,6 +23,7 @@ from fusee.fake.layouts import (
     broadcast,
     combined,
     equal,
+    has_zero,
     in_format,
     indexed,
     is_contiguous,
@@ -567,6 +568,8 @@ def attention(
         like_keys = query if named.get("enable_gqa") else key
         batch = broadcast(query.shape[:-2], like_keys.shape[:-2])
         _let_mask_fit(attn_mask.shape, [*batch, query.shape[-2], key.shape[-2]])
+    if named.get("enable_gqa") and has_zero(query.shape):  # ATen divides by the number of heads
+        named["enable_gqa"] = False
     drops = query.device.type == "cpu" and type(dropout_p) is float and 0 < dropout_p < 1
     given = attn_mask, 0.0 if drops else dropout_p, *more
     made = torch._C._nn.scaled_dot_product_attention(query, key, value, *given, **named)

@@ -312,7 +312,8 @@ torch.vmap(torch.func.grad(lambda t: t.prod()))(x) | torch.vmap(lambda t: t.mask
 with torch.autocast('cpu',dtype=torch.bfloat16): x.cumsum(d)@y.mT | with torch.no_grad(): x.mul_(s)
 with torch.autocast('cpu',dtype=torch.bfloat16): torch.cat((x@x.mT,(x@x.mT).float()))
 torch.utils.checkpoint.checkpoint(lambda t: (t*y).sin()*t,x,use_reentrant=False) | Cubed.apply(x)
-(lambda t: t.add_(1)+t.detach())(x*1) | (lambda l: l(x)+l(y))(torch.nn.PReLU(dtype=x.dtype))
+(lambda t: t.add_(1)+t.detach())(x*1)
+(lambda l: l(x)+l(y))(torch.nn.PReLU(device=x.device,dtype=x.dtype))
 torch.vmap(lambda t: t.index_select(0,torch.arange(1)))(x) | Cubed.apply(x.detach()*y).mT
 with torch.no_grad(): x[...,0]*y[...,0] | torch.vmap(lambda t, r: torch.where(t>0,t,r))(x,y)
 torch.utils.checkpoint.checkpoint(lambda t: t.softmax(-1)@t.mT,x*2,use_reentrant=False)

@@ -46,6 +46,11 @@ LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "a cell": (
         lambda x: torch.gru_cell(x.t(), x.t(), (x @ x.t()).tile(3, 1), (x @ x.t()).tile(3, 1)),
         (3, 2)),
+    "combinations": (lambda x: torch.combinations(x[0]) * 2, (3, 8)),
+    "transforms of what is transposed": (
+        lambda x: (torch.fft.fft2(x.mT), torch.fft.fftn(x.movedim(0, -1)), torch.fft.rfft2(x.mT)),
+        (4, 4, 5, 6)),
+    "few rows in one place": (lambda x: F.linear(x[0].expand(2, 2, 8), x) * 2, (3, 8)),
     "parts of copies": (
         lambda x: (
             x.expand(2, 5, 5).diagonal_scatter(x[:, :2] * 2),
@@ -162,6 +167,23 @@ def test_a_linear_layer_of_sizes_that_vary(rows: int) -> None:
     for n in (3, 7):
         x = torch.randn(5, n, device="cuda")
         torch.testing.assert_close(compiled(x, n), F.linear(x.new_ones(rows, n), x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(16, 16, 16), (2, 4, 16, 16), (1, 0, 7, 4)], ids=str)
+def test_attention_without_gradients_beside_what_has_some(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """ATen gives None for what its backward alone would read."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, F.scaled_dot_product_attention(y, y, y, enable_gqa=y.shape[1] == 0)
+
+    x = torch.randn(3, device="cuda", requires_grad=True)
+    y = torch.randn(shape, device="cuda", dtype=dtype)
+    made, attention = fusee.compile(fn, options={"prices": False, "cache": False})(x, y)
+    made.sum().backward()
+    torch.testing.assert_close(attention, fn(x, y)[1], rtol=2e-2, atol=2e-2)
 
 
 def test_rows_of_attention_that_are_one_element_apart() -> None:
