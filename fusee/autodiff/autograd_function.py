@@ -504,17 +504,7 @@ class Again:
 
         raises   DoubleBackwardError for a graph that does not say how
         """
-        # backwards that TorchDynamo has captured, with gradients off inside
-        captured = isinstance(self.gm, fx.GraphModule)
-        outer = [m for m in self.gm.modules() if isinstance(m, fx.GraphModule)] if captured else []
-        backwards = (
-            module.get_submodule(str(node.args[1].target))
-            for module in outer
-            for node in module.graph.nodes
-            if getattr(node.target, "__name__", "") == _FUNCTION
-        )
-        inner = (x for m in backwards if isinstance(m, fx.GraphModule) for x in m.graph.nodes)
-        if any(x.target is torch._C._set_grad_enabled for x in inner):
+        if isinstance(self.gm, fx.GraphModule) and any(map(_hides_grad, self.gm.modules())):
             raise DoubleBackwardError(
                 "a torch.autograd.Function in a graph of torch.compile has a backward without"
                 " gradients of its own",
@@ -695,3 +685,17 @@ def _differentiated(
         )
     by_place = dict(zip(wanted, found))
     return [by_place.get(k) for k in range(count)]
+
+
+def _hides_grad(module: torch.nn.Module) -> bool:
+    """Whether it calls a backward that TorchDynamo has captured, with gradients off inside."""
+    if not isinstance(module, fx.GraphModule):
+        return False
+    calls = (n for n in module.graph.nodes if getattr(n.target, "__name__", "") == _FUNCTION)
+    backwards = [module.get_submodule(str(node.args[1].target)) for node in calls]
+    return any(
+        inner.target is torch._C._set_grad_enabled
+        for backward in backwards
+        if isinstance(backward, fx.GraphModule)
+        for inner in backward.graph.nodes
+    )

@@ -24,8 +24,6 @@ from fusee.runtime import signals_held
 
 _capture = later("fusee.api", "compile")
 _without_last_mode: Any = torch.overrides._pop_mode_temporarily
-_AUTOGRADS = "torch._dynamo.compiled_autograd.ops"
-_LOWERED = ["_lower_version_count_by_1"]
 
 
 def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
@@ -43,36 +41,16 @@ def _named(name: str, variable: str) -> Callable[..., Callable[..., Any]]:
     ) -> Callable[..., Any]:
         check_mode(mode)
         found = lookup(name, options, mode)
-        targets = [node.target for node in gm.graph.nodes]
-        # a backward's calls, which compiled autograd gave TorchDynamo
-        is_autograds = any(isinstance(x, list) for x in example_inputs)
-        is_autograds |= "call_accumulate_grad" in (getattr(x, "__name__", "") for x in targets)
-        if is_autograds or _AUTOGRADS in (getattr(x, "__module__", "") for x in targets):
+        if any(isinstance(x, list) for x in example_inputs) or _is_autograds(gm):
             what = "compiled autograd's graphs run eagerly: they write to .grad and give it away"
             warn(FuseeWarning, what, did="nothing was compiled")
             return _unheard(gm.forward)
-        for inner in [x for x in gm.modules() if isinstance(x, fx.GraphModule)]:
-            if "invoke_subgraph(" in inner.code:  # nested_compile_region's
-                for x in inner.graph.nodes:
-                    if getattr(x.target, "_name", "") == "invoke_subgraph":
-                        # as modules: eager has no gradient of that operator
-                        x.op, x.target, x.args = "call_module", x.args[0].target, x.args[2:]
-                inner.recompile()
+        _open_regions(gm)
         if all(why_not_dense(x) is None for x in example_inputs if isinstance(x, Tensor)):
             gm.meta[REFUSES] = True
-        sets = [x for x in gm.graph.nodes if x.target is torch.Tensor.set_]
-        sets = [x for x in sets if [getattr(y.target, "__name__", "") for y in x.users] == _LOWERED]
-        if not sets:
+        if not _open_data(gm):
             with contextlib.suppress(TraceError), signals_held():
                 return _unheard(found(gm, example_inputs))
-        # `p.data = other` as the program had it: to our capture alone it is no write to p
-        for x in list(gm.graph.nodes) if sets else ():
-            if x in sets:
-                (lowered,) = x.users
-                gm.graph.erase_node(lowered)
-                x.target, x.args = setattr, (x.args[0], "data", x.args[1])
-            elif x.target is data_of:
-                x.target, x.args = getattr, (*x.args, "data")
         gm.recompile()
         gm.code  # noqa: B018  # which compiles what `forward` is
         return _unheard(_capture(gm.forward, backend=name, options=options, mode=mode))
@@ -96,7 +74,43 @@ def _unheard(made: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _open_regions(gm: fx.GraphModule) -> None:
+    """Call nested_compile_region's regions as modules: eager has no gradient of its operator."""
+    for inner in [x for x in gm.modules() if isinstance(x, fx.GraphModule)]:
+        if "invoke_subgraph(" in inner.code:
+            for x in inner.graph.nodes:
+                if getattr(x.target, "_name", "") == "invoke_subgraph":
+                    x.op, x.target, x.args = "call_module", x.args[0].target, x.args[2:]
+            inner.recompile()
+
+
+def _is_autograds(gm: fx.GraphModule) -> bool:
+    """Whether it has a backward's calls, which compiled autograd gave TorchDynamo."""
+    modules = {getattr(node.target, "__module__", "") for node in gm.graph.nodes}
+    calls = {getattr(node.target, "__name__", "") for node in gm.graph.nodes}
+    return "torch._dynamo.compiled_autograd.ops" in modules or "call_accumulate_grad" in calls
+
+
 compile_fx = _named("fusee", "compile_fx")
 compile_openvino = _named("openvino", "compile_openvino")
 compile_openvino_ts = _named("openvino_ts", "compile_openvino_ts")
 compile_onnxrt = _named("onnxrt", "compile_onnxrt")
+
+
+def _open_data(gm: fx.GraphModule) -> bool:
+    """Write `p.data = other`, which TorchDynamo does by set_, as the program had it.
+
+    Returns whether there is any: to our capture alone it is no write to p.
+    """
+    found = [x for x in gm.graph.nodes if x.target is torch.Tensor.set_]
+    found = [x for x in found if [getattr(y.target, "__name__", "") for y in x.users] == _LOWERED]
+    for node in found:
+        (lowered,) = node.users
+        gm.graph.erase_node(lowered)
+        node.target, node.args = setattr, (node.args[0], "data", node.args[1])
+    for node in [x for x in gm.graph.nodes if found and x.target is data_of]:
+        node.target, node.args = getattr, (*node.args, "data")
+    return bool(found)
+
+
+_LOWERED = ["_lower_version_count_by_1"]
